@@ -203,5 +203,5 @@ def test_the_pages_with_a_drawer_have_its_script_and_its_style(world: World) -> 
         text = page(world, path)
         script = assets.read(f"joined/{name}.js")
         assert script is not None
-        found = 'id="drawer"' in text, "css/drawer.css" in text, b"js/drawer/index.js" in script.content
+        found = 'id="drawer"' in text, "css/drawer.css" in text, b"js/drawer/drawer.js" in script.content
         assert found == (has_drawer,) * 3, name

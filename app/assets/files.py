@@ -53,7 +53,7 @@ def _files() -> frozenset[Path]:
 def read(name: str) -> Asset | None:
     """Return a file by its path below `static`, or None. Compressed once, not for every request.
 
-    `joined/flow.js` is `js/pages/flow.js` with what it imports, `joined/flow/js/drawer/index.js` is what that
+    `joined/flow.js` is `js/pages/flow.js` with what it imports, `joined/flow/js/drawer/drawer.js` is what that
     page imports late, and `joined/workers/` has those of web workers.
     """
     whole = re.fullmatch(r"joined/(workers/)?(\w+\.js)", name)

@@ -1,11 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/emitter.js";
 import { MAX_OVERLAID_RUNS } from "../../app/static/js/limits.js";
-import { restore, tag, tagsOf } from "../../app/static/js/runs/actions.js";
-import { chosen, moved } from "../../app/static/js/runs/columns.js";
-import { Selection, stretch } from "../../app/static/js/runs/selection.js";
-import { viewOf } from "../../app/static/js/runs/views.js";
+import { chosen, moved, restore, Selection, stretch, tag, tagsOf, viewOf } from "../../app/static/js/runs/list.js";
+import { Emitter } from "../../app/static/js/state.js";
 
 test("a restored run is no longer hidden in the list", async (context) => {
   const asked = [];

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { get } from "../../app/static/js/api.js";
-import { failedWords } from "../../app/static/js/live/failed.js";
+import { failedWords } from "../../app/static/js/live/refresh.js";
 
 test("a proxy's error page is an error with its status, even if it isn't JSON", async (t) => {
   const page = () => new Response("<h1>Bad Gateway</h1>", { status: 502, headers: { "Content-Type": "text/html" } });

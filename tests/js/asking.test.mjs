@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fateOf, fateOfAll, missedWords } from "../../app/static/js/tensors/ask.js";
+import { fateOf, fateOfAll, missedWords } from "../../app/static/js/tensors/capture.js";
 import { squareOf } from "../../app/static/js/tensors/rolled.js";
 
 test("a request is sent, pending, answered, or impossible", () => {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { linesOf, scaleOf } from "../../app/static/js/board/lines.js";
 import { freeName, pinOf, queryOf } from "../../app/static/js/board/pin.js";
+import { linesOf, scaleOf } from "../../app/static/js/board/pinned.js";
 
 test("a pin is a chart's query without its run and its steps", () => {
   const layer = { run: "r", tap: ["a output", "b output"], stat: "mean,min", from: 3, to: undefined, points: 100 };

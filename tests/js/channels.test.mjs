@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { labelOf } from "../../app/static/js/heat/rows.js";
-import { captionOf, columnOf, kindOf, orderOf, rowsOf } from "../../app/static/js/layer/channelshape.js";
+import { captionOf, columnOf, kindOf, orderOf, rowsOf } from "../../app/static/js/layer/channels.js";
 
 const said = (values, more = {}) => ({
   first_step: values[0].map((_, place) => 10 * place),

@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Columns } from "../../app/static/js/canvas/columns.js";
-import { MISSING, NAN } from "../../app/static/js/canvas/worst.js";
+import { Columns, MISSING, NAN } from "../../app/static/js/canvas/columns.js";
 import { dice } from "./dice.mjs";
 
 /** @param {string} kind @param {[number, number, number[]][]} columns first step, last step, bits */

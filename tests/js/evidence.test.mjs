@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { linesOf } from "../../app/static/js/alerts/evidence.js";
+import { linesOf } from "../../app/static/js/alerts/onset.js";
 
 const evidence = {
   taps: [

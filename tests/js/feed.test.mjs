@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/emitter.js";
 import { Follow } from "../../app/static/js/follow.js";
-import { Source } from "../../app/static/js/model/source.js";
+import { Source } from "../../app/static/js/model/readings.js";
+import { Emitter } from "../../app/static/js/state.js";
 
 /** A page that shows a whole run, and its subscriptions. */
 function open(held = "") {

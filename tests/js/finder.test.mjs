@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ApiError } from "../../app/static/js/api.js";
-import { Emitter } from "../../app/static/js/emitter.js";
 import { Finder } from "../../app/static/js/finder.js";
+import { Emitter } from "../../app/static/js/state.js";
 
 const box = { textContent: "", className: "", hidden: true };
 globalThis.document = { hidden: false, getElementById: () => box };

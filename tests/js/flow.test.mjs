@@ -1,12 +1,20 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { MISSING, NAN } from "../../app/static/js/canvas/worst.js";
-import { barsIn, barsOf, decadesOf, stateOf } from "../../app/static/js/flow/bars.js";
-import { blockMarks, boxesOf, layerAt, panelMarks } from "../../app/static/js/flow/marks.js";
-import { pinsOf, withPin } from "../../app/static/js/flow/picked.js";
+import { MISSING, NAN } from "../../app/static/js/canvas/columns.js";
+import { escaped, svgOf } from "../../app/static/js/canvas/pen.js";
+import {
+  barsIn,
+  barsOf,
+  blockMarks,
+  boxesOf,
+  decadesOf,
+  layerAt,
+  panelMarks,
+  stateOf,
+} from "../../app/static/js/flow/bars.js";
+import { pinsOf, withPin } from "../../app/static/js/flow/overtime.js";
 import { merged } from "../../app/static/js/flow/profile.js";
-import { capacityOf, windowOf } from "../../app/static/js/heat/feed.js";
-import { escaped, svgOf } from "../../app/static/js/heat/pen.js";
+import { capacityOf, windowOf } from "../../app/static/js/live/subscription.js";
 import { dice } from "./dice.mjs";
 
 /** @param {string} module @param {string} [index] */

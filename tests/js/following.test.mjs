@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Following, MAX_TAKEN } from "../../app/static/js/tensors/following.js";
+import { Following, MAX_TAKEN } from "../../app/static/js/tensors/capture.js";
 
 const TAP = { module: "a", kind: "output", index: "", call: 0, phase: "train" };
 

@@ -1,19 +1,25 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Columns } from "../../app/static/js/canvas/columns.js";
-import { stopAt } from "../../app/static/js/canvas/stops.js";
-import { badness, MISSING, NAN } from "../../app/static/js/canvas/worst.js";
-import { tableOf } from "../../app/static/js/heat/export.js";
-import { Feed } from "../../app/static/js/heat/feed.js";
-import { Grid } from "../../app/static/js/heat/grid.js";
-import { Heat } from "../../app/static/js/heat/index.js";
-import { moveBy } from "../../app/static/js/heat/keys.js";
-import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/static/js/heat/layout.js";
-import { shortened } from "../../app/static/js/heat/marks.js";
-import { Painter } from "../../app/static/js/heat/paint.js";
-import { Pointing, wordsOf } from "../../app/static/js/heat/pointing.js";
-import { relativeTo, usualOf } from "../../app/static/js/heat/relative.js";
-import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/static/js/heat/rows.js";
+import { badness, Columns, MISSING, NAN, stopAt } from "../../app/static/js/canvas/columns.js";
+import { Grid, Painter, relativeTo, usualOf } from "../../app/static/js/heat/grid.js";
+import { Heat } from "../../app/static/js/heat/heat.js";
+import { shortened, tableOf } from "../../app/static/js/heat/picture.js";
+import { moveBy, Pointing, wordsOf } from "../../app/static/js/heat/pointing.js";
+import {
+  blockOf,
+  boxOf,
+  groupsOf,
+  labelOf,
+  layOut,
+  onsets,
+  pixelAt,
+  ROW_PX,
+  sorted,
+  startsOf,
+  stepAt,
+  xOf,
+} from "../../app/static/js/heat/rows.js";
+import { Feed } from "../../app/static/js/live/subscription.js";
 import { Scale } from "../../app/static/js/scale.js";
 import { dice } from "./dice.mjs";
 

@@ -1,11 +1,20 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { stopAt } from "../../app/static/js/canvas/stops.js";
-import { driftOf, ordered } from "../../app/static/js/histograms/order.js";
+import { stopAt } from "../../app/static/js/canvas/columns.js";
 import { levelOf, paint, STRIP } from "../../app/static/js/histograms/paint.js";
 import { heightOf, heightsOf, picked } from "../../app/static/js/histograms/profile.js";
-import { binAt, say, tableOf } from "../../app/static/js/histograms/say.js";
-import { barsOf, columnAt, columnOf, extentOf, shapeOf, stopsOf } from "../../app/static/js/histograms/shape.js";
+import {
+  barsOf,
+  binAt,
+  columnAt,
+  columnOf,
+  extentOf,
+  say,
+  shapeOf,
+  stopsOf,
+  tableOf,
+} from "../../app/static/js/histograms/shape.js";
+import { driftOf, ordered } from "../../app/static/js/histograms/wall.js";
 import { Scale, ticks } from "../../app/static/js/scale.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];

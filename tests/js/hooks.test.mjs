@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-
-import { Emitter } from "../../app/static/js/emitter.js";
-import { applied } from "../../app/static/js/hooks/applied.js";
-import { hooksOf } from "../../app/static/js/hooks/inventory.js";
+import { hooksOf } from "../../app/static/js/hooks/lists.js";
+import { applied } from "../../app/static/js/live/news.js";
+import { Emitter } from "../../app/static/js/state.js";
 
 /** A server whose trainer gets command 7 after some requests, with these events.
  * @param {import("node:test").TestContext} about @param {{name: string, message: string}[]} events

@@ -1,9 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { addressOf } from "../../app/static/js/layer/keys.js";
-import { fanOf, linesOf } from "../../app/static/js/layer/lines.js";
-import { WORDS } from "../../app/static/js/layer/pickers.js";
-import { distributionsOf, plansOf, QUANTILES, shortOf, tensorOf } from "../../app/static/js/layer/plan.js";
+import { addressOf, WORDS } from "../../app/static/js/layer/choice.js";
+import {
+  distributionsOf,
+  fanOf,
+  linesOf,
+  plansOf,
+  QUANTILES,
+  shortOf,
+  tensorOf,
+} from "../../app/static/js/layer/plan.js";
 
 let number = 0;
 const tap = (kind, index = "", more = {}) => ({

@@ -1,11 +1,11 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/emitter.js";
 import { Follow } from "../../app/static/js/follow.js";
 import { Steps } from "../../app/static/js/model/steps.js";
 import { brightOf, matchesOf, Tree } from "../../app/static/js/model/tree.js";
 import { Place, View } from "../../app/static/js/model/view.js";
+import { Emitter } from "../../app/static/js/state.js";
 
 /** The part of a page's state that these tests need. */
 class Address extends Emitter {

@@ -2,10 +2,18 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { runInThisContext } from "node:vm";
-import { arrange } from "../../app/static/js/model/arrange.js";
-import { placeLevel } from "../../app/static/js/model/level.js";
-import { HEAD, makerSize, PAD, signOf, sizeOf } from "../../app/static/js/model/sizes.js";
-import { OUTSIDE, readFolds, Tree, writeFolds } from "../../app/static/js/model/tree.js";
+import { arrange, placeLevel } from "../../app/static/js/model/arrange.js";
+import {
+  HEAD,
+  makerSize,
+  OUTSIDE,
+  PAD,
+  readFolds,
+  signOf,
+  sizeOf,
+  Tree,
+  writeFolds,
+} from "../../app/static/js/model/tree.js";
 import { dice } from "./dice.mjs";
 
 const vendored = new URL("../../app/static/vendor/dagre.min.js", import.meta.url);

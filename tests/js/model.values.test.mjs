@@ -1,13 +1,21 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { isBad, MISSING } from "../../app/static/js/canvas/worst.js";
-import { valueWords } from "../../app/static/js/model/boxes.js";
-import { Ink, isDarkPixel, strokeOf } from "../../app/static/js/model/ink.js";
-import { beginOf, FASTEST, Player, placeOf, SLOWEST, speedAt, speedWords } from "../../app/static/js/model/play.js";
+import { isBad, MISSING } from "../../app/static/js/canvas/columns.js";
+import {
+  BoxValues,
+  flopsOf,
+  flopsWords,
+  formsOf,
+  INSIDE,
+  NONE,
+  OWN,
+  spreadOf,
+  valueWords,
+} from "../../app/static/js/model/boxes.js";
+import { Ink, isDarkPixel, strokeOf } from "../../app/static/js/model/readings.js";
+import { beginOf, FASTEST, Player, placeOf, SLOWEST, speedAt, speedWords } from "../../app/static/js/model/steps.js";
 import { originsOf, reversed, sourcesOf, Tree } from "../../app/static/js/model/tree.js";
-import { BoxValues, INSIDE, NONE, OWN, spreadOf } from "../../app/static/js/model/values.js";
 import { hit, neighbor, View } from "../../app/static/js/model/view.js";
-import { flopsOf, flopsWords, formsOf } from "../../app/static/js/model/words.js";
 import { Scale } from "../../app/static/js/scale.js";
 
 /** @param {number[]} values including NaN and Infinity; undefined means not captured */

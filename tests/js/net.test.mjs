@@ -1,10 +1,8 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
-import { MISSING } from "../../app/static/js/canvas/worst.js";
+import { MISSING } from "../../app/static/js/canvas/columns.js";
 import { MAX_ID } from "../../app/static/js/limits.js";
-import { decode } from "../../app/static/js/live/frames.js";
-import { waitMs } from "../../app/static/js/live/reconnect.js";
-import { Stream } from "../../app/static/js/live/stream.js";
+import { decode, Stream, waitMs } from "../../app/static/js/live/stream.js";
 
 /** A socket that receives what the server would send. */
 class Socket {

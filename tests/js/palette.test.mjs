@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { rank, unique } from "../../app/static/js/palette/rank.js";
+import { rank, unique } from "../../app/static/js/palette.js";
 
 const NAMES = [
   "Gradient flow",

@@ -1,13 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Axis, axisOf } from "../../app/static/js/plot/axis.js";
+import { hasPython, pythonOf } from "../../app/static/js/card.js";
 import { csvOf, fileName, jsonOf } from "../../app/static/js/plot/files.js";
-import { heldWords } from "../../app/static/js/plot/held.js";
-import { LineFigure } from "../../app/static/js/plot/lines.js";
-import { hasPython, pythonOf } from "../../app/static/js/plot/python.js";
+import { Axis, axisOf, colorOf, faint, LineFigure, stretches, tracesOf } from "../../app/static/js/plot/lines.js";
 import { drawn } from "../../app/static/js/plot/thin.js";
-import { colorOf, faint, stretches, tracesOf } from "../../app/static/js/plot/traces.js";
-import { nearest, stepsAt, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";
+import { heldWords, nearest, stepsAt, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";
 
 const COLORS = {
   line1: "#112233",

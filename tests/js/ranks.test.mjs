@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { INFINITE, MISSING } from "../../app/static/js/canvas/worst.js";
+import { INFINITE, MISSING } from "../../app/static/js/canvas/columns.js";
+import { isLocal, kindWords } from "../../app/static/js/format.js";
 import { labelOf } from "../../app/static/js/heat/rows.js";
-import { isLocal, kindWords } from "../../app/static/js/kinds.js";
 import { cellsOf, mostColumns, rowsOf } from "../../app/static/js/ranks/map.js";
 
 test("values by rank become columns of bits, and non-finite words become numbers", () => {

@@ -1,9 +1,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { shorten } from "../../app/static/js/format.js";
-import { parallel, scatter } from "../../app/static/js/runs/coordinates.js";
-import { colorsOfGroups, HUES, huesOf } from "../../app/static/js/runs/palette.js";
-import { axisOf, differing, resultsOf, telling, wordsOf } from "../../app/static/js/runs/settings.js";
+import { colorsOfGroups, HUES, huesOf } from "../../app/static/js/runs/charts.js";
+import {
+  axisOf,
+  differing,
+  parallel,
+  resultsOf,
+  scatter,
+  telling,
+  wordsOf,
+} from "../../app/static/js/runs/coordinates.js";
 
 const COLORS = { quiet: "#777", ink: "#000", line: "#ccc", card: "#fff" };
 

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
-import { Emitter } from "../../app/static/js/emitter.js";
 import { Follow } from "../../app/static/js/follow.js";
-import { SeriesFeed } from "../../app/static/js/layer/seriesfeed.js";
+import { SeriesFeed } from "../../app/static/js/layer/charts.js";
+import { Emitter } from "../../app/static/js/state.js";
 
 test("a whole live run is loaded again, in fewer points, when its new points are too many", async (t) => {
   const before = globalThis.document;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ema, leadOf } from "../../app/static/js/plot/smooth.js";
+import { ema, leadOf } from "../../app/static/js/plot/thin.js";
 
 /** The same, computed by definition: for each point, a sum over all points before it. */
 function reference(steps, values, halfLife) {

@@ -1,10 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { numberOf, urlOf } from "../../app/static/js/api.js";
-import { Cursor } from "../../app/static/js/cursor.js";
-import { Emitter } from "../../app/static/js/emitter.js";
+import { Cursor } from "../../app/static/js/follow.js";
 import { changesOf } from "../../app/static/js/hooks/capture.js";
-import { read, State, write } from "../../app/static/js/state.js";
+import { Emitter, read, State, write } from "../../app/static/js/state.js";
 
 test("a URL has values that differ from the defaults, and foreign parameters", () => {
   const defaults = { f: "", sort: "model", steps: "live:500" };

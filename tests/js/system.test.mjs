@@ -1,7 +1,7 @@
 // The charts of the machine, depending on the samples.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { lineOf, plansOf } from "../../app/static/js/system/plan.js";
+import { lineOf, plansOf } from "../../app/static/js/system/charts.js";
 
 const own = (names) => names.map((name) => `hookcore/system/${name}`);
 

@@ -1,9 +1,18 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "../../app/static/js/tensors/layout.js";
-import { besides, NONE, strideOf, wordsAt } from "../../app/static/js/tensors/names.js";
-import { readNpy } from "../../app/static/js/tensors/npy.js";
-import { indicesOf, isAttention, sliceOf, viewsOf } from "../../app/static/js/tensors/plan.js";
+import { indicesOf, isAttention, readNpy, sliceOf, viewsOf } from "../../app/static/js/tensors/side.js";
+import {
+  besides,
+  cellAt,
+  cornerOf,
+  isCausal,
+  layoutOf,
+  NONE,
+  pixelsOf,
+  rangeOf,
+  strideOf,
+  wordsAt,
+} from "../../app/static/js/tensors/tiles.js";
 import { zoomed } from "../../app/static/js/tensors/viewer.js";
 
 test("the views of a tensor depend on its shape, and each view requests what it draws", () => {

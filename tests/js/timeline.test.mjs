@@ -1,13 +1,21 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/emitter.js";
 import { around, Follow, readSteps } from "../../app/static/js/follow.js";
-import { Axis } from "../../app/static/js/plot/axis.js";
+import { Axis } from "../../app/static/js/plot/lines.js";
 import { Scale, ticks } from "../../app/static/js/scale.js";
-import { aboutStep, nearestOf } from "../../app/static/js/tensors/nearest.js";
-import { Captured } from "../../app/static/js/timeline/captured.js";
-import { Clock } from "../../app/static/js/timeline/clock.js";
+import { Emitter } from "../../app/static/js/state.js";
+import { aboutStep, nearestOf } from "../../app/static/js/tensors/rolled.js";
 import {
+  Captured,
+  further,
+  movedBy,
+  nextMark,
+  readStep,
+  Strip,
+  snapped,
+} from "../../app/static/js/timeline/captured.js";
+import {
+  Clock,
   elapsedText,
   elapsedTicks,
   sampleKnots,
@@ -16,10 +24,9 @@ import {
   timeText,
   timeTicks,
   valueAt,
-} from "../../app/static/js/timeline/knots.js";
+} from "../../app/static/js/timeline/clock.js";
 import { added, isOfRun, kept, Links } from "../../app/static/js/timeline/links.js";
 import { RunsClock } from "../../app/static/js/timeline/runsclock.js";
-import { further, movedBy, nextMark, readStep, Strip, snapped } from "../../app/static/js/timeline/scale.js";
 
 class FakeState extends Emitter {
   values = { steps: "live:500", step: "" };

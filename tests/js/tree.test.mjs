@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { closedBut, compare, fold, grow, nodesOf, rowsOf, worstBelow } from "../../app/static/js/tree/rows.js";
+import { closedBut, compare, fold, grow, nodesOf, rowsOf, worstBelow } from "../../app/static/js/hooks/rows.js";
 
 const all = { closed: new Set(), test: () => true, sort: null };
 const paths = (shown) => shown.rows.map(({ node }) => node.path);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { nextPlace } from "../../app/static/js/alerts/walk.js";
+import { nextPlace } from "../../app/static/js/alerts/controls.js";
 
 test("the first key press goes to the first line, or to the last one when moving back", () => {
   assert.equal(nextPlace(-1, 1, 3), 0);

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { badness, INFINITE, MISSING, NAN, startOf, worse, worstOf } from "../../app/static/js/canvas/worst.js";
+import { badness, INFINITE, MISSING, NAN, startOf, worse, worstOf } from "../../app/static/js/canvas/columns.js";
 import { dice } from "./dice.mjs";
 
 const word = new Uint32Array(1);

@@ -1,7 +1,16 @@
 // @ts-check
-/** REST from a page. Numbers that JSON can't represent arrive as words, which are converted here. */
+/** REST from a page. JSON can't represent NaN and infinities, so they arrive as words, which are converted here. */
+import { byId } from "./dom.js";
+import { PARTIAL } from "./vocabulary.js";
 
-import { notePartial } from "./partial.js";
+/** @param {Response} response
+ * @param {{isWhole?: boolean}} [how] `isWhole`: it is the page itself, so without the header nothing is missing */
+export function notePartial(response, { isWhole = false } = {}) {
+  const words = response.headers.get(PARTIAL) ?? "";
+  if (!words && !isWhole) return;
+  byId("partial").hidden = !words;
+  byId("partial-words").textContent = words;
+}
 
 const MAX_KEPT_ALIVE = 20_000; // characters, of up to three bytes
 const WORDS = new Map([

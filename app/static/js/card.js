@@ -1,19 +1,171 @@
 // @ts-check
 /** The parts that every chart has: its numbers as a table, and its export as a picture, as numbers, and as Python. */
-
 import { pin, pinOf } from "./board/pin.js";
-import { copyText } from "./copy.js";
-import { h, makeButton } from "./dom.js";
+import { copyText, h, makeButton } from "./dom.js";
 import { count, number } from "./format.js";
 import { csvOf, download, fetchFile, fileName, jsonOf } from "./plot/files.js";
-import { Menu } from "./plot/menu.js";
-import { hasPython, pythonOf } from "./plot/python.js";
-import { toast } from "./toast.js";
+import { toast } from "./popup.js";
+
+/** Our parameters by the names of the client's. @type {Record<string, string>} */
+const NAMES = { from: "first", to: "last", name: "names" };
+
+/** The method for a path, and which parameters come without their name.
+ * @type {Record<string, {method: string, answer: string, bare: string[], drop?: string[]}>} */
+const CALLS = {
+  series: { method: "series", answer: "series", bare: ["tap"] },
+  many_series: { method: "many_series", answer: "many", bare: ["match"], drop: ["limit", "after"] },
+  heatmap: { method: "heatmap", answer: "heatmap", bare: [], drop: ["counts"] },
+  histograms: { method: "histograms", answer: "histograms", bare: ["tap"] },
+  many_histograms: { method: "many_histograms", answer: "histograms", bare: ["tap"] },
+  latest: { method: "latest", answer: "latest", bare: [] },
+  scalars: { method: "scalars", answer: "scalars", bare: ["name"], drop: ["limit", "after"] },
+  events: { method: "events", answer: "events", bare: [], drop: ["limit"] },
+  taps: { method: "taps", answer: "taps", bare: [], drop: ["limit", "after"] },
+};
+
+/** @typedef {{path: string, query: Record<string, any>}} Query of the interface: a path below api/v1 */
+
+/** @param {any} value @returns {string} */
+function literal(value) {
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "number") return String(value);
+  if (typeof value === "boolean") return value ? "True" : "False";
+  return JSON.stringify(String(value));
+}
+
+/** @param {Query} asked */
+function callOf({ path, query }) {
+  const taps = [query.tap ?? []].flat();
+  const isMany = (path === "series" && !taps.length) || (path === "histograms" && taps.length > 1);
+  const name = isMany ? `many_${path}` : path;
+  const { method, answer, bare, drop = [] } = CALLS[name];
+  const given = Object.entries(query).filter(
+    ([key, value]) => value !== null && value !== undefined && value !== "" && !drop.includes(key),
+  );
+  /** @type {[string, string[]][]} */
+  const lists = name.endsWith("series")
+    ? [
+        ["tap", taps],
+        ["stat", String(query.stat ?? "").split(",")],
+      ]
+    : [];
+  const loops = lists.filter(([, each]) => each.length > 1);
+  const value = (/** @type {string} */ key, /** @type {any} */ said) =>
+    loops.some(([each]) => each === key) ? key : literal(Array.isArray(said) && said.length === 1 ? said[0] : said);
+  const first = given.filter(([key]) => bare.includes(key)).map(([key, said]) => value(key, said));
+  const named = given
+    .filter(([key]) => !bare.includes(key))
+    .map(([key, said]) => `${NAMES[key] ?? key}=${value(key, said)}`);
+  const call = `client.${method}(${[...first, ...named].join(", ")})`;
+  if (!loops.length) return `${answer} = ${call}`;
+  const keys = loops.length > 1 ? "(tap, stat)" : loops[0][0];
+  const each = loops.map(([key, values]) => `    for ${key} in ${literal(values)}\n`).join("");
+  return `${answer} = {\n    ${keys}: ${call}\n${each}}`;
+}
+
+/** Whether there is a call for it. @param {Query[]} asked */
+export function hasPython(asked) {
+  return asked.length > 0 && asked.every(({ path }) => path in CALLS);
+}
+
+/** A script that asks the same. @param {Query[]} asked @param {string} url of the server */
+export function pythonOf(asked, url) {
+  return `import hookcore\n\nclient = hookcore.Client(${literal(url)})\n${asked.map(callOf).join("\n")}\n`;
+}
+
+/** @typedef {{words: string, action: () => void}} Item */
+
+let made = 0;
+
+class Menu {
+  /** @param {string} words on the button @param {string} label what it is the menu of
+   * @param {() => Item[]} items asked for when it opens */
+  constructor(words, label, items) {
+    made += 1;
+    this.items = items;
+    this.button = makeButton(words, () => (this.list.hidden ? this.open() : this.close()), {
+      class: "button small",
+      "aria-haspopup": "menu",
+      "aria-expanded": "false",
+      "aria-label": `${words}: ${label}`,
+      "aria-controls": `menu-${made}`,
+    });
+    this.list = h("div", {
+      class: "menu",
+      id: `menu-${made}`,
+      role: "menu",
+      "aria-label": `${words}: ${label}`,
+      hidden: true,
+    });
+    this.element = h("span", { class: "menu-place" }, this.button, this.list);
+    this.element.addEventListener("keydown", (event) => this.#hear(event));
+    this.element.addEventListener("focusout", (event) => {
+      if (!document.hasFocus()) return; // the whole window lost it
+      if (!this.element.contains(/** @type {Node | null} */ (event.relatedTarget))) this.close(false);
+    });
+  }
+
+  /** @param {string} label what it is the menu of */
+  rename(label) {
+    const words = `${this.button.textContent}: ${label}`;
+    for (const each of [this.button, this.list]) each.setAttribute("aria-label", words);
+  }
+
+  open() {
+    this.list.replaceChildren(
+      ...this.items().map(({ words, action }) =>
+        h("button", { type: "button", role: "menuitem", tabindex: "-1", onclick: () => this.#choose(action) }, words),
+      ),
+    );
+    this.list.hidden = false;
+    this.button.setAttribute("aria-expanded", "true");
+    this.#entries[0]?.focus();
+  }
+
+  /** @param {boolean} [back] to the button with the focus */
+  close(back = true) {
+    if (this.list.hidden) return;
+    this.list.hidden = true;
+    this.button.setAttribute("aria-expanded", "false");
+    if (back) this.button.focus();
+  }
+
+  /** @returns {HTMLElement[]} */
+  get #entries() {
+    return /** @type {HTMLElement[]} */ ([...this.list.children]);
+  }
+
+  /** @param {() => void} action */
+  #choose(action) {
+    this.close();
+    action();
+  }
+
+  /** @param {KeyboardEvent} event */
+  #hear(event) {
+    if (this.list.hidden) {
+      if (event.key !== "ArrowDown") return;
+      this.open();
+    } else if (event.key === "Escape") this.close();
+    else {
+      const entries = this.#entries;
+      const at = entries.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+      const next = {
+        ArrowDown: (at + 1) % entries.length,
+        ArrowUp: (at - 1 + entries.length) % entries.length,
+        Home: 0,
+        End: entries.length - 1,
+      }[event.key];
+      if (next === undefined) return;
+      entries[next].focus();
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
 
 const MAX_ROWS = 1000;
 const TABLE_MS = 1000; // between two updates of a table: it is read, not watched
-
-/** @typedef {import("./plot/python.js").Query} Query */
 
 /**
  * @typedef {object} CardOptions
@@ -131,7 +283,7 @@ export class Card {
     }, TABLE_MS);
   }
 
-  /** @returns {import("./plot/menu.js").Item[]} */
+  /** @returns {Item[]} */
   items() {
     const { png, svg } = this.options;
     const items = [];

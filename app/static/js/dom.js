@@ -1,5 +1,5 @@
 // @ts-check
-/** Creates elements without HTML strings, because module names are the user's text. */
+/** Elements without HTML strings, because module names are the user's text; and the clipboard. */
 
 /** @param {string} tag @param {Record<string, any>} [attributes] `class`, `onclick`, ... ; null and false are left out
  * @param {...(Node | string | number | null)} children @returns {HTMLElement} */
@@ -64,4 +64,22 @@ export function penLike(element) {
 /** Shows the elements that work only with a script. @param {ParentNode} root */
 export function reveal(root) {
   for (const each of root.querySelectorAll("[data-needs-script]")) each.removeAttribute("hidden");
+}
+
+/** @param {string} text @returns {Promise<boolean>} whether it is there */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = /** @type {HTMLTextAreaElement} */ (h("textarea", { class: "quiet-label", "aria-hidden": "true" }));
+    const before = /** @type {HTMLElement | null} */ (document.activeElement);
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const copied = document.execCommand("copy");
+    field.remove();
+    before?.focus?.();
+    return copied;
+  }
 }

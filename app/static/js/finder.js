@@ -125,3 +125,10 @@ function say(words, kind = "quiet") {
   element.className = `find-problem ${kind}`;
   element.hidden = !words;
 }
+
+/** @param {{runState: string}} page */
+export function noModules({ runState }) {
+  return runState === "live"
+    ? "No modules yet. They appear with the first step of a training that watches a model."
+    : "This run reported no modules.";
+}

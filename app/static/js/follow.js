@@ -1,8 +1,35 @@
 // @ts-check
-/** The steps that the page shows, for all its charts: a range on the axis, and the step of the values. Both are in the
- * address, and app/pages/views/span.py reads them in the same way. */
-import { Emitter } from "./emitter.js";
+/** The shown steps of all charts of a page, a range and the step of the values, and the cursor that they share. The
+ * steps are in the address, which app/pages/views/span.py reads in the same way. */
+import { Emitter } from "./state.js";
 import { LIVE_STEPS } from "./vocabulary.js";
+
+/** @typedef {{module?: string | null, tap?: number | null, step?: number | null}} Point */
+
+export class Cursor extends Emitter {
+  /** @type {Point} */
+  point = {};
+
+  /** Moves the cursor; `source` is the chart that moved it and need not redraw.
+   * @param {Point} point @param {object} [source] */
+  move(point, source) {
+    const next = { ...this.point, ...point };
+    if (next.module === this.point.module && next.step === this.point.step && next.tap === this.point.tap) return;
+    this.point = next;
+    this.emit("move", { ...next, source });
+  }
+
+  /** Clears the cursor. */
+  clear() {
+    this.move({ module: null, tap: null, step: null });
+  }
+
+  /** Pins the cursor at a click. @param {Point} point */
+  pin(point) {
+    this.move(point);
+    this.emit("pin", { ...this.point });
+  }
+}
 
 /** @typedef {{live: number} | {from: number, to: number}} Steps `live` newest steps (Infinity: all), or a range */
 

@@ -1,6 +1,6 @@
 // @ts-check
-/** Numbers and times as a person reads them. Pure. How many digits, and in which style, is the reader's choice
- * (prefs.js). */
+/** Numbers, times, and kinds of tensors in words. Pure. The reader chooses digits and style (prefs.js). */
+import { KIND_WORDS, ROOT } from "./vocabulary.js";
 
 /** @typedef {{digits: number, style: "auto" | "scientific"}} Form */
 
@@ -119,4 +119,32 @@ export function pace(perSecond) {
 export function shorten(text, most = 18) {
   const end = Math.floor((most - 1) * 0.6);
   return text.length > most ? `${text.slice(0, most - 1 - end)}\u2026${text.slice(-end)}` : text;
+}
+
+/** Whether values of a kind are of each rank's own loss, before the all-reduce. @param {string} kind */
+export function isLocal(kind) {
+  const local = globalThis.document?.body?.dataset.local ?? "";
+  return local.split(" ").includes(kind) && kind !== "";
+}
+
+/** Whether a kind is about the parameters of a module, whichever of its calls. @param {string} kind */
+export function ofParameters(kind) {
+  return kind.startsWith("param") || kind === "update";
+}
+
+/** What a tensor is within its module, as `stream` in templates.
+ * @param {{module: string, kind: string, label: string}} tap */
+export function streamWords({ module, kind, label }) {
+  return kindWords(kind) + label.slice(`${module || ROOT} ${kind}`.length);
+}
+
+/** The same with its module, as `Tap.words` of the server.
+ * @param {{module: string, kind: string, label: string}} tap */
+export function tapWords(tap) {
+  return `${tap.module || ROOT} ${streamWords(tap)}`;
+}
+
+/** @param {string} kind */
+export function kindWords(kind) {
+  return `${KIND_WORDS[kind] ?? kind}${isLocal(kind) ? " (local)" : ""}`;
 }

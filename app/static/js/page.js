@@ -2,19 +2,20 @@
 /** The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. A
  * page whose first chart is to be seen as early as possible draws it between the two halves of it, `create` and
  * `start`. */
-import { Cursor } from "./cursor.js";
-import { Emitter } from "./emitter.js";
-import { Follow } from "./follow.js";
-import { startFrame } from "./frame/index.js";
+import { Cursor, Follow } from "./follow.js";
+import { startFrame } from "./frame/frame.js";
 import { Keys } from "./keys.js";
 import { Stream } from "./live/stream.js";
 import { prefs } from "./prefs.js";
 import { Schedule } from "./schedule.js";
-import { State } from "./state.js";
+import { Emitter, State } from "./state.js";
 import { Captured } from "./timeline/captured.js";
 import { Clock } from "./timeline/clock.js";
 import { Notes } from "./timeline/notes.js";
 import { LIVE_STEPS } from "./vocabulary.js";
+
+/** @typedef {ReturnType<typeof create>} Page */
+/** @typedef {import("./answers.js").RunNews} RunNews */
 
 /** Every page has these in its address; a page adds its own. */
 const SHARED = { f: "", steps: `live:${LIVE_STEPS}`, step: "", by: "step", tour: "", drawer: "" };
@@ -98,6 +99,3 @@ function prefer(state, runState) {
   for (const [name, value] of Object.entries(chosen))
     if (value && name in state.defaults && !given.has(name)) state.set({ [name]: value });
 }
-
-/** @typedef {import("./answers.js").RunNews} RunNews */
-/** @typedef {ReturnType<typeof create>} Page */

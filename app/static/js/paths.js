@@ -1,6 +1,5 @@
 // @ts-check
 /** Paths of modules that fit into little room, and still differ where the paths do. Pure. */
-
 import { shorten } from "./format.js";
 
 const READABLE = 5; // characters of a shortened part; fewer are useless,

@@ -1,7 +1,7 @@
 // @ts-check
 /** What the reader prefers, kept in this browser. One table; the settings page and its export come from it. */
-import { Emitter } from "./emitter.js";
 import { setForm } from "./format.js";
+import { Emitter } from "./state.js";
 
 const KEPT = "hookcore-prefs";
 

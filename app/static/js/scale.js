@@ -1,7 +1,19 @@
 // @ts-check
-/** From a value to a place between 0 and 1, from values to a range, and the ticks of an axis. Pure. */
+/** From values to a range, to places between 0 and 1, and to ticks. Pure. */
 
 /** @typedef {"log" | "linear" | "symlog"} Kind */
+
+/** How many places fit of those from 0 on, where none fits after one that doesn't: a binary search. Pure.
+ * @param {number} many @param {(place: number) => boolean} fits */
+export function countOf(many, fits) {
+  let [low, high] = [0, many];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (fits(middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
 
 const MIN_MAGNITUDE = 1e-300;
 const DECADES = 4; // of a symlog scale, between its straight part and its end

@@ -1,6 +1,22 @@
 // @ts-check
 /** The view in the address: what a page shows is what its query string says, and a link shows the same. */
-import { Emitter } from "./emitter.js";
+
+/** An EventTarget whose listeners get the detail itself.
+ * @template {Record<string, any>} [Details=Record<string, any>] what each event carries */
+export class Emitter extends EventTarget {
+  /** @template {keyof Details & string} Name @param {Name} name @param {(detail: Details[Name]) => void} listener
+   * @returns {() => void} removes the listener */
+  on(name, listener) {
+    const hear = (/** @type {Event} */ event) => listener(/** @type {any} */ (event).detail);
+    this.addEventListener(name, hear);
+    return () => this.removeEventListener(name, hear);
+  }
+
+  /** @template {keyof Details & string} Name @param {Name} name @param {Details[Name]} [detail] */
+  emit(name, detail) {
+    this.dispatchEvent(Object.assign(new Event(name), { detail }));
+  }
+}
 
 /** @param {string} query @param {Record<string, string>} defaults @returns {Record<string, string>} */
 export function read(query, defaults) {

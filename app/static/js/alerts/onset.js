@@ -1,10 +1,33 @@
 // @ts-check
-/** The values around an incident's first step, as they were kept when it happened. */
-import { get } from "../api.js";
+/** The values around an incident's first step, as the incident keeps them. */
+import { get, numberOf } from "../api.js";
 import { byId } from "../dom.js";
+import { tapWords } from "../format.js";
 import { Refresh } from "../live/refresh.js";
-import { LineChart } from "../plot/index.js";
-import { linesOf } from "./evidence.js";
+import { LineChart } from "../plot/plot.js";
+
+/** Known even if no value is finite. */
+const COUNTS = new Set(["nan", "inf", "zero"]);
+
+/** One line for each tensor, the culprit first. Pure.
+ * @param {import("../answers.js").Evidence} evidence @param {string} stat @returns {import("../plot/thin.js").Line[]}
+ */
+export function linesOf(evidence, stat) {
+  const { taps, steps, stats } = evidence;
+  return taps
+    .map((tap, place) => {
+      const seen = Array.from(steps.keys()).filter((row) => !Number.isNaN(numberOf(stats.count[row][place])));
+      const column = (/** @type {string} */ name) => seen.map((row) => numberOf(stats[name][row][place]));
+      const [nan, inf, values] = [column("nan"), column("inf"), column(stat)];
+      const at = seen.map((row) => steps[row]);
+      const bad = nan.map((many, row) => (COUNTS.has(stat) ? 0 : many + inf[row]));
+      const mean = values.map((value, row) => (bad[row] ? NaN : value));
+      const infinite = nan.map((many) => !many);
+      const name = tapWords(tap);
+      return { name, first: at, last: at, mean, nonfinite: bad, infinite, dashed: place > 0 };
+    })
+    .filter(({ first }) => first.length);
+}
 
 export class OnsetChart {
   /** @type {import("../answers.js").Evidence | null} */

@@ -3,7 +3,7 @@
 import { get, send } from "../api.js";
 import { shorten } from "../format.js";
 import { MAX_CHART_NAME, MAX_CHART_QUERY } from "../limits.js";
-import { attempt, toast } from "../toast.js";
+import { attempt, toast } from "../popup.js";
 import { SYSTEM } from "../vocabulary.js";
 
 const PATHS = ["series", "scalars"];
@@ -12,7 +12,7 @@ const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
 /** @typedef {{name: string, path: string, query: string}} Pin */
 
 /** What the board keeps of a chart; null if it can't show such a chart. Pure.
- * @param {import("../plot/python.js").Query[]} queries @param {string} title @returns {Pin | null} */
+ * @param {import("../card.js").Query[]} queries @param {string} title @returns {Pin | null} */
 export function pinOf(queries, title) {
   const [asked] = queries;
   if (queries.length !== 1 || !PATHS.includes(asked.path)) return null;

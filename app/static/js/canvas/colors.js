@@ -1,7 +1,10 @@
 // @ts-check
-/** Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. */
+/** Colors of values: maps from dark to bright that are read in gray too, what no scale holds, and the bar of a map. */
+import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
 import { isDark, colors as themed } from "../theme.js";
+
+/** @typedef {ReturnType<typeof paletteOf>} Palette */
 
 export const STEPS = 256;
 
@@ -84,12 +87,35 @@ export function paletteOf(signed = false) {
   };
 }
 
-/** @typedef {ReturnType<typeof paletteOf>} Palette */
-
 /** The color of a value: at a place of the table, or what says that it isn't finite.
  * @param {Palette} palette @param {number} value @param {number} level in the table @param {boolean} hatched */
 export function colorOf(palette, value, level, hatched) {
   if (Number.isFinite(value)) return palette.table[level];
   if (Number.isNaN(value)) return hatched ? palette.nanHatch : palette.nan;
   return hatched ? palette.infHatch : palette.inf;
+}
+
+const COLORS = 128;
+
+/** @param {string} label read aloud */
+export function makeBar(label) {
+  return /** @type {HTMLCanvasElement} */ (
+    h("canvas", { width: COLORS, height: 1, role: "img", "aria-label": label, class: "color-bar" })
+  );
+}
+
+/** Paints a bar from low to high. @param {HTMLCanvasElement} bar @param {boolean} [signed] as in `tableOf` */
+export function paintBar(bar, signed) {
+  const table = tableOf(signed);
+  const pen = /** @type {CanvasRenderingContext2D} */ (bar.getContext("2d"));
+  for (let x = 0; x < COLORS; x += 1) {
+    pen.fillStyle = cssOf(table[Math.round((x / (COLORS - 1)) * (STEPS - 1))]);
+    pen.fillRect(x, 0, 1, 1);
+  }
+  return bar;
+}
+
+/** @param {"nan" | "inf" | "missing"} name @param {string} words */
+export function swatch(name, words) {
+  return h("span", {}, h("span", { class: `swatch ${name}`, "aria-hidden": "true" }), words);
 }

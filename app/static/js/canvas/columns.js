@@ -1,8 +1,86 @@
 // @ts-check
-/** The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure.
+/** The newest columns of a heatmap in a ring buffer, and the worst of the values that share a pixel. Pure. */
+import { countOf } from "../scale.js";
+
+export const MISSING = 0x7fc00001; // not sampled
+export const NAN = 0x7fc00000;
+export const INFINITE = 0x7f800000;
+export const MAGNITUDE = 0x7fffffff; // without the sign
+export const MANTISSA = 0x007fffff; // not zero in NaN, zero in an infinity
+
+/** How bad a value is, as an integer; -1 is not sampled. @param {number} bits */
+export function badness(bits) {
+  return bits === MISSING ? -1 : bits & MAGNITUDE;
+}
+
+/** Whether a value is NaN or infinite. @param {number} bits */
+export function isBad(bits) {
+  return bits !== MISSING && (bits & INFINITE) === INFINITE;
+}
+
+/** The bits of the worse one. @param {number} a @param {number} b */
+export function worse(a, b) {
+  return badness(b) > badness(a) ? b : a;
+}
+
+/** The worst of column[order[from]] to column[order[to - 1]]; without an order, of column[from] to column[to - 1].
+ * @param {Uint32Array} column @param {number} from @param {number} to @param {ArrayLike<number> | null} [order] */
+export function worstOf(column, from, to, order = null) {
+  let found = MISSING;
+  let most = -1;
+  for (let place = from; place < to; place += 1) {
+    const bits = column[order === null ? place : order[place]];
+    const bad = bits === MISSING ? -1 : bits & MAGNITUDE;
+    if (bad > most) {
+      most = bad;
+      found = bits;
+    }
+  }
+  return found;
+}
+
+/** The first row of a pixel when rows share pixels.
+ * @param {number} pixel @param {number} rows @param {number} pixels */
+export function startOf(pixel, rows, pixels) {
+  return Math.ceil((pixel * rows) / pixels);
+}
+
+/** The bits of float32, column by column. @param {(number | string)[][]} values [row][column]
+ * @param {(value: number, row: number, column: number) => number | null} signOf the bits of a cell that is no finite
+ *   number; null of one that is @returns {Uint32Array} */
+export function bitsOf(values, signOf) {
+  const [n, k] = [values.length, values[0]?.length ?? 0];
+  const bits = new Uint32Array(n * k);
+  const floats = new Float32Array(bits.buffer);
+  for (let row = 0; row < n; row += 1) {
+    for (let column = 0; column < k; column += 1) {
+      const [place, value] = [column * n + row, Number(values[row][column])];
+      const sign = signOf(value, row, column);
+      if (sign === null) floats[place] = value;
+      else bits[place] = sign;
+    }
+  }
+  return bits;
+}
+
+/**
+ * The columns of a picture, by their number.
+ * @typedef {{find: (step: number) => number, last: (column: number) => number}} Stops `find` is the newest column that
+ *   doesn't begin after a step, or -1; `last` is the last step of a column
  */
-import { countOf } from "../search.js";
-import { isBad, MISSING, worse } from "./worst.js";
+
+/** The captured step that a step stands for, or the one so many columns further: the last one of its column. Between
+ * two columns, that is the one before. It stays in the steps that are shown, if any of them was captured.
+ * @param {Stops} stops @param {number} step @param {[number, number]} shown @param {number} [by] columns */
+export function stopAt(stops, step, shown, by = 0) {
+  const [begin, last] = shown.map((end) => stops.find(end));
+  const first = begin < 0 || stops.last(begin) < shown[0] ? begin + 1 : begin;
+  if (first > last) return step;
+  const place = stops.find(step);
+  const isBetween = place < 0 || stops.last(place) < step;
+  const wanted = place + by + (isBetween && by < 0 ? 1 : 0);
+  return Math.min(shown[1], stops.last(Math.min(last, Math.max(first, wanted))));
+}
 
 /**
  * @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last:

@@ -1,14 +1,34 @@
 // @ts-check
-/** The names of layers open the drawer: links to the page Layer, and rows of heatmaps. What is open is in the
- * address. */
+/** The names of layers open the drawer, which is loaded once everything else is there, or at the click. */
 import { byId, onClick } from "../dom.js";
-import { late } from "../late.js";
-import { sharedOf } from "../timeline/keep.js";
-import { added } from "../timeline/links.js";
+import { toast } from "../popup.js";
+import { added, sharedOf } from "../timeline/links.js";
 
-/** @typedef {import("./index.js").Layer} Layer */
+/** @typedef {import("./drawer.js").Layer} Layer */
 
-const drawers = late(() => import("./index.js"));
+const QUIET_MS = 1000; // after the page has loaded
+
+/** Returns a function that resolves to the module, or to null if it can't be loaded, which it tells the reader.
+ * @template T @param {() => Promise<T>} load @returns {() => Promise<T | null>} */
+function late(load) {
+  /** @type {Promise<T> | null} */
+  let loading = null;
+  const get = () => {
+    loading ??= load().catch((error) => {
+      loading = null; // another click tries again
+      throw error;
+    });
+    return loading;
+  };
+  addEventListener("load", () => setTimeout(() => get().catch(() => {}), QUIET_MS), { once: true });
+  return () =>
+    get().catch(() => {
+      toast("A part of the page could not be loaded. Reload the page.", { kind: "error" });
+      return null;
+    });
+}
+
+const drawers = late(() => import("./drawer.js"));
 
 /** Calls `open` at a plain click on a link to a layer, and follows the link if it returns false. Other clicks follow it
  * as well: with Ctrl, in the middle, on a button, and in the drawer.
@@ -24,7 +44,7 @@ export function listenToNames(page, open) {
 
 /** The drawer of a page that has no other use for a click on a layer. */
 export class LayerNames {
-  /** Made when it is opened first. @type {import("./index.js").Drawer | null} */
+  /** Made when it is opened first. @type {import("./drawer.js").Drawer | null} */
   #drawer = null;
   /** What was clicked. @type {HTMLElement | null} */
   #from = null;

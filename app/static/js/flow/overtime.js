@@ -1,16 +1,37 @@
 // @ts-check
-/** The layers over the steps: the request, the shown rows, and their order. */
+/** The layers over the steps, and the line of the layer that was picked. */
 import { byId, write } from "../dom.js";
 import { count } from "../format.js";
-import { Feed } from "../heat/feed.js";
-import { Heat } from "../heat/index.js";
-import { onsets } from "../heat/rows.js";
+import { Heat } from "../heat/heat.js";
+import { cellValue, mergedAs } from "../heat/picture.js";
+import { labelOf, onsets } from "../heat/rows.js";
 import { MAX_LIVE_ROWS } from "../limits.js";
-import { pinsOf } from "./picked.js";
+import { Feed } from "../live/subscription.js";
+import { LineChart } from "../plot/plot.js";
+import { ROOT } from "../vocabulary.js";
+
+/** @typedef {import("../heat/rows.js").Row} Row */
+
+/** The module of the address if none is picked: "" is the root, and no module has this path. */
+export const NONE = ".";
+
+/** The pinned modules. @param {string} text @returns {string[]} */
+export function pinsOf(text) {
+  return text
+    .split(",")
+    .filter(Boolean)
+    .map((each) => (each === ROOT ? "" : each));
+}
+
+/** The pinned modules with another one, or without it. @param {string} text @param {string} module */
+export function withPin(text, module) {
+  const pins = pinsOf(text);
+  const turned = pins.includes(module) ? pins.filter((each) => each !== module) : [...pins, module];
+  return turned.map((each) => each || ROOT).join(",");
+}
 
 const SORTED_MS = 1000; // rows that move more often cannot be read
 
-/** @typedef {import("../heat/rows.js").Row} Row */
 /** @typedef {(layer: {module: string, type?: string}) => boolean} Fits */
 
 export class OverTime {
@@ -23,7 +44,7 @@ export class OverTime {
   /**
    * @param {import("../page.js").Page} page
    * @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void,
-   *   ofHeatmap: Partial<import("../heat/index.js").HeatOptions>}} options
+   *   ofHeatmap: Partial<import("../heat/heat.js").HeatOptions>}} options
    */
   constructor(page, options) {
     this.page = page;
@@ -113,4 +134,96 @@ export class OverTime {
     this.empty.hidden = !why;
     this.heat.plot.hidden = Boolean(why);
   }
+}
+
+const SHOWN_MS = 500;
+
+export class PickedLine {
+  /** @type {LineChart | null} */
+  #chart = null;
+  #shownAt = -Infinity;
+  /** The module that the chart is called after, also in its files. */
+  #title = NONE;
+
+  /** @param {import("../page.js").Page} page @param {import("../heat/heat.js").Heat} heat */
+  constructor(page, heat) {
+    this.page = page;
+    this.heat = heat;
+    this.figure = byId("line");
+    this.pin = byId("line-pin");
+    page.state.on("module", () => this.show(true));
+    page.state.on("pin", () => this.show(true));
+    this.pin.addEventListener("click", () => this.#turnPin());
+    byId("line-close").addEventListener("click", () => page.state.set({ module: NONE }));
+  }
+
+  /** The modules that stand at the top. @returns {string[]} */
+  get pins() {
+    return pinsOf(this.page.state.get("pin"));
+  }
+
+  #turnPin() {
+    const { state } = this.page;
+    state.set({ pin: withPin(state.get("pin"), state.get("module")) });
+  }
+
+  /** @param {boolean} [now] */
+  show(now = false) {
+    const { page, heat, figure } = this;
+    const module = page.state.get("module");
+    figure.hidden = module === NONE;
+    if (module === NONE || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
+    this.#shownAt = performance.now();
+    const name = module || ROOT;
+    const address = page.address("layer", {
+      module,
+      ...(page.state.get("step") ? { step: page.state.get("step") } : {}),
+    });
+    byId("line-name").textContent = name;
+    for (const id of ["line-name", "line-open"]) byId(id).href = address;
+    this.pin.setAttribute("aria-pressed", String(this.pins.includes(module)));
+    const { columns, rows } = heat;
+    if (!columns?.length) return;
+    if (this.#title !== module) {
+      this.#chart?.remove();
+      this.#chart = null;
+      this.#title = module;
+    }
+    this.#chart ??= new LineChart(page, figure, {
+      title: name,
+      y: {
+        get title() {
+          return [heat.options.stat, heat.columns?.areMerged ? mergedWords(heat) : ""].filter(Boolean).join(", ");
+        },
+        scale: /** @type {any} */ (page.state.get("y")),
+      },
+    });
+    const mine = [...rows.keys()].filter((row) => rows[row].module === module);
+    const { kind, stat } = heat.options;
+    this.#chart.show(
+      mine.map((row) => lineOf(columns, row, labelOf(rows[row]) + (columns.areMerged ? `, ${mergedWords(heat)}` : ""))),
+      `${name} ${kind} ${stat}`,
+    );
+  }
+}
+
+/** What a value of several steps is. @param {import("../heat/heat.js").Heat} heat */
+function mergedWords(heat) {
+  return `${mergedAs(heat)} of merged steps`;
+}
+
+/** What was sampled of a row.
+ * @param {import("../canvas/columns.js").Columns} columns @param {number} row @param {string} name */
+function lineOf(columns, row, name) {
+  const places = Array.from({ length: columns.length }, (_, place) => place).filter(
+    (place) => cellValue(columns, place, row) !== null,
+  );
+  const mean = places.map((place) => columns.value(place, row));
+  return {
+    name,
+    first: places.map((place) => columns.first(place)),
+    last: places.map((place) => columns.last(place)),
+    mean,
+    nonfinite: mean.map((value) => (Number.isFinite(value) ? 0 : 1)),
+  };
 }

@@ -1,18 +1,30 @@
 // @ts-check
 /** One step from input to output: a bar for each layer's activation, and one for the gradient that came back to it. */
-import { CanvasChart, penOf, reportDrawn } from "../canvas/index.js";
-import { hideTip, showTip } from "../canvas/tip.js";
-import { MISSING, startOf, worse } from "../canvas/worst.js";
+import { CanvasChart, penOf, reportDrawn } from "../canvas/chart.js";
+import { MISSING, startOf, worse } from "../canvas/columns.js";
+import { drawMarks } from "../canvas/pen.js";
 import { Card } from "../card.js";
 import { count, stepWords } from "../format.js";
-import { drawMarks } from "../heat/pen.js";
 import { labelOf } from "../heat/rows.js";
 import { Subscription } from "../live/subscription.js";
+import { hideTip, showTip } from "../popup.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
-import { barsIn, barsOf, decadesOf } from "./bars.js";
-import { blockMarks, boxesOf, layerAt, panelMarks } from "./marks.js";
-import { pngOf, svgOf, tableOf, wordOf } from "./output.js";
+import {
+  barsIn,
+  barsOf,
+  blockMarks,
+  boxesOf,
+  decadesOf,
+  layerAt,
+  panelMarks,
+  pngOf,
+  svgOf,
+  tableOf,
+  wordOf,
+} from "./bars.js";
+
+/** @typedef {import("../heat/rows.js").Row} Row */
 
 const TITLES = ["Activations", "Gradients"];
 const LINES = ["line1", "line2"];
@@ -27,9 +39,9 @@ export class Profile extends CanvasChart {
   bits = [];
   /** @type {([number, number] | null)[]} */
   #decades = [null, null];
-  /** @type {import("../heat/marks.js").Mark[]} the marks drawn last */
+  /** @type {import("../heat/picture.js").Mark[]} the marks drawn last */
   marks = [];
-  /** @type {import("./marks.js").Box[]} */
+  /** @type {import("./bars.js").Box[]} */
   #boxes = [];
   #named = [/** @type {readonly any[]} */ ([]), /** @type {readonly any[]} */ ([])];
   /** The layer that is pointed at, by its place; -1: none. */
@@ -222,7 +234,6 @@ export class Profile extends CanvasChart {
   }
 }
 
-/** @typedef {import("../heat/rows.js").Row} Row */
 /**
  * @typedef {{label: string, module: string, type: string, rows: [number, number]}} Layer rows of activations and of
  * gradients; -1: none
@@ -299,7 +310,7 @@ class Values {
     return { ...asked, ...follow.values };
   }
 
-  /** What was not seen since stays as it was. @param {import("../live/frames.js").Frame} frame */
+  /** What was not seen since stays as it was. @param {import("../live/stream.js").Frame} frame */
   #take(frame) {
     if (frame.bits === null) return;
     if (frame.kind === "snapshot" || this.bits.length !== frame.n) this.bits = frame.bits.slice(0, frame.n);

@@ -1,9 +1,138 @@
 // @ts-check
-/** The cells of a heatmap as they are seen: pixel rows by spans of steps, the worst of each, in a ring. Only what is
- * new is made. Pure. */
-import { MAGNITUDE, MISSING } from "../canvas/worst.js";
+/** The cells of a heatmap as pixels: the worst value of each, possibly relative to its row, and its color. Pure. */
+import { mixed, STEPS } from "../canvas/colors.js";
+import { INFINITE, MAGNITUDE, MANTISSA, MISSING } from "../canvas/columns.js";
 
 /** @typedef {import("../canvas/columns.js").Columns} Columns */
+/** @typedef {import("../canvas/colors.js").Palette} Palette */
+/** @typedef {import("../scale.js").Scale} Scale */
+
+const FADED = 0.55; // of the color for "not captured" in a cell that shows an older value
+const NARROW = 0.25; // of a range's size: there half a float32 is too coarse
+
+export class Painter {
+  /** @param {Scale} scale @param {Palette} palette */
+  constructor(scale, palette) {
+    this.scale = scale;
+    this.palette = palette;
+    const narrow =
+      scale.kind === "linear" && scale.high - scale.low < NARROW * Math.max(Math.abs(scale.low), Math.abs(scale.high));
+    this.table = narrow ? null : makeTable(scale, palette);
+    this.word = new Uint32Array(1);
+    this.float = new Float32Array(this.word.buffer);
+  }
+
+  /** The color of a value. @param {number} bits of a float32 */
+  color(bits) {
+    if ((bits & INFINITE) === INFINITE)
+      return bits === MISSING ? this.palette.missing : bits & MANTISSA ? this.palette.nan : this.palette.inf;
+    if (this.table !== null) return this.table[bits >>> 16];
+    this.word[0] = bits;
+    return this.palette.table[Math.round(this.scale.place(this.float[0]) * (STEPS - 1))];
+  }
+
+  /** Cells as an image, row by row. In `hatch` stretches of values that are not finite get the color of their hatch.
+   * @param {Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels
+   * @param {Uint32Array} [hatch] @returns {boolean} whether there are such stretches */
+  paint(grid, from, to, pixels, hatch) {
+    let hatched = false;
+    const width = to - from + 1;
+    let left = grid.at(from - 1);
+    for (let cell = from; cell <= to; cell += 1) {
+      const values = grid.at(cell);
+      const skipped = grid.isSkipped(cell);
+      for (let y = 0, place = cell - from; y < values.length; y += 1, place += width) {
+        const bits = values[y];
+        const special = (bits & INFINITE) === INFINITE;
+        const color = special || this.table === null ? this.color(bits) : this.table[bits >>> 16];
+        pixels[place] = skipped ? this.#fade(color) : color;
+        if (special && hatch && sameKind(bits, left[y])) {
+          hatch[place] = bits & MANTISSA ? this.palette.nanHatch : this.palette.infHatch;
+          hatched = true;
+        }
+      }
+      left = values;
+    }
+    return hatched;
+  }
+
+  /** The color of a step that was not captured. @param {number} color of the nearest one before it */
+  #fade(color) {
+    let faded = this.#faded.get(color);
+    if (faded === undefined) {
+      faded = mixed(color, this.palette.missing, FADED);
+      this.#faded.set(color, faded);
+    }
+    return faded;
+  }
+
+  /** @type {Map<number, number>} */
+  #faded = new Map();
+}
+
+/** Whether both are NaN, or both infinite. @param {number} bits @param {number} left */
+function sameKind(bits, left) {
+  if (bits === MISSING || left === MISSING || (left & INFINITE) !== INFINITE) return false;
+  return ((bits & MANTISSA) !== 0) === ((left & MANTISSA) !== 0);
+}
+
+/** @param {Scale} scale @param {Palette} palette */
+function makeTable(scale, palette) {
+  const bits = Uint32Array.from({ length: 0x10000 }, (_, half) => ((half << 16) | 0x8000) >>> 0);
+  bits[0] = 0;
+  const values = new Float32Array(bits.buffer);
+  return Uint32Array.from(values, (value) =>
+    Number.isFinite(value) ? palette.table[Math.round(scale.place(value) * (STEPS - 1))] : palette.nan,
+  );
+}
+
+const SAMPLES = 33;
+const DECADES = Math.log10(2) / 2 ** 23; // of one unit of the bits
+
+/** The median magnitude of each row over its values; 0 if a row has no finite value.
+ * @param {import("../canvas/columns.js").Columns} columns */
+export function usualOf(columns) {
+  const usual = new Float32Array(columns.rows);
+  const many = Math.min(SAMPLES, columns.length);
+  const picked = Array.from({ length: many }, (_, place) =>
+    columns.column(Math.floor((place * columns.length) / many)),
+  );
+  const held = new Float32Array(many);
+  for (let row = 0; row < usual.length; row += 1) {
+    let count = 0;
+    for (const column of picked) {
+      const value = Math.abs(column[row]);
+      if (value < Infinity) insert(held, count++, value);
+    }
+    if (count) usual[row] = held[count >> 1];
+  }
+  return usual;
+}
+
+/** Puts a value among the first `count`, which ascend.
+ * @param {Float32Array} held @param {number} count @param {number} value */
+function insert(held, count, value) {
+  let place = count;
+  for (; place > 0 && held[place - 1] > value; place -= 1) held[place] = held[place - 1];
+  held[place] = value;
+}
+
+/** Makes columns relative: 0 is usual, 1 ten times as much, -1 a tenth. What is not finite stays. The logarithm is that
+ * of the float's own bits, straight between powers of two: within 0.03, which no color shows, and ten times as fast.
+ * @param {Float32Array} usual @returns {(bits: Uint32Array) => Uint32Array} its answer holds until it is called again
+ */
+export function relativeTo(usual) {
+  const into = new Uint32Array(usual.length);
+  const values = new Float32Array(into.buffer);
+  const zero = new Uint32Array(usual.buffer, usual.byteOffset, usual.length);
+  return (bits) => {
+    for (let row = 0; row < bits.length; row += 1) {
+      if ((bits[row] & INFINITE) === INFINITE) into[row] = bits[row];
+      else values[row] = ((bits[row] & MAGNITUDE) - zero[row]) * DECADES;
+    }
+    return into;
+  };
+}
 
 export class Grid {
   /** Pixel rows. */

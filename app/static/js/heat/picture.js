@@ -1,20 +1,179 @@
 // @ts-check
-/** Brings cells and marks onto a canvas: a texture holds the cells' colors in a ring, and is stretched to the plot. */
-import { xOf } from "./layout.js";
-import { barMarks, legendMarks, rowMarks, stepMarks } from "./marks.js";
-import { drawMarks } from "./pen.js";
-
-const HATCH_PX = 6;
+/** A heatmap as a picture: its marks as data, which a canvas and an SVG draw the same; and its export. */
+import { cssOf, STEPS } from "../canvas/colors.js";
+import { MISSING } from "../canvas/columns.js";
+import { drawMarks, svgOf as svgOfMarks, titledPng, titledSvg } from "../canvas/pen.js";
+import { count, number } from "../format.js";
+import { sharedBy, shortPath } from "../paths.js";
+import { evenTicks, ticks } from "../scale.js";
+import { ROOT } from "../vocabulary.js";
+import { boxOf, groupsOf, labelOf, onsets, xOf } from "./rows.js";
 
 /** @typedef {import("./grid.js").Grid} Grid */
-/** @typedef {import("./layout.js").Layout} Layout */
+/** @typedef {import("./heat.js").Heat} Heat */
+/** @typedef {import("./rows.js").Layout} Layout */
+
+const LINE_PX = 14; // names need so much to be read
+const LETTER = 6.05; // about, of the monospaced 10 px
+const SHADES = 48;
+const STEP_TICK_PX = 90;
+
+/**
+ * @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string}
+ *   | {kind: "text", x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?:
+ * boolean, bold?: boolean}} Mark
+ */
+
+/** @param {number} x @param {number} y @param {number} w @param {number} h @param {string} fill @param {string} [hatch]
+ * @returns {Mark} */
+export function rect(x, y, w, h, fill, hatch) {
+  return { kind: "rect", x, y, w, h, fill, ...(hatch === undefined ? {} : { hatch }) };
+}
+
+/** @param {number} x @param {number} y its middle @param {string} text @param {string} fill
+ * @param {"left" | "right" | "center"} align @param {{mono?: boolean, bold?: boolean}} [how] @returns {Mark} */
+export function words(x, y, text, fill, align, how) {
+  return { kind: "text", x, y, text, fill, align, ...how };
+}
+
+/** @param {string} text @param {number} width @param {number} [shared] how many names all paths begin with */
+export function shortened(text, width, shared = 0) {
+  const letters = Math.max(3, Math.floor(width / LETTER));
+  return shortPath(text, ({ length }) => length <= letters, shared);
+}
+
+/** How wide the longest name is. @param {readonly import("./rows.js").Row[]} rows */
+export function widthOf(rows) {
+  return 8 + LETTER * rows.reduce((most, row) => Math.max(most, labelOf(row).length), 6);
+}
+
+/** Names and groups of the rows, as many as can be read.
+ * @param {Layout} layout @param {readonly import("./rows.js").Row[]} rows
+ * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors
+ * @returns {Mark[]} */
+function rowMarks(layout, rows, grouped, page) {
+  const { shown, labels, gutter, pinned } = layout;
+  if (!shown.length) return [];
+  /** @type {Mark[]} */
+  const marks = [];
+  const shared = sharedBy(rows);
+  /** @param {string} text @param {number} y @param {boolean} [bold] */
+  const name = (text, y, bold = false) => {
+    const short = shortened(text, labels - 4, shared);
+    marks.push(words(labels, y, short, bold ? page.ink : page.quiet, "right", { mono: true, bold }));
+  };
+  for (let place = 0; place < pinned; place += 1) {
+    const box = boxOf(layout, place);
+    name(labelOf(rows[shown[place]]), box.y + box.h / 2, true);
+  }
+  const rest = shown.subarray(pinned);
+  if (!rest.length) return marks;
+  const groups = grouped ? groupsOf(rows, rest, shared) : [];
+  for (const [place, group] of groups.entries()) {
+    const [top, end] = [boxOf(layout, pinned + group.from), boxOf(layout, pinned + group.to - 1)];
+    const tall = Math.max(1, end.y + end.h - top.y - 1);
+    marks.push(rect(gutter.x, top.y, gutter.w - 2, tall, place % 2 ? page.quiet : page.line));
+  }
+  const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
+  const named =
+    groups.length && !readable
+      ? groups.map(({ name, from, to }) => ({ text: name || ROOT, place: from, middle: (from + to - 1) / 2 }))
+      : null;
+  let free = -Infinity;
+  for (let place = 0; place < (named?.length ?? rest.length); place += 1) {
+    const at = named ? Math.floor(named[place].middle) : place;
+    const box = boxOf(layout, pinned + at);
+    const y = box.y + box.h / 2;
+    if (y < free || y + 5 > layout.plot.y + layout.plot.h + 4) continue;
+    name(named ? named[place].text : labelOf(rows[rest[place]]), y);
+    free = y + LINE_PX - 2;
+  }
+  return marks;
+}
+
+/** The axis of steps.
+ * @param {Layout} layout @param {[number, number]} span @param {Record<string, string>} page
+ * @param {import("../timeline/clock.js").Clock} [clock] what the ticks say @returns {Mark[]} */
+function stepMarks(layout, span, page, clock) {
+  const { plot } = layout;
+  const bottom = plot.y + plot.h;
+  const many = Math.max(1, plot.w / STEP_TICK_PX);
+  const few = evenTicks(span[0], span[1], many);
+  const whole = (few.length > 1 ? few : evenTicks(span[0], span[1], many * 2)).filter(Number.isInteger);
+  return whole.flatMap((step) => {
+    const x = xOf(layout, span, step + 0.5);
+    const near = x > plot.x + plot.w - 20 ? "right" : x < plot.x + 16 ? "left" : "center";
+    return [
+      rect(x - 0.5, bottom, 1, 4, page.quiet),
+      words(x, bottom + 12, clock?.text(step, span) ?? count(step), page.quiet, near),
+    ];
+  });
+}
+
+/** The color bar, with values at its ticks.
+ * @param {Layout} layout @param {import("../scale.js").Scale} scale
+ * @param {import("../canvas/colors.js").Palette} palette @param {boolean} relative @param {Record<string, string>} page
+ * @returns {Mark[]} */
+function barMarks(layout, scale, palette, relative, page) {
+  const { bar } = layout;
+  /** @type {Mark[]} */
+  const marks = [];
+  const each = bar.h / SHADES;
+  for (let shade = 0; shade < SHADES; shade += 1) {
+    const color = palette.table[Math.round((shade / (SHADES - 1)) * (STEPS - 1))];
+    marks.push(rect(bar.x, bar.y + bar.h - (shade + 1) * each, bar.w, each + 0.6, cssOf(color)));
+  }
+  for (const value of ticks(scale, Math.max(2, bar.h / 55))) {
+    const at = bar.y + (1 - scale.place(value)) * bar.h;
+    const y = Math.min(bar.y + bar.h - 5, Math.max(bar.y + 5, at));
+    const text = relative ? timesOf(value) : number(value, { digits: 3, style: "auto" });
+    marks.push(rect(bar.x + bar.w, at - 0.5, 4, 1, page.quiet));
+    marks.push(words(bar.x + bar.w + 6, y, text, page.quiet, "left"));
+  }
+  return marks;
+}
+
+/** Ten to that power, as a multiple of the median. @param {number} decades */
+function timesOf(decades) {
+  const times = 10 ** Math.abs(decades);
+  const text = number(times, { digits: 2, style: "auto" });
+  return decades < 0 ? `\u00f7${text}` : `\u00d7${text}`;
+}
+
+/** What no scale holds.
+ * @param {Layout} layout @param {string} about what the colors are of
+ * @param {import("../canvas/colors.js").Palette} palette @param {Record<string, string>} page
+ * @param {boolean} lumped whether NaN and infinities are one kind @returns {Mark[]} */
+function legendMarks(layout, about, palette, page, lumped = false) {
+  const y = layout.plot.y + layout.plot.h + 33;
+  const entries = /** @type {[string, number, number | null][]} */ ([
+    ...(lumped ? [] : [["NaN", palette.nan, palette.nanHatch]]),
+    [lumped ? "NaN or Inf" : "Inf", palette.inf, palette.infHatch],
+    ["faded: not captured", palette.missing, null],
+  ]);
+  /** @type {Mark[]} */
+  const marks = [];
+  let x = layout.plot.x + layout.plot.w;
+  for (const [text, fill, hatch] of entries.reverse()) {
+    marks.push(words(x, y, text, page.quiet, "right"));
+    x -= text.length * 5.6 + 20;
+    marks.push(rect(x, y - 5, 12, 10, cssOf(fill), hatch === null ? undefined : cssOf(hatch)));
+    x -= 12;
+  }
+  const room = Math.floor((x - layout.plot.x - 8) / 6);
+  const fitting = about.length > room ? `${about.slice(0, room - 1)}\u2026` : about;
+  if (room > 12) marks.push(words(layout.plot.x, y, fitting, page.quiet, "left"));
+  return marks;
+}
+
+const HATCH_PX = 6;
 
 /**
  * @typedef {object} Scene what a picture shows
  * @property {Layout} layout
  * @property {[number, number]} span
  * @property {Grid} grid
- * @property {import("./paint.js").Painter} painter
+ * @property {import("./grid.js").Painter} painter
  * @property {readonly import("./rows.js").Row[]} rows
  * @property {boolean} grouped
  * @property {boolean} relative
@@ -25,7 +184,7 @@ const HATCH_PX = 6;
  */
 
 /** All that stands around the cells. @param {Scene} scene */
-export function marksOf({ layout, span, painter, rows, grouped, relative, words, page, lumped, clock }) {
+function marksOf({ layout, span, painter, rows, grouped, relative, words, page, lumped, clock }) {
   return [
     ...rowMarks(layout, rows, grouped, page),
     ...stepMarks(layout, span, page, clock),
@@ -39,7 +198,7 @@ export class Texture {
   #context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
 
   /** Repaints cells.
-   * @param {Grid} grid @param {import("./paint.js").Painter} painter @param {[number, number]} cells */
+   * @param {Grid} grid @param {import("./grid.js").Painter} painter @param {[number, number]} cells */
   paint(grid, painter, [from, to]) {
     if (!grid.height) return;
     if (this.canvas.width !== grid.ring || this.canvas.height !== grid.height) {
@@ -158,4 +317,104 @@ export function drawScene(context, texture, scene, ratio) {
   context.clearRect(0, 0, width, height);
   texture.blit(context, scene, ratio);
   drawMarks(context, marksOf(scene));
+}
+
+/** @param {Heat} heat */
+function titleOf(heat) {
+  return [heat.options.title, heat.page.runName].filter(Boolean).join(" \u00b7 ");
+}
+
+/** @param {Heat} heat @returns {Promise<Blob>} */
+export async function pngOf(heat) {
+  const picture = heat.screen.copy();
+  const width = Math.max(1, heat.screen.plot.clientWidth);
+  const ratio = picture.width / width;
+  return titledPng(titleOf(heat), width, picture.height / ratio, ratio, (pen, top) => {
+    pen.setTransform(1, 0, 0, 1, 0, top); // pixel by pixel: scaling could lose a row
+    pen.drawImage(picture, 0, 0);
+  });
+}
+
+/** Names, axes, and legend as text; the cells as an embedded picture. @param {Heat} heat */
+export function svgOf(heat) {
+  const { scene } = heat.screen;
+  if (scene === null) throw new Error("the chart is still empty");
+  const { width, height, plot } = scene.layout;
+  const copy = heat.screen.copy();
+  const ratio = copy.width / width;
+  const cells = document.createElement("canvas");
+  Object.assign(cells, { width: Math.round(plot.w * ratio), height: Math.round(plot.h * ratio) });
+  cells.getContext("2d")?.drawImage(copy, -Math.round(plot.x * ratio), -Math.round(plot.y * ratio));
+  const image =
+    `<image x="${plot.x}" y="${plot.y}" width="${plot.w}" height="${plot.h}" preserveAspectRatio="none" ` +
+    `style="image-rendering:pixelated" href="${cells.toDataURL("image/png")}"/>`;
+  return titledSvg(titleOf(heat), width, height, image, svgOfMarks(marksOf(scene)));
+}
+
+/** Returns the rows from the bottom up, because tables show their end first.
+ * @param {Heat} heat @returns {{columns: string[], rows: any[][]}} */
+export function tableOf(heat) {
+  const { columns, rows, order, span } = heat;
+  const named = (/** @type {string} */ value) => [
+    heat.noun,
+    "type",
+    value,
+    "smallest",
+    "largest",
+    "non-finite since step",
+  ];
+  if (columns === null || !columns.length || span === null) return { columns: named("value"), rows: [] };
+  const { held, step } = heat.page.follow;
+  const at = held === null ? columns.find(step ?? span[1]) : columns.at(held);
+  const names = named(headingOf(heat, columns, at));
+  const since = onsets(columns);
+  const found = Array.from(order, (row) => {
+    const [low, high] = extremes(columns, row);
+    return [
+      labelOf(rows[row]),
+      rows[row].type ?? "",
+      shownValue(heat, cellValue(columns, at, row)),
+      low,
+      high,
+      Number.isFinite(since[row]) ? since[row] : null,
+    ];
+  });
+  return { columns: names, rows: found.reverse() };
+}
+
+/** What the values of a column are. @param {Heat} heat @param {import("../canvas/columns.js").Columns} columns
+ * @param {number} i -1 is none */
+function headingOf(heat, columns, i) {
+  if (i < 0 || columns.first(i) === columns.last(i)) return "value";
+  return `${mergedAs(heat)} in steps ${count(columns.first(i))} to ${count(columns.last(i))}`;
+}
+
+/** What a value of several steps is. @param {Heat} heat */
+export function mergedAs({ options }) {
+  return options.merged ?? "largest magnitude";
+}
+
+/** The value of a cell; null if it was not captured.
+ * @param {import("../canvas/columns.js").Columns} columns @param {number} i -1 is none @param {number} row */
+export function cellValue(columns, i, row) {
+  return i < 0 || columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
+}
+
+/** A value, or words for it if it is unknown whether it is NaN or an infinity.
+ * @param {Heat} heat @param {number | null} value */
+export function shownValue(heat, value) {
+  return heat.options.lumped && value !== null && !Number.isFinite(value) ? "NaN or Inf" : value;
+}
+
+/** @param {import("../canvas/columns.js").Columns} columns @param {number} row
+ * @returns {[number | null, number | null]} */
+function extremes(columns, row) {
+  let [low, high] = [Infinity, -Infinity];
+  for (let i = 0; i < columns.length; i += 1) {
+    const value = columns.value(i, row);
+    if (!Number.isFinite(value)) continue;
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  return low <= high ? [low, high] : [null, null];
 }

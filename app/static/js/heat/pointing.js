@@ -1,18 +1,191 @@
 // @ts-check
-/** The reader's hand on a heatmap: the cell under the pointer, one cursor with the other charts, picking, and
- * zooming. */
-import { Brush } from "../canvas/brush.js";
-import { hideTip, showTip } from "../canvas/tip.js";
-import { worse } from "../canvas/worst.js";
+/** The reader's pointer and keys on a heatmap: what is under them, one cursor with the other charts, picking, zooming. */
+import { Brush, movedBy } from "../canvas/chart.js";
+import { worse } from "../canvas/columns.js";
 import { isAside } from "../dom.js";
-import { count, number, stepWords } from "../format.js";
-import { isLocal } from "../kinds.js";
-import { cellValue, mergedAs, shownValue } from "./export.js";
-import { moveBy } from "./keys.js";
-import { boxOf, pixelAt, stepAt, xOf } from "./layout.js";
-import { drawCursor } from "./overlay.js";
-import { labelOf } from "./rows.js";
-import { turn } from "./zoom.js";
+import { count, isLocal, number, stepWords } from "../format.js";
+import { hideTip, showTip } from "../popup.js";
+import { cellValue, mergedAs, shownValue } from "./picture.js";
+import { boxOf, labelOf, pixelAt, ROW_PX, stepAt, xOf } from "./rows.js";
+
+/** @typedef {import("./picture.js").Scene} Scene */
+
+/** @param {CanvasRenderingContext2D} pen @param {Pointing} pointing @param {Scene} scene */
+function drawCursor(pen, pointing, scene) {
+  const { page, heat } = pointing;
+  const { plot } = scene.layout;
+  const held = page.state.get("step");
+  if (held !== "" && held !== undefined) drawStep(pen, scene, Number(held), 0.9);
+  const { module: picked } = page.state.values; // "" is the root
+  if (picked !== undefined)
+    drawMark(
+      pen,
+      pointing,
+      scene,
+      heat.rows.findIndex((row) => row.module === picked),
+    );
+  const { module, tap, step } = page.cursor.point;
+  if (step !== null && step !== undefined) drawStep(pen, scene, step, 0.6);
+  const named = heat.rows.findIndex((row) =>
+    tap === null || tap === undefined ? row.module === module : row.number === tap,
+  );
+  const row = pointing.at?.row ?? (named >= 0 ? named : heat.rows.findIndex((each) => each.module === module));
+  const place = module === null || module === undefined || row < 0 ? -1 : pointing.placeOf(row);
+  if (place < 0) return;
+  const box = boxOf(scene.layout, place);
+  outline(pen, scene, plot.x, box.y, plot.w, Math.max(2, box.h));
+}
+
+/** Light on dark and dark on light: seen on every color.
+ * @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} x @param {number} y @param {number} w
+ * @param {number} h */
+function outline(pen, { page }, x, y, w, h) {
+  pen.lineWidth = 3;
+  pen.strokeStyle = page.card;
+  pen.strokeRect(x, y - 0.5, w, h + 1);
+  pen.lineWidth = 1;
+  pen.strokeStyle = page.ink;
+  pen.strokeRect(x, y - 0.5, w, h + 1);
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} step @param {number} alpha */
+function drawStep(pen, { layout, span, page }, step, alpha) {
+  if (step < span[0] || step > span[1]) return;
+  const { plot } = layout;
+  const [left, right] = [xOf(layout, span, step), xOf(layout, span, step + 1)];
+  const x = Math.min(plot.x + plot.w - 1, Math.max(plot.x, (left + right) / 2));
+  pen.globalAlpha = alpha;
+  for (const [width, color] of /** @type {[number, string][]} */ ([
+    [3, page.card],
+    [1, page.ink],
+  ])) {
+    pen.fillStyle = color;
+    pen.fillRect(x - width / 2, plot.y, width, plot.h + 4);
+  }
+  pen.globalAlpha = 1;
+}
+
+/** A triangle at the picked layer.
+ * @param {CanvasRenderingContext2D} pen @param {Pointing} pointing @param {Scene} scene
+ * @param {number} row */
+function drawMark(pen, pointing, scene, row) {
+  const place = row < 0 ? -1 : pointing.placeOf(row);
+  if (place < 0) return;
+  const { y, h } = boxOf(scene.layout, place);
+  const { plot } = scene.layout;
+  pen.fillStyle = scene.page.accent;
+  pen.beginPath();
+  pen.moveTo(plot.x, y + h / 2);
+  pen.lineTo(plot.x - 8, y + h / 2 - 5);
+  pen.lineTo(plot.x - 8, y + h / 2 + 5);
+  pen.fill();
+}
+
+const TURN_ZOOM = 1.25;
+const PAN = 0.05; // of the shown part
+const MIN_STEPS = 2; // steps between the first and the last
+
+/** The wheel zooms with Ctrl (so do two fingers), and moves along the steps sideways; else the page scrolls.
+ * @param {WheelEvent} event @param {Pointing} pointing @param {number} x */
+function turn(event, pointing, x) {
+  const { scene } = pointing.screen;
+  if (!scene) return;
+  const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+  if (event.ctrlKey || event.metaKey)
+    zoom(pointing, event.deltaY > 0 ? TURN_ZOOM : 1 / TURN_ZOOM, stepAt(scene.layout, scene.span, x));
+  else if (event.shiftKey || Math.abs(sideways) > Math.abs(event.deltaY)) pan(pointing, Math.sign(sideways) * PAN);
+  else return;
+  event.preventDefault();
+}
+
+/** @param {Pointing} pointing @param {number} factor @param {number} around a step */
+function zoom({ screen, page }, factor, around) {
+  const span = screen.scene?.span;
+  if (!span) return;
+  const from = Math.max(0, around - (around - span[0]) * factor);
+  const to = Math.min(page.follow.newest ?? span[1], around + (span[1] - around) * factor);
+  if (to - from >= MIN_STEPS) page.follow.zoom(from, to);
+}
+
+/** @param {Pointing} pointing @param {number} share of the shown part */
+function pan({ screen, page }, share) {
+  const span = screen.scene?.span;
+  const newest = page.follow.newest;
+  if (!span || newest === null) return;
+  const by = Math.max(-span[0], Math.min(newest - span[1], Math.round((span[1] - span[0] + 1) * share)));
+  if (by) page.follow.zoom(span[0] + by, span[1] + by);
+}
+
+const READ_MS = 400; // a key that is held down is read once, at its end
+const KEY_ZOOM = 1.5;
+
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let reading;
+
+/** @param {KeyboardEvent} event @param {Pointing} pointing */
+export function moveBy(event, pointing) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const [right, up] = movedBy(event);
+  if (right || up) go(pointing, -up, right);
+  else if (event.key === "Home" || event.key === "End") jump(pointing, event.key === "End");
+  else if (event.key === "+" || event.key === "-")
+    zoom(pointing, event.key === "-" ? KEY_ZOOM : 1 / KEY_ZOOM, start(pointing)?.step ?? 0);
+  else if (event.key === "Enter") pointing.pick(pointing.at);
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+/** The current position; at first the first layer, at the current step. @param {Pointing} pointing */
+function start({ at, heat, page }) {
+  const span = heat.span;
+  if (at !== null) return at;
+  if (span === null || !heat.visible.length) return null;
+  return { row: heat.visible[0], step: Math.min(span[1], Math.max(span[0], page.follow.step ?? span[1])), sharing: 1 };
+}
+
+/** @param {Pointing} pointing @param {number} rows @param {number} steps */
+function go(pointing, rows, steps) {
+  const { heat } = pointing;
+  const from = start(pointing);
+  if (from === null) return;
+  const begun = pointing.at === null;
+  const place = Math.min(heat.visible.length - 1, Math.max(0, heat.visible.indexOf(from.row) + (begun ? 0 : rows)));
+  reveal(pointing, place);
+  pointing.point({ row: heat.visible[place], step: heat.stopAt(from.step, begun ? 0 : steps), sharing: 1 });
+  read(pointing);
+}
+
+/** @param {Pointing} pointing @param {boolean} end */
+function jump(pointing, end) {
+  const span = pointing.heat.span;
+  const from = start(pointing);
+  if (span === null || from === null) return;
+  pointing.point({ ...from, step: pointing.heat.stopAt(span[end ? 1 : 0]), sharing: 1 });
+  read(pointing);
+}
+
+/** Scrolls to a row. @param {Pointing} pointing @param {number} place */
+function reveal({ heat, screen }, place) {
+  const layout = screen.scene?.layout;
+  if (!layout || layout.content <= layout.plot.h || place < layout.pinned) return;
+  const room = layout.shown.length - layout.pinned;
+  const first = Math.round(screen.pad.scrollTop / ROW_PX);
+  const wanted = place - heat.pinned;
+  if (wanted < first) screen.pad.scrollTop = wanted * ROW_PX;
+  else if (wanted >= first + room) screen.pad.scrollTop = (wanted - room + 1) * ROW_PX;
+}
+
+/** @param {Pointing} pointing */
+function read(pointing) {
+  clearTimeout(reading);
+  reading = setTimeout(() => {
+    const { at, heat, page } = pointing;
+    if (at === null || !heat.columns) return;
+    const value = cellValue(heat.columns, heat.columns.at(at.step), at.row);
+    page.announce(`${labelOf(heat.rows[at.row])}, step ${at.step}, ${value === null ? "not captured" : number(value)}`);
+  }, READ_MS);
+}
 
 /** @typedef {{row: number, step: number, sharing: number}} Point a row of the data */
 
@@ -20,8 +193,8 @@ export class Pointing {
   /** Where the reader points. @type {Point | null} */
   at = null;
 
-  /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat
-   * @param {import("./screen.js").Screen} screen */
+  /** @param {import("../page.js").Page} page @param {import("./heat.js").Heat} heat
+   * @param {import("./heat.js").Screen} screen */
   constructor(page, heat, screen) {
     this.page = page;
     this.heat = heat;
@@ -97,7 +270,7 @@ export class Pointing {
   }
 
   /** Zooms to the steps and the rows in a box.
-   * @param {import("../canvas/brush.js").Box} box @param {boolean} wide @param {boolean} high */
+   * @param {import("../canvas/chart.js").Box} box @param {boolean} wide @param {boolean} high */
   #zoom({ left, right, top, bottom }, wide, high) {
     const { scene } = this.screen;
     if (!scene) return;
@@ -156,7 +329,7 @@ export class Pointing {
 }
 
 /** Describes a cell: the layer, the step, the value.
- * @param {import("./index.js").Heat} heat @param {Point} point */
+ * @param {import("./heat.js").Heat} heat @param {Point} point */
 export function wordsOf(heat, point) {
   const { columns, rows } = heat;
   const row = rows[point.row];

@@ -1,18 +1,52 @@
 // @ts-check
 /** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. It is
  * painted once, and composed with its axes whenever the cursor moves. */
-import { Brush } from "../canvas/brush.js";
+import { Brush, CanvasChart, fitCanvas, pixelRatio } from "../canvas/chart.js";
 import { paletteOf, pixelOf } from "../canvas/colors.js";
-import { CanvasChart, fitCanvas, pixelRatio } from "../canvas/index.js";
-import { stopAt } from "../canvas/stops.js";
-import { hideTip, showTip } from "../canvas/tip.js";
+import { stopAt } from "../canvas/columns.js";
 import { makeButton } from "../dom.js";
-import { Scale } from "../scale.js";
+import { number } from "../format.js";
+import { hideTip, showTip } from "../popup.js";
+import { Scale, ticks } from "../scale.js";
 import { colors } from "../theme.js";
-import { BOTTOM, drawCursor, drawValues, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
-import { say, tableOf } from "./say.js";
-import { axisOf, shapeOf, stopsOf } from "./shape.js";
+import { axisOf, say, shapeOf, stopsOf, tableOf } from "./shape.js";
+
+const LEFT = 52;
+const BOTTOM = 16;
+const LETTERS = 11;
+
+/** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
+
+/** Where a value stands, in CSS pixels from the top.
+ * @param {import("../scale.js").Scale} axis @param {number} value @param {Size} size */
+function topOf(axis, value, { height, ratio }) {
+  return STRIP / ratio + (1 - axis.place(value)) * (height - BOTTOM - (2 * STRIP) / ratio);
+}
+
+/** Draws the values on the left.
+ * @param {CanvasRenderingContext2D} pen @param {import("../scale.js").Scale} axis @param {Size} size */
+function drawValues(pen, axis, size) {
+  let free = Infinity;
+  for (const value of ticks(axis, Math.max(2, Math.floor(size.height / 28)))) {
+    const y = topOf(axis, value, size);
+    if (free - y < LETTERS) continue;
+    free = y;
+    pen.fillText(number(value, { digits: 1 }), LEFT - 7, Math.max(6, Math.min(size.height - BOTTOM - 5, y)));
+    pen.fillRect(LEFT - 4, Math.round(y), 3, 1);
+  }
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {number} step @param {[number, number]} span @param {Size} size */
+function drawCursor(pen, step, span, { width, height }) {
+  if (step < span[0] || step > span[1]) return;
+  const x = Math.floor(LEFT + ((step - span[0] + 0.5) / (span[1] - span[0] + 1)) * (width - LEFT));
+  // Two lines: one of them is seen on every color.
+  pen.fillStyle = colors().ink;
+  pen.fillRect(x, 0, 1, height - BOTTOM);
+  pen.fillStyle = colors().paper;
+  pen.fillRect(x + 1, 0, 1, height - BOTTOM);
+}
 
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
 
@@ -153,7 +187,7 @@ export class HistMap extends CanvasChart {
   }
 
   /** Zooms to what a box contains.
-   * @param {import("../canvas/brush.js").Box} box @param {boolean} wide @param {boolean} high */
+   * @param {import("../canvas/chart.js").Box} box @param {boolean} wide @param {boolean} high */
   #take({ left, right, top, bottom }, wide, high) {
     const canvas = this.canvas.getBoundingClientRect();
     const edge = canvas.left + LEFT;

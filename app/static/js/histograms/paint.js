@@ -4,8 +4,8 @@
 import { colorOf } from "../canvas/colors.js";
 import { middleOf, pixelsOf } from "./shape.js";
 
-/** @typedef {import("./shape.js").Shape} Shape */
 /** @typedef {import("../canvas/colors.js").Palette} Palette */
+/** @typedef {import("./shape.js").Shape} Shape */
 
 /** The colors reach from the first share to the second, by the logarithm. */
 export const SHARES = /** @type {const} */ ([1e-4, 0.25]);

@@ -1,15 +1,14 @@
 // @ts-check
 /** One layer's histograms as lines: ridges, the newest in front, or the bars of one step. Values to the right. */
+import { CanvasChart, penOf } from "../canvas/chart.js";
 import { cssOf, tableOf } from "../canvas/colors.js";
-import { CanvasChart, penOf } from "../canvas/index.js";
-import { hideTip, showTip } from "../canvas/tip.js";
 import { count, number } from "../format.js";
+import { hideTip, showTip } from "../popup.js";
 import { prefs } from "../prefs.js";
 import { ticks } from "../scale.js";
 import { colors } from "../theme.js";
 import { rowsOf, SHARES } from "./paint.js";
-import { tableOf as numbersOf, say, stepsOf } from "./say.js";
-import { axisOf, columnAt, columnOf, shapeOf } from "./shape.js";
+import { axisOf, columnAt, columnOf, tableOf as numbersOf, say, shapeOf, stepsOf } from "./shape.js";
 
 const RIDGES = 12;
 const PLACES = 100; // that the arrow keys visit on the axis

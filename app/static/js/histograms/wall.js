@@ -1,34 +1,129 @@
 // @ts-check
-/** The tiles of the Histograms page. Only those in view have a canvas, and only those are requested, up to 50 at a
- * time. */
-import { get } from "../api.js";
+/** The tiles of the Histograms page: which layers, in which order. Only those in view have a canvas and are requested,
+ * up to 50 at a time. */
+import { get, getAll, numberOf } from "../api.js";
 import { h, penLike, write } from "../dom.js";
-import { MAX_HISTOGRAMS } from "../limits.js";
+import { MAX_HISTOGRAMS, MAX_LATEST, MAX_PAGE } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { cut, sharedBy } from "../paths.js";
-import { visit } from "../timeline/keep.js";
+import { visit } from "../timeline/links.js";
 import { ROOT } from "../vocabulary.js";
 import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
 import { axisOf, barsOf, shapeOf } from "./shape.js";
+
+/** @typedef {import("../answers.js").Histograms} Histograms */
+
+/**
+ * @typedef {object} Layer
+ * @property {number} tap
+ * @property {string} module
+ * @property {string} label the tap without its module
+ * @property {string} type
+ * @property {number} place in the model
+ * @property {number} zero share of zeros, in the newest step; NaN if unknown
+ * @property {number} spread standard deviation
+ * @property {number} drift how far the size went in the window: the logarithm of last to first, its magnitude
+ * @property {number} bad how many values are not finite
+ */
+
+/** The largest first; NaN is the worst of all, but only if something is known.
+ * @type {Record<string, (layer: Layer) => number>} */
+const KEYS = {
+  zero: (layer) => layer.zero,
+  spread: (layer) => layer.spread,
+  drift: (layer) => layer.drift,
+  bad: (layer) => layer.bad,
+};
+
+/** @param {Layer[]} layers @param {string} sort @returns {Layer[]} */
+export function ordered(layers, sort) {
+  const key = KEYS[sort];
+  const inModel = [...layers].sort((a, b) => a.place - b.place || a.tap - b.tap);
+  if (!key) return inModel;
+  const rank = (/** @type {Layer} */ layer) => (Number.isNaN(key(layer)) ? -Infinity : key(layer));
+  return inModel.sort((a, b) => (rank(b) === rank(a) ? 0 : rank(b) - rank(a)));
+}
+
+/** How far the size of each row went: the largest change of scale against its first column that was seen.
+ * @param {(number | null)[][]} rows worst values by row and column @param {number[][]} states 0 empty, 1 finite
+ * @returns {number[]} */
+export function driftOf(rows, states) {
+  return rows.map((row, place) => {
+    const sizes = row
+      .map((value, column) => (states[place][column] === 1 ? Math.abs(Number(value)) : 0))
+      .filter((size) => size > 0);
+    return sizes.length < 2 ? NaN : Math.max(...sizes.map((size) => Math.abs(Math.log2(size / sizes[0]))));
+  });
+}
+
+const DRIFT_COLUMNS = 12; // of the heatmap from which drift is computed
+const ROWS = 5000;
+
+/** @typedef {{type: string, place: number}} Placed */
+
+/** All modules of a run, by path.
+ * @param {string} run @param {AbortSignal} signal @returns {Promise<Map<string, Placed>>} */
+export async function modulesOf(run, signal) {
+  const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: MAX_PAGE }, signal);
+  const modules = parts.flatMap((part) => part.modules);
+  return new Map(modules.map(({ path, type }, place) => [path, { type, place }]));
+}
+
+/** The layers of a kind with their newest values in some steps.
+ * @param {string} run @param {string} kind @param {Map<string, Placed>} modules
+ * @param {{from?: number, to?: number}} steps @param {AbortSignal} signal @returns {Promise<Layer[]>} */
+export async function layersOf(run, kind, modules, steps, signal) {
+  const query = { run, kind, limit: MAX_LATEST };
+  const said = await get("latest", query, signal);
+  const shown = steps.to === undefined ? said : await get("latest", { ...query, ...steps }, signal);
+  const values = new Map(shown.taps.map((tap) => [tap.number, tap.values]));
+  const column = (/** @type {string} */ name) => said.stats.indexOf(name);
+  const [zero, spread, bad] = ["zero_fraction", "std", "nonfinite"].map(column);
+  return said.taps.map((tap) => {
+    const at = values.get(tap.number) ?? []; // nothing if it wasn't captured in these steps
+    return {
+      tap: Number(tap.number),
+      module: tap.module,
+      label: tap.label.slice((tap.module || ROOT).length).trim(),
+      type: modules.get(tap.module)?.type ?? "",
+      place: modules.get(tap.module)?.place ?? modules.size,
+      zero: numberOf(at[zero]),
+      spread: numberOf(at[spread]),
+      bad: numberOf(at[bad]),
+      drift: NaN,
+    };
+  });
+}
+
+/** Sets each layer's drift over the shown steps.
+ * @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers @param
+ * {AbortSignal} signal */
+export async function addDrift(run, kind, span, layers, signal) {
+  const [from, to] = span ?? [];
+  const said = await get("heatmap", { run, kind, stat: "rms", columns: DRIFT_COLUMNS, rows: ROWS, from, to }, signal);
+  const drifts = driftOf(
+    said.worst.map((row) => row.map(numberOf)),
+    said.state,
+  );
+  const found = new Map(said.rows.map((row, place) => [row.number, drifts[place]]));
+  for (const layer of layers) layer.drift = found.get(layer.tap) ?? NaN;
+}
 
 const CHUNK = 120; // tiles that are made at once; more when the reader scrolls near the end
 const NARROW_CHUNK = 16; // in a single column
 const TYPE_PX = 64; // of a tile's title, for the class
 const NARROW_PX = 700;
 const MAX_CACHED = 300; // answers, for tiles that come into view again
-const COLUMNS = 160;
+const BAR_COLUMNS = 160;
 const BINS = 112;
 const PAUSE = { min: 60, max: 2000, share: 1 };
 const HEIGHTS = /** @type {Record<string, number>} */ ({ s: 84, m: 128, l: 210 });
 
-/** @typedef {import("./order.js").Layer} Layer */
 /**
  * @typedef {{layer: Layer, element: HTMLElement, name: HTMLElement, plot: HTMLElement,
  *   map: HistMap | HistProfile | null, zoomed: [number, number] | null}} Tile
  * `zoomed` are the values between which the reader zoomed in */
-
-/** @typedef {import("../answers.js").Histograms} Histograms */
 
 export class Wall {
   /** @type {Tile[]} */
@@ -200,7 +295,8 @@ export class Wall {
   /** @param {number[]} taps */
   query(taps) {
     const { follow, state, run } = this.page;
-    const steps = state.get("view") === "bars" ? barsOf(follow, COLUMNS) : { ...follow.shown, columns: COLUMNS };
+    const steps =
+      state.get("view") === "bars" ? barsOf(follow, BAR_COLUMNS) : { ...follow.shown, columns: BAR_COLUMNS };
     return { run, tap: taps, ...steps, bins: BINS };
   }
 

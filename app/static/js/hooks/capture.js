@@ -3,8 +3,8 @@
 import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { count, counted } from "../format.js";
-import { toast } from "../toast.js";
-import { applied, eventsNow } from "./applied.js";
+import { applied, eventsNow } from "../live/news.js";
+import { toast } from "../popup.js";
 
 /** The modules that patterns would select: those in `paths` if `fits`, else all others.
  * @typedef {{fits: boolean, paths: string[], modules: number, selected: number, problem: string, is_malformed: boolean,

@@ -1,25 +1,79 @@
 // @ts-check
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
-import { get, send } from "../api.js";
-import { bitsOf } from "../canvas/worst.js";
-import { copyText } from "../copy.js";
-import { byId, h } from "../dom.js";
-import { Heat } from "../heat/index.js";
-import { applied, eventsNow } from "../hooks/applied.js";
+import { get, numberOf, send } from "../api.js";
+import { bitsOf } from "../canvas/columns.js";
+import { byId, copyText, h } from "../dom.js";
+import { count, counted, stepWords } from "../format.js";
+import { Heat } from "../heat/heat.js";
+import { rowOf } from "../heat/rows.js";
 import { MAX_CHANNEL_ROWS } from "../limits.js";
-import { failedWords } from "../live/failed.js";
-import { Refresh } from "../live/refresh.js";
-import { toast } from "../toast.js";
-import { captionOf, columnOf, groupOf, kindOf, orderOf, rowsOf } from "./channelshape.js";
+import { applied, eventsNow } from "../live/news.js";
+import { failedWords, Refresh } from "../live/refresh.js";
+import { toast } from "../popup.js";
+import { percentiles } from "../scale.js";
 import { shortOf } from "./plan.js";
+
+/** @typedef {import("../answers.js").Channels} Channels */
+/** @typedef {import("../answers.js").Tap} Tap */
+
+/** How many channels a row stands for. @param {Channels} said */
+function groupOf({ channel, channels }) {
+  return channel.length > 1 ? channel[1] - channel[0] : Math.max(1, channels);
+}
+
+/** Channels as the rows of a heatmap: `channel 17`, or `channels 16 to 23`. @param {Channels} said */
+export function rowsOf(said) {
+  return said.channel.map((first) => {
+    const last = Math.min(said.channels, first + groupOf(said)) - 1;
+    return rowOf(first, first === last ? `channel ${count(first)}` : `channels ${count(first)} to ${count(last)}`);
+  });
+}
+
+/** The column of a step, or else the newest one. @param {Channels} said @param {number | null} step */
+export function columnOf({ first_step: first }, step) {
+  const found = step === null ? -1 : first.findLastIndex((begin) => begin <= step);
+  return found < 0 ? first.length - 1 : found;
+}
+
+/** The rows from top to bottom: by channel, or by the values of a column; then NaN is on top.
+ * @param {Channels} said @param {string} sort "" by channel, "largest", "smallest" @param {number} column */
+export function orderOf({ values }, sort, column) {
+  const rows = [...values.keys()];
+  if (!sort || column < 0) return rows;
+  const sign = sort === "smallest" ? 1 : -1;
+  const keys = values.map((row) => sign * numberOf(row[column])).map((key) => (Number.isNaN(key) ? -Infinity : key));
+  return rows.sort((a, b) => (keys[a] === keys[b] ? 0 : keys[a] - keys[b]));
+}
+
+const WIDE = 20; // times: then the colors follow the logarithm
+
+/** The scale of the colors. @param {Channels} said @param {string} chosen "" is automatic
+ * @returns {import("../scale.js").Kind} */
+export function kindOf({ values }, chosen) {
+  if (chosen) return /** @type {import("../scale.js").Kind} */ (chosen);
+  const numbers = values.flat().map(numberOf);
+  const [low, high] = percentiles(numbers, "log");
+  return high / low > WIDE && !numbers.some((value) => value < 0) ? "log" : "linear";
+}
+
+/** What the rows are. @param {Channels} said @param {string} sort @param {number} column that they are sorted by */
+export function captionOf(said, sort, column) {
+  const [group, channels] = [groupOf(said), counted(said.channels, "channel")];
+  const rows =
+    group > 1
+      ? `${channels} in ${counted(said.channel.length, "row")}: ` +
+        `each row shows the largest value of ${count(group)} neighboring channels, or NaN.`
+      : `${channels}.`;
+  if (!sort) return `${rows} Channel 0 is on top.`;
+  const steps = stepWords(said.first_step[column], said.last_step[column]);
+  return `${rows} Sorted by the values of ${steps}, ${sort} first.`;
+}
 
 const MIN_MS = 2000;
 const [COLUMNS, ROWS] = [240, 256];
 const FULL_COLUMNS = 500;
 const [ROW_PX, AROUND_PX] = [7, 52]; // of a row; of the axis and the legend
 const [MIN_PX, MAX_PX] = [160, 440];
-
-/** @typedef {import("../answers.js").Tap} Tap */
 
 export class ChannelView {
   /** @type {Tap[]} */

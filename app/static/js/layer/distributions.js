@@ -5,15 +5,15 @@ import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { HistMap } from "../histograms/map.js";
 import { MAX_HISTOGRAM_COLUMNS } from "../limits.js";
-import { failedWords } from "../live/failed.js";
-import { Refresh } from "../live/refresh.js";
+import { failedWords, Refresh } from "../live/refresh.js";
 import { shortOf } from "./plan.js";
+
+/** @typedef {import("./plan.js").Tap} Tap */
 
 const MIN_MS = 2000;
 const COLUMNS = 240;
 const BINS = 80;
 
-/** @typedef {import("./plan.js").Tap} Tap */
 /** @typedef {{tap: Tap, figure: HTMLElement, map: HistMap, card: Card, words: HTMLElement}} Shown */
 
 export class Distributions {

@@ -1,13 +1,15 @@
 // @ts-check
-/** The charts of a module, by its captured tensors and the shown tensor. Pure. */
-import { kindWords } from "../kinds.js";
+/** The charts of a module by its captured tensors, and the server's answers as their lines. Pure. */
+import { kindWords } from "../format.js";
+
+/** @typedef {(tap: number | null, stat: string) => Line | null} Find */
 
 /** @typedef {{number: number | null, kind: string, index: string, call: number, phase: string, label: string}} Tap */
 /**
  * @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever
  * there is
  */
-/** @typedef {{tap: Tap, name: string, make: string}} Part one line, or several, of a chart: how is in lines.js */
+/** @typedef {{tap: Tap, name: string, make: string}} Part one line, or several, of a chart: see `linesOf` */
 /**
  * @typedef {{id: string, title: string, y: import("../plot/lines.js").YAxis, stats: string[], parts: Part[]}} Plan a
  * chart
@@ -19,7 +21,7 @@ const MAX_LINES = 4;
 
 /** The taps that the choice leaves: of each kind those of one call and phase.
  * @param {Tap[]} taps @param {Choice} choice */
-export function chosen(taps, choice) {
+function chosen(taps, choice) {
   const kind = taps.some((tap) => tap.kind === choice.kind) ? choice.kind : "";
   return taps.filter(
     (tap) =>
@@ -53,7 +55,7 @@ function ofTensor(tap) {
     tap.kind === "update"
       ? ratioOf(one("ratio"))
       : plan("size", "Size: rms and norm", log("rms, norm"), ["rms", "norm"], [...one("rms"), ...one("norm")]);
-  return [valuesOf(one("values"), "Mean, min, and max"), size, percentilesOf(one("fan")), sharesOf(one("shares"))];
+  return [valuesOf(one("values"), "Mean, min, and max"), size, percentilesOf(one("fan")), sharesPlan(one("shares"))];
 }
 
 /** @param {Tap[]} taps @returns {Plan[]} */
@@ -76,7 +78,7 @@ function atAGlance(taps) {
   else if (shown.length) plans.push(percentilesOf(parts(shown, "fan"), `${wordOf(shown[0])}: percentiles`));
   if (probes.length)
     plans.push({ ...valuesOf(parts(probes, "mean"), title("Probes: mean", probes)), id: "probes", stats: ["mean"] });
-  else if (shown.length) plans.push(sharesOf(parts([...shown, ...of("output_grad").slice(0, 1)], "shares")));
+  else if (shown.length) plans.push(sharesPlan(parts([...shown, ...of("output_grad").slice(0, 1)], "shares")));
   return plans;
 }
 
@@ -102,7 +104,7 @@ function percentilesOf(parts, title = "Percentiles") {
 }
 
 /** @param {Part[]} parts */
-function sharesOf(parts) {
+function sharesPlan(parts) {
   const y = { title: "share of the values", scale: /** @type {const} */ ("linear"), fixed: true, low: 0, high: 1 };
   return plan("shares", "Share of zeros, NaN, and infinities", y, SHARES, parts);
 }
@@ -136,4 +138,109 @@ export function shortOf(tap) {
 function wordOf(tap) {
   const word = shortOf(tap);
   return word[0].toUpperCase() + word.slice(1);
+}
+
+/** @typedef {import("../plot/thin.js").Line} Line */
+
+/** @param {Plan} plan @param {Find} find @returns {Line[]} */
+export function linesOf(plan, find) {
+  return plan.parts
+    .flatMap((part, place) => MAKERS[part.make](part, (stat) => find(part.tap.number, stat), place))
+    .filter((line) => line.first.length);
+}
+
+/** @type {Record<string, (part: Part, of: (stat: string) => Line | null, place: number) => Line[]>} */
+const MAKERS = {
+  values: (_, of) => {
+    const [mean, min, max] = [of("mean"), of("min"), of("max")];
+    if (!mean) return [];
+    const alike = min && max && min.first.length === mean.first.length && max.first.length === mean.first.length;
+    return [
+      { ...mean, name: "mean", ...(alike ? { min: min.min, max: max.max } : { min: undefined, max: undefined }) },
+    ];
+  },
+  norm: ({ name }, of) => plain(of("norm"), name || "norm"),
+  mean: ({ name }, of) => plain(of("mean"), name || "mean"),
+  rms: (_, of) => plain(of("rms"), "rms"),
+  ratio: ({ name, tap }, of) => plain(of("ratio"), name ? tap.index || name : "ratio"),
+  fan: (_, of) => fanOf(of),
+  shares: ({ name, tap }, of, place) => sharesOf(name ? shortOf(tap) : "", of, place),
+};
+
+/** One line; where several steps share a point, with the band of their extremes.
+ * @param {Line | null} line @param {string} name @returns {Line[]} */
+function plain(line, name) {
+  if (!line) return [];
+  const merged = Array.from(line.first).some((first, place) => first !== line.last[place]);
+  return [{ ...line, name, ...(merged ? {} : { min: undefined, max: undefined }) }];
+}
+
+/** Percentiles as bands about the median: the darker, the more values are in it.
+ * @param {(stat: string) => Line | null} of @returns {Line[]} */
+export function fanOf(of) {
+  const median = of("p50");
+  if (!median) return [];
+  const pairs = [
+    ["p1", "p99"],
+    ["p5", "p95"],
+    ["p25", "p75"],
+  ].map((names, place) => {
+    const [low, high] = names.map(of);
+    if (!low || !high || low.first.length !== median.first.length || high.first.length !== median.first.length)
+      return null;
+    return {
+      name: names.join(" to "),
+      first: median.first,
+      last: median.last,
+      min: low.mean,
+      max: high.mean,
+      nonfinite: zeros(median.first.length),
+      color: "line1",
+      opacity: 0.14 + 0.08 * place,
+    };
+  });
+  return [
+    ...pairs.filter((each) => each !== null),
+    { ...median, name: "median", min: undefined, max: undefined, color: "line1" },
+  ];
+}
+
+/** @param {string} name @param {(stat: string) => Line | null} of @param {number} place @returns {Line[]} */
+function sharesOf(name, of, place) {
+  const [zero, nan, inf, count] = [of("zero_fraction"), of("nan"), of("inf"), of("count")];
+  const prefix = name ? `${name}: ` : "";
+  // Non-finite values have their own lines here.
+  const lines = plain(zero, `${prefix}zero`).map((line) => ({
+    ...line,
+    nonfinite: zeros(line.first.length),
+    color: place ? "line2" : "line1",
+  }));
+  for (const [part, words, color] of /** @type {[Line | null, string, string][]} */ ([
+    [nan, "NaN", "nan"],
+    [inf, "infinite", "inf"],
+  ])) {
+    if (!part?.mean || !count?.mean || !some(part.mean)) continue;
+    const whole = count.mean;
+    const mean = Array.from(part.mean, (value, i) => value / whole[i]);
+    lines.push({
+      name: `${prefix}${words}`,
+      first: part.first,
+      last: part.last,
+      mean,
+      nonfinite: zeros(mean.length),
+      color,
+      dashed: place > 0,
+    });
+  }
+  return lines;
+}
+
+/** @param {ArrayLike<number>} values */
+function some(values) {
+  return Array.from(values).some((value) => value > 0);
+}
+
+/** @param {number} length */
+function zeros(length) {
+  return new Array(length).fill(0);
 }

@@ -1,6 +1,19 @@
 // @ts-check
-/** Keeps something up to date: the one throttle of all pages. */
-import { isPassing } from "./failed.js";
+/** Keeps something up to date: the one throttle of all pages, and what a chart says if it fails. */
+
+/** Whether a request that failed is worth repeating: the server didn't answer, or failed itself.
+ * @param {unknown} error */
+export function isPassing(error) {
+  const { status = 0 } = /** @type {{status?: number}} */ (error ?? {});
+  return status === 0 || status >= 500;
+}
+
+/** Why a chart is empty, if its `Refresh` retries what is worth retrying. @param {unknown} error */
+export function failedWords(error) {
+  const { status, message } = /** @type {{status?: number, message: string}} */ (error);
+  if (status === 0) return `${message}. Values appear when it is back.`;
+  return isPassing(error) ? `${message}. The chart will retry.` : message;
+}
 
 const RETRY_MS = 5000;
 const PROMPT_MS = 300; // between two calls for a reader, who may hold a key down

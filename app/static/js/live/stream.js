@@ -1,21 +1,93 @@
 // @ts-check
-/** The page's one live connection: subscriptions on a WebSocket that reconnects by itself. */
-import { Emitter } from "../emitter.js";
+/** The page's one live connection: subscriptions on a WebSocket that reconnects by itself. docs/live.md has the table
+ * of bytes of its binary frames. */
 import { MAX_ID } from "../limits.js";
-import { decode } from "./frames.js";
-import { askStatus, openSocket, waitMs } from "./reconnect.js";
+import { Emitter } from "../state.js";
+
+/** @typedef {import("../answers.js").Message} Message */
+/** @typedef {import("../answers.js").RowsMessage} RowsMessage */
+
+const HEADER = 32;
+const KINDS = /** @type {const} */ (["", "snapshot", "delta", "json"]);
+const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
+
+/**
+ * @typedef {object} Frame
+ * @property {"" | "snapshot" | "delta" | "json"} kind
+ * @property {number} id the subscription
+ * @property {number} sequence
+ * @property {number} time_s when the server sent it, since 1970
+ * @property {import("../answers.js").Message | null} json the message; null in frames of values
+ * @property {number} k columns
+ * @property {number} n rows
+ * @property {Float32Array | Uint8Array} values column by column; u8 where colors were asked for
+ * @property {Uint32Array | null} bits the same values as integers: missing samples are MISSING (canvas/worst.js)
+ * @property {Float64Array} first the first step of each column
+ * @property {Float64Array} last
+ * @property {Uint32Array} nonfinite how many rows of each column were not finite
+ */
+
+/** @param {ArrayBuffer} buffer @returns {Frame} */
+export function decode(buffer) {
+  const head = new DataView(buffer);
+  const kind = KINDS[head.getUint8(0)];
+  if (!kind)
+    throw new Error(`unknown frame kind ${head.getUint8(0)}: the server has a different version. Reload the page`);
+  const width = WIDTHS[head.getUint8(1)];
+  const about = {
+    kind,
+    id: head.getUint16(2, true),
+    sequence: head.getUint32(4, true),
+    time_s: head.getFloat64(24, true),
+  };
+  const [k, n] = [head.getUint32(16, true), head.getUint32(20, true)];
+  const steps = HEADER + Math.ceil((k * n * width) / 8) * 8;
+  return {
+    ...about,
+    k,
+    n,
+    json: kind === "json" ? JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, HEADER))) : null,
+    values: width === 1 ? new Uint8Array(buffer, HEADER, k * n) : new Float32Array(buffer, HEADER, k * n),
+    bits: width === 1 ? null : new Uint32Array(buffer, HEADER, k * n),
+    first: new Float64Array(buffer, kind === "json" ? HEADER - 8 : steps, k),
+    last: new Float64Array(buffer, kind === "json" ? HEADER - 8 : steps + 8 * k, k),
+    nonfinite: new Uint32Array(buffer, kind === "json" ? HEADER - 8 : steps + 16 * k, k),
+  };
+}
+
+const FIRST_WAIT_MS = 500;
+const MAX_WAIT_MS = 8000;
+const SPREAD = 0.25; // so that the tabs of a server that comes back do not come all at once
+
+/** How long to wait before the next attempt. Pure.
+ * @param {number} failed attempts so far @param {number} chance 0 to 1 */
+export function waitMs(failed, chance) {
+  return Math.min(MAX_WAIT_MS, FIRST_WAIT_MS * 2 ** failed) * (1 + SPREAD * (2 * chance - 1));
+}
+
+function openSocket() {
+  const address = new URL("api/v1/socket", document.baseURI);
+  address.protocol = address.protocol.replace("http", "ws");
+  return new WebSocket(address);
+}
+
+/** The status of a plain request: 401 if the server wants a token, 0 if it doesn't answer. */
+async function askStatus() {
+  try {
+    return (await fetch("api/v1/runs?limit=1", { headers: { Accept: "application/json" } })).status;
+  } catch {
+    return 0;
+  }
+}
 
 const REFUSED = 1008;
 const UNKNOWN = "Your session has ended: open a login link again.";
 const MAX_TRIES = 5; // of a subscription on one connection
 
-/** @typedef {import("./frames.js").Frame} Frame */
 /**
  * @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not
  * given
  */
-/** @typedef {import("../answers.js").Message} Message */
-/** @typedef {import("../answers.js").RowsMessage} RowsMessage */
 /**
  * @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) =>
  * void}} Handlers

@@ -1,12 +1,80 @@
 // @ts-check
-/** Draws one box: closed with its value, or the frame of an open one. */
-
-import { isBad, MAGNITUDE, MANTISSA, MISSING } from "../canvas/worst.js";
-import { number as format } from "../format.js";
+/** One box: its value at a step, how it is drawn, and how it reads in words. */
+import { badness, isBad, MAGNITUDE, MANTISSA, MISSING, worse } from "../canvas/columns.js";
+import { bytes, counted, number as format, inUnits, kindWords, ofParameters } from "../format.js";
 import { cut } from "../paths.js";
 import { SANS } from "../theme.js";
-import { cellsOf, HEAD, LINE, STRIP, signOf } from "./sizes.js";
-import { INSIDE, NONE, numbersIn, spreadOf } from "./values.js";
+import { ROOT } from "../vocabulary.js";
+import { cellsOf, HEAD, LINE, STRIP, signOf } from "./tree.js";
+
+/** @typedef {import("./tree.js").Tree} Tree */
+
+export const NONE = 0; // nothing of this kind was captured
+export const OWN = 1;
+export const INSIDE = 2; // it has none itself: the worst of its parts
+
+/** @typedef {{module: string, kind: string, index: string, call: number, phase: string}} Row */
+
+export class BoxValues {
+  /** The worst value of each box, as the bits of a float32. */
+  bits;
+  /** The worst value that isn't finite in each box or its parts; 0 if all are. */
+  bad;
+  /** How the value is known: NONE, OWN, INSIDE. */
+  known;
+
+  /** @param {Tree} tree @param {readonly Row[]} rows of the columns */
+  constructor(tree, rows) {
+    this.tree = tree;
+    const many = tree.boxes.length;
+    this.bits = new Uint32Array(many).fill(MISSING);
+    this.bad = new Uint32Array(many);
+    this.known = new Uint8Array(many);
+    /** The rows of each box. @type {number[][]} */
+    this.rows = tree.boxes.map(() => []);
+    for (const [row, { module, kind, call, phase }] of rows.entries()) {
+      for (const number of tree.byModule.get(module) ?? []) {
+        const box = tree.boxes[number];
+        if (box.kind === "module" || ofParameters(kind) || (box.call === call && box.phase === phase)) {
+          this.rows[number].push(row);
+          this.known[number] = OWN;
+        }
+      }
+    }
+    for (const number of tree.fromInside)
+      if (!this.known[number] && tree.boxes[number].parts.some((part) => this.known[part])) this.known[number] = INSIDE;
+  }
+
+  /** Takes the values of a column; null: nothing was captured. @param {Uint32Array | null} column */
+  take(column) {
+    const { bits, bad, tree } = this;
+    for (const number of tree.fromInside) {
+      let value = MISSING;
+      let worst = 0;
+      if (column !== null) for (const row of this.rows[number]) value = worse(value, column[row]);
+      if (isBad(value)) worst = value;
+      for (const part of tree.boxes[number].parts) {
+        if (this.known[number] === INSIDE) value = worse(value, bits[part]);
+        if (bad[part] && badness(bad[part]) > badness(worst)) worst = bad[part];
+      }
+      bits[number] = value;
+      bad[number] = worst;
+    }
+  }
+}
+
+/** The bits of values as numbers. @param {Uint32Array} bits */
+function numbersIn(bits) {
+  return new Float32Array(bits.buffer, bits.byteOffset, bits.length);
+}
+
+/** The finite ends of some boxes' values; null if there is none.
+ * @param {BoxValues} values @param {readonly number[]} boxes @returns {[number, number] | null} */
+export function spreadOf(values, boxes) {
+  const numbers = numbersIn(values.bits);
+  const found = boxes.map((box) => numbers[box]).filter(Number.isFinite);
+  return found.length ? [Math.min(...found), Math.max(...found)] : null;
+}
 
 export const NAMES = 0.42; // the scale from which names can be read
 const BORDERS = 0.12;
@@ -127,7 +195,7 @@ function words(pen, { tree, values }, { number, x, y, w }, color, times) {
   pen.fillText(valueWords(values, tree, number), left, y + 12 + 2 * LINE);
 }
 
-/** What a box is worth, in words. @param {import("./values.js").BoxValues} values
+/** What a box is worth, in words. @param {BoxValues} values
  * @param {import("./tree.js").Tree} tree @param {number} number */
 export function valueWords(values, tree, number) {
   if (values.known[number] === NONE) return "";
@@ -249,4 +317,104 @@ export function drawCircle(pen, { tree, page, view }, { number, maker }) {
   pen.textBaseline = "middle";
   pen.font = `${sign.length > 1 ? "" : "600 "}${sign.length > 1 ? 10 : 13}px ${SANS}`;
   pen.fillText(sign, maker.x, maker.y + 0.5);
+}
+
+/** @typedef {import("./picture.js").Picture} Picture @typedef {import("../answers.js").ModelBox} Box */
+
+/** 12.3 GFLOP. @param {number} flops */
+export function flopsWords(flops) {
+  return inUnits(flops, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
+}
+
+/** The operations of a box, as far as they are known. @param {Box} box */
+export function flopsOf({ flops, flops_unknown: unknown }) {
+  if (flops === null) return `unknown: ${unknown}`;
+  return unknown ? `at least ${flopsWords(flops)}: ${unknown}` : flopsWords(flops);
+}
+
+/** @param {Box["outputs"]} tensors */
+export function formsOf(tensors) {
+  return tensors
+    .map(
+      ({ place, dtype, shape }) =>
+        `${place ? `${place} ` : ""}${shape.join(" \u00d7 ") || "one value"}${dtype ? ` ${dtype}` : ""}`,
+    )
+    .join(", ");
+}
+
+/** What the colors are of. @param {Picture} picture */
+export function quantityOf({ readings }) {
+  const { kind, stat } = readings.asked;
+  return `${stat} of ${kindWords(kind)}`;
+}
+
+/** @param {Picture} picture @param {number} number */
+export function tipOf(picture, number) {
+  const { structure, readings } = picture;
+  const tree = /** @type {import("./tree.js").Tree} */ (structure.tree);
+  const box = tree.boxes[number];
+  const { values } = readings;
+  const name =
+    box.kind === "repeat" ? `${tree.titleOf(number)} \u00d7${box.parts.length / box.period}` : box.module || ROOT;
+  const value = values ? valueWords(values, tree, number) : "";
+  const lines = [
+    `${name}${box.call ? ` call ${box.call}` : ""}`,
+    tree.typeOf(number),
+    value ? `${quantityOf(picture)}: ${value}` : `${quantityOf(picture)}: not captured for this box`,
+    ...(values && readings.origins.has(number) ? ["All inputs are finite, so the problem starts here."] : []),
+    ...(values?.bad[number] && !isBad(values.bits[number]) ? ["This block contains non-finite values."] : []),
+    ...(box.parameters ? [counted(box.parameters, "parameter")] : []),
+    ...(box.kind === "call" ? [`output ${formsOf(box.outputs) || "unknown"}`, flopsOf(box)] : []),
+    ...(box.memory ? [`${bytes(box.memory)} of activations`] : []),
+    ...(box.kind === "repeat" && !structure.open.has(number) ? ["Click to unfold"] : []),
+  ];
+  return lines.join("\n");
+}
+
+/** The boxes that are shown, last ones first, as tables show their end first. @param {Picture} picture */
+export function tableOf(picture) {
+  const { structure, readings } = picture;
+  const columns = ["module", "class", quantityOf(picture), "parameters", "FLOPs", "activation memory", "output"];
+  const { tree, open } = structure;
+  if (!tree || !readings.values) return { columns, rows: [] };
+  const { values } = readings;
+  const numbers = numbersIn(values.bits);
+  const shown = tree
+    .shown(open)
+    .filter((number) => tree.boxes[number].kind !== "repeat")
+    .reverse();
+  const rows = shown.map((number) => {
+    const box = tree.boxes[number];
+    const known = values.known[number] !== NONE && values.bits[number] !== MISSING;
+    const name = `${box.module || ROOT}${box.call ? ` call ${box.call}` : ""}`;
+    return [
+      name,
+      box.type,
+      known ? numbers[number] : null,
+      box.parameters,
+      box.flops,
+      box.memory,
+      formsOf(box.outputs),
+    ];
+  });
+  return { columns, rows };
+}
+
+/** What is read out of a box. @param {Picture} picture @param {number} number */
+export function saidOf(picture, number) {
+  const { structure, readings } = picture;
+  const tree = /** @type {import("./tree.js").Tree} */ (structure.tree);
+  const box = tree.boxes[number];
+  const fold = box.parts.length
+    ? structure.open.has(number)
+      ? ", unfolded"
+      : `, folded, ${counted(box.parts.length, "part")}`
+    : "";
+  const value = readings.values ? valueWords(readings.values, tree, number) : "";
+  return `${tree.titleOf(number)}, ${tree.typeOf(number)}${value ? `, ${value}` : ""}${fold}`;
+}
+
+/** @param {number} value */
+export function short(value) {
+  return format(value, { digits: 2 });
 }

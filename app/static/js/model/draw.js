@@ -1,8 +1,9 @@
 // @ts-check
 /** Draws the picture. What is outside of the window is skipped, and what would be too small to be seen is left out:
  * names first, then borders. Lines of one color and width are one path. */
-import { isBad, worstOf } from "../canvas/worst.js";
-import { drawBox, drawCircle, drawFrame, markFrame, NAMES } from "./boxes.js";
+import { penOf } from "../canvas/chart.js";
+import { isBad, MISSING, worstOf } from "../canvas/columns.js";
+import { drawBox, drawCircle, drawFrame, markFrame, NAMES, NONE } from "./boxes.js";
 import { timesOf } from "./tree.js";
 
 const CURVES = 0.25; // the scale from which lines have round corners
@@ -20,9 +21,9 @@ const TURN = 7; // the radius of corners
  * @property {Arranged} arranged
  * @property {Set<number>} open
  * @property {import("./view.js").View} view
- * @property {import("./values.js").BoxValues} values
- * @property {import("./ink.js").Ink} ink
- * @property {(bits: number) => import("./ink.js").Stroke} stroke of a gradient
+ * @property {import("./boxes.js").BoxValues} values
+ * @property {import("./readings.js").Ink} ink
+ * @property {(bits: number) => import("./readings.js").Stroke} stroke of a gradient
  * @property {Uint32Array} gradients of the boxes' outputs, as bits
  * @property {boolean} forward whether the values are those of the forward pass
  * @property {Set<number>} origins where non-finite values begin
@@ -204,5 +205,53 @@ export class Ground {
     }
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.drawImage(this.#canvas, 0, 0);
+  }
+}
+
+const WIDE = 170;
+const HIGH = 110;
+const REST_MS = 200; // while it plays
+
+export class Minimap {
+  #drawnAt = -Infinity;
+
+  /** @param {HTMLCanvasElement} canvas @param {(x: number, y: number) => void} onMove to a place of the picture */
+  constructor(canvas, onMove) {
+    this.canvas = canvas;
+    this.scale = 1;
+    const move = (/** @type {PointerEvent} */ { clientX, clientY }) => {
+      const { left, top } = canvas.getBoundingClientRect();
+      onMove((clientX - left) / this.scale, (clientY - top) / this.scale);
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      move(event);
+    });
+    canvas.addEventListener("pointermove", (event) => canvas.hasPointerCapture(event.pointerId) && move(event));
+  }
+
+  /** @param {Scene} scene @param {number} now @param {boolean} hurried */
+  draw(scene, now, hurried) {
+    const { view, arranged, values, ink, page, open, origins } = scene;
+    this.canvas.hidden = view.isWhole;
+    if (view.isWhole || (hurried && now - this.#drawnAt < REST_MS)) return;
+    this.#drawnAt = now;
+    this.scale = Math.min(WIDE / arranged.width, HIGH / arranged.height);
+    const [width, height] = [arranged.width * this.scale, arranged.height * this.scale];
+    Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px` });
+    const pen = penOf(this.canvas, width, height);
+    pen.fillStyle = page.card;
+    pen.fillRect(0, 0, width, height);
+    pen.scale(this.scale, this.scale);
+    for (const { number, x, y, w, h } of arranged.rects) {
+      if (open.has(number)) continue;
+      const known = values.known[number] !== NONE && values.bits[number] !== MISSING;
+      pen.fillStyle = origins.has(number) ? page.nan : known ? ink.of(values.bits[number]).fill : page.missing;
+      pen.fillRect(x, y, w, h);
+    }
+    const [left, top, right, bottom] = view.seen;
+    pen.lineWidth = 1.5 / this.scale;
+    pen.strokeStyle = page.accent;
+    pen.strokeRect(left, top, right - left, bottom - top);
   }
 }

@@ -1,22 +1,20 @@
 // @ts-check
 /** The picture: which boxes it shows, what of it is in the window, and when it is drawn. */
-import { fitCanvas, pixelRatio, reportDrawn } from "../canvas/index.js";
+import { fitCanvas, pixelRatio, reportDrawn } from "../canvas/chart.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
-import { Emitter } from "../emitter.js";
 import { Finder } from "../finder.js";
 import { imageOf } from "../plot/files.js";
 import { prefs } from "../prefs.js";
+import { Emitter } from "../state.js";
 import { colors, onTheme } from "../theme.js";
-import { drawModel, Ground } from "./draw.js";
-import { Minimap } from "./minimap.js";
-import { addPointing } from "./pointing.js";
+import { tableOf } from "./boxes.js";
+import { drawModel, Ground, Minimap } from "./draw.js";
 import { Readings } from "./readings.js";
 import { Steps } from "./steps.js";
 import { Structure } from "./structure.js";
 import { brightOf, matchesOf } from "./tree.js";
-import { Place, View } from "./view.js";
-import { tableOf } from "./words.js";
+import { addPointing, Place, View } from "./view.js";
 
 const OTHER_PX = 40; // difference in width at which the boxes are rearranged
 const CALM_MS = 120;
@@ -220,7 +218,7 @@ export class Picture extends Emitter {
       open,
       view,
       values,
-      ink: /** @type {import("./ink.js").Ink} */ (readings.ink),
+      ink: /** @type {import("./readings.js").Ink} */ (readings.ink),
       stroke,
       gradients: gradients.bits,
       forward: ["output", "input"].includes(readings.asked.kind),

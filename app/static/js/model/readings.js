@@ -1,18 +1,127 @@
 // @ts-check
-/** What the boxes are worth at the step that is shown: their values, gradients, colors, and where NaN begins. */
-import { paletteOf } from "../canvas/colors.js";
-import { isBad, MISSING } from "../canvas/worst.js";
-import { Emitter } from "../emitter.js";
+/** What the boxes are worth at the shown step: their values, gradients, colors, and where NaN begins. */
+import { cssOf, paletteOf } from "../canvas/colors.js";
+import { Columns, INFINITE, isBad, MANTISSA, MISSING } from "../canvas/columns.js";
+import { Painter } from "../heat/grid.js";
+import { MAX_LIVE_ROWS } from "../limits.js";
+import { Feed } from "../live/subscription.js";
 import { Range, Scale } from "../scale.js";
-import { Ink, strokeOf } from "./ink.js";
-import { Source } from "./source.js";
+import { Emitter } from "../state.js";
+import { LIVE_STEPS } from "../vocabulary.js";
+import { BoxValues } from "./boxes.js";
 import { originsOf, reversed, sourcesOf } from "./tree.js";
-import { BoxValues } from "./values.js";
+
+/** @typedef {import("../scale.js").Kind} Kind */
+/** @typedef {import("../answers.js").LiveRow} Row */
+
+export class Source {
+  /** @type {readonly Row[]} */
+  rows = [];
+  /** @type {Columns | null} */
+  columns = null;
+  #quantity = "";
+
+  /** @param {import("../page.js").Page} page @param {() => Record<string, any> | null} query kind and stat
+   * @param {{rows: () => void, frame: () => void}} told
+   * @param {[number, number]} [capacity] columns, and steps that share one; otherwise as many as the page shows */
+  constructor(page, query, told, capacity) {
+    this.capacity = capacity;
+    const whole = () => {
+      const wanted = query();
+      return wanted && { rows: `fit:${MAX_LIVE_ROWS}`, ...wanted };
+    };
+    this.feed = new Feed(page, this, whole, told);
+  }
+
+  /** As a heatmap takes them. @param {readonly Row[]} rows @param {[number, number]} [capacity]
+   * @param {string} [quantity] */
+  setRows(rows, capacity = [LIVE_STEPS + 1, 1], quantity = "") {
+    const [many, width] = this.capacity ?? capacity;
+    const { columns } = this;
+    // A server that was started again says "none" until the trainer has sent their names.
+    if (!rows.length && this.rows.length && quantity === this.#quantity) return;
+    const same = quantity === this.#quantity && rows.length === this.rows.length && columns?.capacity === many;
+    this.rows = rows;
+    if (same && columns?.width === width) return;
+    this.#quantity = quantity;
+    this.columns = new Columns(rows.length, many, width);
+  }
+
+  /** @param {import("../canvas/columns.js").Taken} frame */
+  take(frame) {
+    this.columns?.take(frame);
+  }
+
+  /** The column of a step, and the steps that it is about; null if the step wasn't captured.
+   * @param {number} step @returns {{bits: Uint32Array, first: number, last: number} | null} */
+  at(step) {
+    const { columns } = this;
+    const place = columns?.find(step) ?? -1;
+    if (!columns || place < 0 || columns.last(place) < step) return null;
+    return { bits: columns.bits(place), first: columns.first(place), last: columns.last(place) };
+  }
+
+  /** Asks again if the question is another. */
+  renew() {
+    this.feed.renew();
+  }
+}
+
+const WIDTHS = 6;
+const THIN = 1;
+const THICK = 5;
+
+/** @typedef {import("../canvas/colors.js").Palette} Palette */
+
+/** Fills, and the color of text on them. */
+export class Ink {
+  /** @type {Map<number, {fill: string, text: string}>} */
+  #known = new Map();
+
+  /** @param {Scale} scale @param {Palette} palette @param {string} [quantity] what the values are */
+  constructor(scale, palette, quantity = "") {
+    this.quantity = quantity;
+    this.painter = new Painter(scale, palette);
+  }
+
+  /** @param {number} bits of a value */
+  of(bits) {
+    const pixel = this.painter.color(bits);
+    let found = this.#known.get(pixel);
+    if (!found) {
+      found = { fill: cssOf(pixel), text: isDarkPixel(pixel) ? "#fff" : "#000" };
+      this.#known.set(pixel, found);
+    }
+    return found;
+  }
+}
+
+/** Whether white text is read better on a color than black text. @param {number} pixel */
+export function isDarkPixel(pixel) {
+  const channel = (/** @type {number} */ shift) => {
+    const share = ((pixel >> shift) & 255) / 255;
+    return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  };
+  return 0.2126 * channel(0) + 0.7152 * channel(8) + 0.0722 * channel(16) < 0.179;
+}
+
+/** How lines are drawn: one of a few widths, or as what isn't finite.
+ * @typedef {{width: number, state: "plain" | "nan" | "inf" | "unknown"}} Stroke */
+
+/** @param {number} bits of the largest gradient @param {Scale | null} scale @returns {Stroke} */
+export function strokeOf(bits, scale) {
+  if (bits === MISSING || scale === null) return { width: THIN, state: "unknown" };
+  if ((bits & INFINITE) === INFINITE) return { width: THICK, state: bits & MANTISSA ? "nan" : "inf" };
+  WORD[0] = bits;
+  const share = VALUE[0] === 0 ? 0 : Math.round(scale.place(VALUE[0]) * (WIDTHS - 1)) / (WIDTHS - 1);
+  return { width: THIN + share * (THICK - THIN), state: "plain" };
+}
+
+const WORD = new Uint32Array(1);
+const VALUE = new Float32Array(WORD.buffer);
 
 const SAMPLED = 24; // columns, for the range of the colors
 const GRADIENT = { kind: "output_grad", stat: "norm" };
-
-/** @typedef {import("../scale.js").Kind} Kind */
 
 /** Emits "data" when values have arrived, "rows" when what was captured is another, and "blank" at each step at which
  * no box has a value, and at the first one after it. */

@@ -1,10 +1,9 @@
 // @ts-check
 /** Which boxes there are, which of them are open, and where they stand. */
 import { get } from "../api.js";
-import { Emitter } from "../emitter.js";
 import { Refresh } from "../live/refresh.js";
-import { makerSize, sizeOf } from "./sizes.js";
-import { OUTSIDE, readFolds, Tree, writeFolds } from "./tree.js";
+import { Emitter } from "../state.js";
+import { makerSize, OUTSIDE, readFolds, sizeOf, Tree, writeFolds } from "./tree.js";
 
 const MIN_MS = 2000;
 

@@ -1,11 +1,10 @@
 // @ts-check
 /** The Board page: the charts that were pinned, of this run. */
-
 import { pin, unpin } from "../board/pin.js";
 import { PinnedChart } from "../board/pinned.js";
 import { byId, onClick, reveal } from "../dom.js";
 import { open } from "../page.js";
-import { toast } from "../toast.js";
+import { toast } from "../popup.js";
 
 const page = open({ smooth: "0" });
 const place = byId("charts");

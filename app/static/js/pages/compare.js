@@ -1,14 +1,15 @@
 // @ts-check
 /** Two runs side by side. The server finds where they differ; this draws the charts and handles picking. */
 import { get } from "../api.js";
-import { Differences } from "../compare/differences.js";
-import { makeLoss, Overlay } from "../compare/overlay.js";
+import { Differences, makeLoss, Overlay } from "../compare/charts.js";
 import { byId, reveal } from "../dom.js";
 import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { RunsClock } from "../timeline/runsclock.js";
+
+/** @typedef {import("../answers.js").RunNews} RunNews */
 
 const LIVE_MS = 10_000; // between two updates: a comparison reads all values
 const MAX_MS = 60_000; // between two comparisons of large models
@@ -123,7 +124,7 @@ function figuresToShow() {
 }
 
 /** Shows newer data when the socket says so, until both runs have ended.
- * @param {import("../compare/overlay.js").Side[]} sides @param {{soon: () => void}[]} shown */
+ * @param {import("../compare/charts.js").Side[]} sides @param {{soon: () => void}[]} shown */
 function follow(sides, shown) {
   /** What was heard of each run, at first what the page was made of. @type {Map<string, RunNews | undefined>} */
   const heard = new Map(newsInPage().map((news) => [news.run, news]));
@@ -148,6 +149,5 @@ function follow(sides, shown) {
   }
 }
 
-/** @typedef {import("../answers.js").RunNews} RunNews */
 reveal(document);
 if (held.a) startPictures();

@@ -1,6 +1,6 @@
 // @ts-check
 import { get } from "../api.js";
-import { waitMs } from "../live/reconnect.js";
+import { waitMs } from "../live/stream.js";
 import { open } from "../page.js";
 
 const MAX_TRIES = 20; // in about two minutes

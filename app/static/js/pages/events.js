@@ -1,19 +1,14 @@
 // @ts-check
 /** The Events page: the server renders its list, also when something has changed; scripts request it and move through
  * it. */
-
-import { listenToExplain } from "../alerts/explain.js";
-import { listenToMute } from "../alerts/mute.js";
-import { Walk } from "../alerts/walk.js";
+import { listenToExplain, listenToMute, listenToSeen, Walk } from "../alerts/controls.js";
 import { reach } from "../api.js";
-import { copyText } from "../copy.js";
-import { byId } from "../dom.js";
+import { byId, copyText } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { listenToSeen } from "../live/acknowledge.js";
 import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { toast } from "../toast.js";
+import { toast } from "../popup.js";
 
 const FILTERS = ["severity", "name", "text", "hide"];
 

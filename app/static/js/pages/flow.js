@@ -3,14 +3,12 @@
 import { byId, write } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { PickedLine } from "../flow/line.js";
-import { OverTime } from "../flow/overtime.js";
-import { NONE } from "../flow/picked.js";
+import { NONE, OverTime, PickedLine } from "../flow/overtime.js";
 import { Profile } from "../flow/profile.js";
 import { count, counted } from "../format.js";
-import { Feed } from "../heat/feed.js";
-import { Heat } from "../heat/index.js";
+import { Heat } from "../heat/heat.js";
 import { listenToLinks, Parts } from "../live/parts.js";
+import { Feed } from "../live/subscription.js";
 import { open } from "../page.js";
 import { ROOT } from "../vocabulary.js";
 

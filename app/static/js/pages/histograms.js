@@ -1,23 +1,21 @@
 // @ts-check
 /** The Histograms page: which layers, in which order, and in which view. */
 import { ApiError } from "../api.js";
-import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
-import { pixelRatio } from "../canvas/index.js";
+import { pixelRatio } from "../canvas/chart.js";
+import { makeBar, paintBar, swatch } from "../canvas/colors.js";
 import { Card } from "../card.js";
 import { byId, h, makeButton } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { count, counted, percent, stepWords } from "../format.js";
-import { addDrift, layersOf, modulesOf } from "../histograms/layers.js";
-import { ordered } from "../histograms/order.js";
 import { SHARES } from "../histograms/paint.js";
-import { Wall } from "../histograms/wall.js";
+import { addDrift, layersOf, modulesOf, ordered, Wall } from "../histograms/wall.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { imageOf } from "../plot/files.js";
+import { toast } from "../popup.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
-import { toast } from "../toast.js";
 
 const LIVE_MS = 2000;
 const COLUMNS = ["layer", "type", "zero share", "std", "drift (octaves)", "non-finite"];
@@ -27,9 +25,9 @@ const { state, follow } = page;
 const run = /** @type {string} */ (page.run);
 new LayerNames(page);
 const wall = new Wall(page, byId("wall"));
-/** @type {import("../histograms/order.js").Layer[]} */
+/** @type {import("../histograms/wall.js").Layer[]} */
 let layers = [];
-/** @type {Map<string, import("../histograms/layers.js").Placed>} */
+/** @type {Map<string, import("../histograms/wall.js").Placed>} */
 let modules = new Map();
 /** The kind that the layers are of. */
 let loaded = "";

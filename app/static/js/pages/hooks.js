@@ -2,13 +2,11 @@
 import { ApiError, send } from "../api.js";
 import { byId } from "../dom.js";
 import { Capture } from "../hooks/capture.js";
-import { startFiles, startInventory } from "../hooks/inventory.js";
-import { load, makeTree } from "../hooks/modules.js";
-import { listenToRules } from "../hooks/rules.js";
+import { listenToRules, load, makeTree, startFiles, startInventory } from "../hooks/lists.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
-import { toast } from "../toast.js";
+import { toast } from "../popup.js";
 
 const MIN_MS = 5000;
 const ASK_MS = 1000;

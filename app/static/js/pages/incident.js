@@ -1,10 +1,8 @@
 // @ts-check
 /** The Incident page: the server renders it; the chart shows the values that the incident keeps. */
-import { listenToExplain } from "../alerts/explain.js";
-import { listenToMute } from "../alerts/mute.js";
+import { listenToExplain, listenToMute, listenToSeen } from "../alerts/controls.js";
 import { OnsetChart } from "../alerts/onset.js";
 import { LayerNames } from "../drawer/names.js";
-import { listenToSeen } from "../live/acknowledge.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 

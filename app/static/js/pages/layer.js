@@ -3,10 +3,8 @@
 import { get, only } from "../api.js";
 import { ChannelView } from "../layer/channels.js";
 import { Charts } from "../layer/charts.js";
-import { startChoice } from "../layer/choice.js";
+import { addKeys, startChoice, startPickers } from "../layer/choice.js";
 import { Distributions } from "../layer/distributions.js";
-import { addKeys } from "../layer/keys.js";
-import { startPickers } from "../layer/pickers.js";
 import { distributionsOf, plansOf } from "../layer/plan.js";
 import { MAX_PAGE } from "../limits.js";
 import { Parts } from "../live/parts.js";

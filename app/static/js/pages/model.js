@@ -1,11 +1,10 @@
 // @ts-check
 /** The page Model: the model as a picture, played over the steps, with a drawer for one of its boxes. */
 import { byId } from "../dom.js";
-import { Drawer } from "../drawer/index.js";
+import { Drawer } from "../drawer/drawer.js";
 import { listenToNames } from "../drawer/names.js";
 import { listenToLinks, Parts } from "../live/parts.js";
-import { addControls } from "../model/controls.js";
-import { addKeys } from "../model/keys.js";
+import { addControls, addKeys } from "../model/controls.js";
 import { Picture } from "../model/picture.js";
 import { open } from "../page.js";
 

@@ -1,12 +1,11 @@
 // @ts-check
 /** The Overview page: the server renders its parts, also when something has changed; the heatmap and the line are drawn
  * here. */
+import { listenToSeen } from "../alerts/controls.js";
 import { byId } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
-import { listenToSeen } from "../live/acknowledge.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
-import { ModelPicture } from "../overview/model.js";
-import { ScalarChart } from "../overview/scalarchart.js";
+import { ModelPicture, ScalarChart } from "../overview/charts.js";
 import { create, start } from "../page.js";
 import { fetchPlotly } from "../plot/library.js";
 

@@ -4,12 +4,20 @@ import { byId, onClick } from "../dom.js";
 import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { archive, edit, remove, restore, tag, tagsOf } from "../runs/actions.js";
+import { toast } from "../popup.js";
 import { RunCharts } from "../runs/charts.js";
-import { rememberColumns } from "../runs/columns.js";
-import { Selection, stretch } from "../runs/selection.js";
-import { startViews } from "../runs/views.js";
-import { toast } from "../toast.js";
+import {
+  archive,
+  edit,
+  rememberColumns,
+  remove,
+  restore,
+  Selection,
+  startViews,
+  stretch,
+  tag,
+  tagsOf,
+} from "../runs/list.js";
 
 const MAX_MS = 10_000;
 

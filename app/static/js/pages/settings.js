@@ -1,11 +1,10 @@
 // @ts-check
 import { send } from "../api.js";
-import { copyText } from "../copy.js";
-import { byId, h, reveal } from "../dom.js";
+import { byId, copyText, h, reveal } from "../dom.js";
 import { open } from "../page.js";
+import { toast } from "../popup.js";
 import { PREFERENCES, prefs } from "../prefs.js";
 import { setTheme, theme } from "../theme.js";
-import { toast } from "../toast.js";
 
 const THEME = {
   words: "Theme",

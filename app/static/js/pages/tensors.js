@@ -3,16 +3,13 @@
 import { get, only } from "../api.js";
 import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
-import { kindWords, ofParameters } from "../kinds.js";
+import { kindWords, ofParameters } from "../format.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
-import { Asking } from "../tensors/ask.js";
-import { addFollowing } from "../tensors/follow.js";
-import { listed, showList, snapshotsOf } from "../tensors/list.js";
-import { aboutStep, nearestOf } from "../tensors/nearest.js";
-import { Rolled } from "../tensors/rolled.js";
-import { Viewer } from "../tensors/viewer.js";
-import { toast } from "../toast.js";
+import { toast } from "../popup.js";
+import { Asking, addFollowing } from "../tensors/capture.js";
+import { aboutStep, nearestOf, Rolled } from "../tensors/rolled.js";
+import { listed, showList, snapshotsOf, Viewer } from "../tensors/viewer.js";
 
 const DEFAULTS = {
   module: "",

@@ -57,7 +57,7 @@ export function download(blob, name) {
 }
 
 /** The server's data for this chart, in one of its formats.
- * @param {import("./python.js").Query} asked @param {"csv" | "json"} format */
+ * @param {import("../card.js").Query} asked @param {"csv" | "json"} format */
 export async function fetchFile({ path, query }, format) {
   return (await getFile(path, { ...query, format })).blob();
 }

@@ -1,16 +1,250 @@
 // @ts-check
-/** What a chart of lines is made of: traces and layout for Plotly, words and a table for readers. No DOM. */
-
+/** What a chart of lines is made of: traces, axis, and layout for Plotly, words and a table for readers. No DOM. */
+import { number } from "../format.js";
+import { Scale, ticks } from "../scale.js";
 import { SANS } from "../theme.js";
-import { countTicks } from "../timeline/knots.js";
-import { axisOf } from "./axis.js";
+import { countTicks } from "../timeline/clock.js";
 import { escaped } from "./library.js";
 import { drawn } from "./thin.js";
-import { tracesOf } from "./traces.js";
 import { summaryOf, tableOf } from "./words.js";
 
+/** @typedef {import("./thin.js").Drawn} Drawn */
+/** @typedef {import("./thin.js").Line} Line */
+/** @typedef {import("../scale.js").Kind} ScaleName */
+
+const AIR = 0.06; // above and below the values
+/** @type {{digits: number, style: "auto"}} */
+const FORM = { digits: 4, style: "auto" };
+const MAX_DECADES = 12; // of a log axis: smaller values are drawn at its foot
+
+export class Axis {
+  /** @param {ScaleName} wanted @param {number} low the smallest value @param {number} high the largest
+   * @param {number} [least] the smallest above zero */
+  constructor(wanted, low, high, least = low) {
+    /** The scale in use: there is no log of negative values. @type {ScaleName} */
+    this.kind = wanted === "log" && (low < 0 || !(high > 0)) ? (low < 0 ? "symlog" : "linear") : wanted;
+    if (!(low <= high)) [low, high] = [0, 1];
+    if (this.kind === "log") low = Math.max(least > 0 ? least : high, high / 10 ** MAX_DECADES);
+    this.scale = new Scale(this.kind, low, high);
+    const ends = [this.scale.bend(low), this.scale.bend(high)];
+    const air = (ends[1] - ends[0]) * AIR || (this.kind === "linear" ? Math.abs(ends[0]) * AIR || 1 : 0.5);
+    /** Where it begins and ends, as `place` counts. @type {[number, number]} */
+    this.range = [ends[0] - air, ends[1] + air];
+    this.#ends = this.range;
+  }
+
+  /** @type {[number, number]} */
+  #ends;
+
+  /** Shows only a part. @param {[number, number]} values its ends */
+  zoom([low, high]) {
+    const ends = [this.scale.bend(low), this.scale.bend(high)];
+    if (ends[1] > ends[0]) this.range = /** @type {[number, number]} */ (ends);
+  }
+
+  /** The position of a value; a value without one (zero on a log axis) is at the foot. @param {number} value */
+  place(value) {
+    return Math.min(this.#ends[1], Math.max(this.#ends[0], this.scale.bend(value)));
+  }
+
+  /** The values at two places. @param {[number, number]} places @returns {[number, number]} */
+  values([low, high]) {
+    return [this.scale.unbend(low), this.scale.unbend(high)];
+  }
+
+  /** The values of another part: so many times as much of the axis, moved by a share of it. Null if that is all.
+   * @param {number} times @param {number} [by] @returns {[number, number] | null} */
+  part(times, by = 0) {
+    const [low, high] = this.range;
+    const moved = (low + high) / 2 + by * (high - low);
+    const middle = Math.min(this.#ends[1], Math.max(this.#ends[0], moved));
+    const half = ((high - low) / 2) * times;
+    const slack = (this.#ends[1] - this.#ends[0]) * 1e-9; // what was bent to and fro is rounded
+    const isAll = times > 1 && middle - half <= this.#ends[0] + slack && middle + half >= this.#ends[1] - slack;
+    return isAll ? null : this.values([middle - half, middle + half]);
+  }
+
+  /** The ticks: values, not exponents. @param {number} [many] @returns {{at: number, text: string}[]} */
+  ticks(many = 5) {
+    const [low, high] = this.values(this.range);
+    return ticks(new Scale(this.kind, low, high), many).map((value) => ({
+      at: this.scale.bend(value),
+      text: number(value, FORM),
+    }));
+  }
+}
+
+/** The axis for these values. @param {ScaleName} kind @param {Iterable<ArrayLike<number>>} many */
+export function axisOf(kind, many) {
+  let low = Infinity;
+  let high = -Infinity;
+  let least = Infinity;
+  for (const values of many) {
+    for (let i = 0; i < values.length; i += 1) {
+      const value = values[i];
+      if (!Number.isFinite(value)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+      if (value > 0 && value < least) least = value;
+    }
+  }
+  return new Axis(kind, low, high, least);
+}
+
+const RAW_BEHIND = 0.35;
+const BAND = 0.18;
+const ROUND = 0.02; // of the axis' length: the marks stand so far above its foot
+
+/** The marks of non-finite values: symbol, color name, label. @type {Record<string, [string, string, string]>} */
+export const SIGNS = {
+  nan: ["x-thin", "nan", "NaN"],
+  inf: ["triangle-up", "inf", "Infinity"],
+  "-inf": ["triangle-down", "inf", "-Infinity"],
+};
+
+/** @param {string} color #rgb or #rrggbb @param {number} share */
+export function faint(color, share) {
+  const hex = color.length === 4 ? [...color.slice(1)].map((sign) => sign + sign).join("") : color.slice(1);
+  const parts = [0, 2, 4].map((place) => parseInt(hex.slice(place, place + 2), 16));
+  return parts.some(Number.isNaN) ? color : `rgba(${parts.join(",")},${share})`;
+}
+
+/** @param {Line} line @param {number} place of it among the lines @param {Record<string, string>} colors */
+export function colorOf(line, place, colors) {
+  return line.color ? (colors[line.color] ?? line.color) : colors[`line${(place % 4) + 1}`];
+}
+
+/** @param {Line[]} lines @param {Drawn[]} drawn @param {Axis} axis
+ * @param {Record<string, string>} colors @returns {any[]} */
+export function tracesOf(lines, drawn, axis, colors) {
+  const bands = lines.map((line, place) => bandOf(line, drawn[place], axis, colorOf(line, place, colors)));
+  const strokes = lines.flatMap((line, place) => strokesOf(line, drawn[place], axis, colorOf(line, place, colors)));
+  return [...bands.filter(Boolean), ...strokes, ...marksOf(drawn, axis, colors)];
+}
+
+/** The band from min to max: a closed shape for each stretch without a hole.
+ * @param {Line} line @param {Drawn} points @param {Axis} axis @param {string} color */
+function bandOf(line, points, axis, color) {
+  const parts = stretches(points.min);
+  if (!parts.length) return null; // no band, or no finite value: a shape without points is an error in SVG
+  const shapes = parts.map(([from, to]) => {
+    const [xs, tops, bottoms] = [points.x, points.max, points.min].map((each) => each.slice(from, to));
+    return { x: [...xs, ...[...xs].reverse()], y: [...tops, ...bottoms.reverse()].map((value) => axis.place(value)) };
+  });
+  const joined = (/** @type {number[][]} */ many) => many.flatMap((part, i) => (i ? [null, ...part] : part));
+  const only = line.mean ? {} : { name: escaped(line.name) };
+  return {
+    type: "scatter",
+    mode: "lines",
+    x: joined(shapes.map(({ x }) => x)),
+    y: joined(shapes.map(({ y }) => y)),
+    fill: "toself",
+    fillcolor: faint(color, line.opacity ?? BAND),
+    line: { width: 0 },
+    hoverinfo: "skip",
+    showlegend: !line.mean,
+    name: `${escaped(line.name)}, min to max`,
+    ...only,
+  };
+}
+
+/** From where to where values are finite. @param {number[]} values @returns {[number, number][]} */
+export function stretches(values) {
+  /** @type {[number, number][]} */
+  const found = [];
+  let from = -1;
+  for (let i = 0; i <= values.length; i += 1) {
+    const there = i < values.length && Number.isFinite(values[i]);
+    if (there && from < 0) from = i;
+    if (there || from < 0) continue;
+    found.push([from, i]);
+    from = -1;
+  }
+  return found;
+}
+
+/** The line, with the raw one behind it if it is smoothed.
+ * @param {Line} line @param {Drawn} points @param {Axis} axis @param {string} color */
+function strokesOf(line, points, axis, color) {
+  if (!line.mean) return [];
+  const smooth = points.smooth.length > 0;
+  const common = { type: "scatter", x: points.x, hoverinfo: "none", connectgaps: false };
+  const dash = line.dashed ? "dash" : "solid";
+  const raw = {
+    ...common,
+    ...pen(points.raw, color, smooth ? 1 : 1.75, dash),
+    y: onAxis(points.raw, axis),
+    name: escaped(line.name),
+    opacity: smooth ? RAW_BEHIND : 1,
+    showlegend: !smooth,
+  };
+  if (!smooth) return [raw];
+  return [
+    raw,
+    {
+      ...common,
+      ...pen(points.smooth, color, 1.75, dash),
+      y: onAxis(points.smooth, axis),
+      name: escaped(line.name),
+      showlegend: true,
+    },
+  ];
+}
+
+/** A line needs two points: one between holes is a dot.
+ * @param {number[]} values @param {string} color @param {number} width @param {string} dash */
+function pen(values, color, width, dash) {
+  const alone = new Set(
+    stretches(values)
+      .filter(([from, to]) => to - from === 1)
+      .map(([from]) => from),
+  );
+  const line = { color: color, width, dash, simplify: true };
+  if (!alone.size) return { mode: "lines", line };
+  return {
+    mode: "lines+markers",
+    line,
+    marker: { color: color, size: values.map((_, place) => (alone.has(place) ? 4 : 0)) },
+  };
+}
+
+/** @param {number[]} values @param {Axis} axis */
+function onAxis(values, axis) {
+  return values.map((value) => (Number.isFinite(value) ? axis.place(value) : null));
+}
+
+/** What was not finite, at the foot of the axis, by symbol and color.
+ * @param {Drawn[]} drawn @param {Axis} axis @param {Record<string, string>} colors */
+function marksOf(drawn, axis, colors) {
+  const foot = axis.range[0] + (axis.range[1] - axis.range[0]) * ROUND;
+  return Object.entries(SIGNS).flatMap(([sign, [symbol, color, words]]) => {
+    const at = [
+      ...new Set(drawn.flatMap(({ marks }) => marks.filter((mark) => mark.sign === sign).map(({ x }) => x))),
+    ].sort((a, b) => a - b);
+    if (!at.length) return [];
+    const marker = {
+      symbol,
+      size: 7,
+      color: colors[color],
+      line: { color: colors[color], width: sign === "nan" ? 1.75 : 0 },
+    };
+    return [
+      {
+        type: "scatter",
+        mode: "markers",
+        x: at,
+        y: at.map(() => foot),
+        marker,
+        name: words,
+        hoverinfo: "none",
+        cliponaxis: false,
+      },
+    ];
+  });
+}
+
 /**
- * @typedef {{title?: string, scale?: import("./axis.js").ScaleName, fixed?: boolean, low?: number, high?: number}}
+ * @typedef {{title?: string, scale?: ScaleName, fixed?: boolean, low?: number, high?: number}}
  * YAxis `scale` holds
  *   where the address says none; where it is `fixed` the address says nothing about it. low and high are always on
  * the axis. */
@@ -27,7 +261,7 @@ export class LineFigure {
   range = [0, 1];
   /** The values between which the reader zoomed in. @type {[number, number] | null} */
   zoomed = null;
-  /** @type {import("./axis.js").Axis | null} */
+  /** @type {Axis | null} */
   axis = null;
   /** What the lines are of. */
   about = "";
@@ -52,7 +286,7 @@ export class LineFigure {
     this.exact = null;
   }
 
-  /** @returns {import("./axis.js").ScaleName} */
+  /** @returns {ScaleName} */
   get scale() {
     const { scale = "linear", fixed = false } = this.options.y ?? {};
     const asked = fixed ? "" : this.page.state.optional("y");
@@ -74,7 +308,7 @@ export class LineFigure {
     this.axis = axis;
     const traces = tracesOf(
       this.lines,
-      this.drawn.map((points) => placed(points, this.page.clock)),
+      this.drawn.map((points) => onClock(points, this.page.clock)),
       axis,
       colors,
     );
@@ -117,7 +351,7 @@ export class LineFigure {
 
 /** The points where their steps stand on the axis. @param {import("./thin.js").Drawn} points
  * @param {import("../timeline/clock.js").Clock} [clock] @returns {import("./thin.js").Drawn} */
-function placed(points, clock) {
+function onClock(points, clock) {
   if (!clock || clock.by === "step") return points;
   const marks = points.marks.map((mark) => ({ ...mark, x: clock.place(mark.x) }));
   return { ...points, x: points.x.map((step) => clock.place(step)), marks };
@@ -132,7 +366,7 @@ function rangeOf(span, many) {
   return from <= to ? [from - 0.5, to + 0.5] : [0, 1];
 }
 
-/** @param {LineFigure} figure @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors
+/** @param {LineFigure} figure @param {Axis} axis @param {Record<string, string>} colors
  * @param {number} width @param {number} height @param {boolean} alone */
 function layoutOf(figure, axis, colors, width, height, alone) {
   const { clock } = figure.page;

@@ -3,10 +3,8 @@
 import { breakable, h, write } from "../dom.js";
 import { count } from "../format.js";
 import { colors } from "../theme.js";
-import { heldWords } from "./held.js";
-import { MARGIN } from "./lines.js";
-import { colorOf, SIGNS } from "./traces.js";
-import { nearest, stepsAt, valueWords } from "./words.js";
+import { colorOf, MARGIN, SIGNS } from "./lines.js";
+import { heldWords, nearest, stepsAt, valueWords } from "./words.js";
 
 const CLICK_PX = 4;
 const DOUBLE_MS = 300; // between two clicks

@@ -1,10 +1,11 @@
 // @ts-check
 /** A chart of lines in words and as a table: what a person reads who does not see it. Pure. */
 import { count, number } from "../format.js";
-import { countOf } from "../search.js";
+import { countOf } from "../scale.js";
+import { drawn } from "./thin.js";
 
-/** @typedef {import("./thin.js").Line} Line */
 /** @typedef {import("./thin.js").Drawn} Drawn */
+/** @typedef {import("./thin.js").Line} Line */
 
 /** @param {number} first @param {number} last */
 function endWords(first, last) {
@@ -84,7 +85,7 @@ export function nearest(points, step) {
 }
 
 /** The index of the point that covers a step; -1 if there is none. @param {Drawn} points @param {number} step */
-export function covering(points, step) {
+function covering(points, step) {
   const place = nearest(points, step);
   return place >= 0 && points.first[place] <= step && points.last[place] >= step ? place : -1;
 }
@@ -109,4 +110,23 @@ export function valueWords(line, points, place) {
   if (mark) return { nan: "NaN", inf: "Infinity", "-inf": "-Infinity" }[mark.sign];
   if (line.mean || !Number.isFinite(points.min[place])) return "-";
   return `${number(points.min[place])} to ${number(points.max[place])}`;
+}
+
+/** Whether a point of several steps covers this one. @param {import("./thin.js").Drawn} points @param {number} held */
+export function isMerged(points, held) {
+  const place = covering(points, held);
+  return place >= 0 && points.first[place] !== points.last[place];
+}
+
+/** The value, and a word on steps if it isn't that of the held one alone. What is smoothed has other steps in it.
+ * @param {import("./thin.js").Line} line @param {import("./thin.js").Drawn} points @param {number} held
+ * @param {import("./thin.js").Line[]} [exact] the lines of this step, if they are known @returns {[string, string]} */
+export function heldWords(line, points, held, exact) {
+  const own = { ...points, smooth: [] };
+  if (!isMerged(points, held)) return [valueWords(line, own, covering(points, held)), ""];
+  if (!exact) return ["-", `one point for ${stepsAt(points, covering(points, held))}`];
+  const its = exact.find(({ name }) => name === line.name);
+  if (!its) return ["-", ""];
+  const at = drawn(its, 0, its.first.length);
+  return [valueWords(its, at, covering(at, held)), isMerged(at, held) ? `at ${stepsAt(at, covering(at, held))}` : ""];
 }

@@ -1,12 +1,11 @@
 // @ts-check
 /** The heatmap of one value by rank and step. */
 import { get } from "../api.js";
-import { bitsOf, INFINITE, MISSING } from "../canvas/worst.js";
+import { bitsOf, INFINITE, MISSING } from "../canvas/columns.js";
 import { breakable, byId, write } from "../dom.js";
-import { Heat } from "../heat/index.js";
+import { Heat } from "../heat/heat.js";
 import { rowOf } from "../heat/rows.js";
-import { failedWords } from "../live/failed.js";
-import { Refresh } from "../live/refresh.js";
+import { failedWords, Refresh } from "../live/refresh.js";
 
 const ROW_PX = 14;
 const AROUND_PX = 52; // axis and legend

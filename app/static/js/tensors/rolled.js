@@ -1,17 +1,40 @@
 // @ts-check
 /** Attention over all layers: what each position of the last one sees of each before the first. */
-
 import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { count, counted, number, percent } from "../format.js";
-import { failedWords } from "../live/failed.js";
-import { Refresh } from "../live/refresh.js";
+import { count, counted, number, percent, stepWords } from "../format.js";
+import { failedWords, Refresh } from "../live/refresh.js";
 import { ROOT } from "../vocabulary.js";
-import { aboutStep, nearestOf } from "./nearest.js";
-import { showScale } from "./scalebar.js";
-import { Tiles } from "./tiles.js";
+import { showScale, Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
+
+/** @typedef {{from?: number, to?: number}} Steps as `follow.values`: nothing for the newest */
+
+/** How far a step is from the steps of the page. @param {number} step @param {Steps} steps */
+function distance(step, { from, to }) {
+  return from === undefined || to === undefined ? 0 : Math.max(from - step, step - to, 0);
+}
+
+/** The nearest one; of several, the first. @template {{step: number}} T @param {T[]} items @param {Steps} steps
+ * @returns {T | null} */
+export function nearestOf(items, steps) {
+  return items.reduce(
+    (/** @type {T | null} */ best, each) =>
+      best === null || distance(each.step, steps) < distance(best.step, steps) ? each : best,
+    null,
+  );
+}
+
+/** What must be known of something of a step, if the page is about others; else "".
+ * @param {string} what @param {number} step @param {Steps} steps @param {boolean} chosen whether the reader chose it */
+export function aboutStep(what, step, steps, chosen) {
+  if (!distance(step, steps)) return "";
+  const { from = 0, to = 0 } = steps;
+  const about = stepWords(from, to);
+  const rest = chosen ? `; the page is held at ${about}` : `, the nearest to ${about}`;
+  return `${what} of step ${count(step)}${rest}.`;
+}
 
 const TRIFLES = ["rollout", "sample", "fuse", "discard", "gradient"];
 const LISTED = 3; // layers that are named

@@ -1,11 +1,245 @@
 // @ts-check
 /** A tensor as tiles on one canvas: feature maps, attention heads, a matrix. Point at a cell to read it. */
-
-import { paletteOf } from "../canvas/colors.js";
-import { CanvasChart, penOf, pixelRatio } from "../canvas/index.js";
+import { CanvasChart, penOf, pixelRatio } from "../canvas/chart.js";
+import { colorOf, makeBar, paintBar, paletteOf, swatch } from "../canvas/colors.js";
+import { number } from "../format.js";
 import { colors } from "../theme.js";
-import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./layout.js";
-import { drawNames, edgesOf } from "./names.js";
+
+/** @typedef {Pick<import("../answers.js").SnapshotNames, "axes" | "tokens" | "shared" | "labels" | "why">} Names */
+
+/**
+ * @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}}
+ * Layout
+ */
+
+const MIN_TILE = 48; // pixels of a small tile, in which patterns can still be read
+const GAP = 8;
+
+/** Tiles in rows: as large as they can be, so that all fit into the height where that leaves them readable.
+ * @param {number} width @param {number} most the height that is wanted @param {number} tiles @param {number} rows
+ * @param {number} columns @returns {Layout} */
+export function layoutOf(width, most, tiles, rows, columns) {
+  const aspect = Math.min(8, Math.max(1 / 8, rows / Math.max(1, columns)));
+  const gap = tiles > 1 ? GAP : 0;
+  let chosen = null;
+  for (let across = 1; across <= tiles; across += 1) {
+    const tileWidth = Math.floor((width - gap * (across - 1)) / across);
+    if (chosen && tileWidth < MIN_TILE) break;
+    const fitted = Math.min(tileWidth, Math.floor(most / aspect));
+    const tileHeight = Math.max(4, Math.round(fitted * aspect));
+    const lines = Math.ceil(tiles / across);
+    chosen = {
+      across,
+      tileWidth: Math.max(4, fitted),
+      tileHeight,
+      gap,
+      width,
+      height: lines * tileHeight + (lines - 1) * gap,
+    };
+    if (chosen.height <= most) break;
+  }
+  return /** @type {Layout} */ (chosen ?? { across: 1, tileWidth: width, tileHeight: 4, gap, width, height: 4 });
+}
+
+/** Where a tile begins. @param {Layout} layout @param {number} tile @returns {[number, number]} */
+export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
+  return [(tile % across) * (tileWidth + gap), Math.floor(tile / across) * (tileHeight + gap)];
+}
+
+/** The cell at a point; null between tiles.
+ * @param {Layout} layout @param {number} x @param {number} y
+ * @param {[number, number, number]} shape tiles, rows, columns */
+export function cellAt(layout, x, y, [tiles, rows, columns]) {
+  const [at, line] = [
+    Math.floor(x / (layout.tileWidth + layout.gap)),
+    Math.floor(y / (layout.tileHeight + layout.gap)),
+  ];
+  const tile = line * layout.across + at;
+  if (x < 0 || y < 0 || at >= layout.across || tile >= tiles) return null;
+  const [left, top] = cornerOf(layout, tile);
+  const [column, row] = [
+    Math.floor(((x - left) / layout.tileWidth) * columns),
+    Math.floor(((y - top) / layout.tileHeight) * rows),
+  ];
+  return row < rows && column < columns ? { tile, row, column } : null;
+}
+
+const CLIPPED = 0.005; // of the values, at each end: one outlier must not make all others one color
+
+/** The range of colors. Signed values get one that is as far below zero as above.
+ * @param {ArrayLike<number>} values @param {boolean} [whole] to the very ends @returns {{low: number, high: number,
+ * signed: boolean, clipped: [boolean, boolean]}} `clipped`: whether values lie beyond its ends */
+export function rangeOf(values, whole = false) {
+  const stride = Math.max(1, Math.floor(values.length / 50000));
+  const found = [];
+  let [least, most] = [Infinity, -Infinity];
+  for (let place = 0; place < values.length; place += 1) {
+    const value = values[place];
+    if (!Number.isFinite(value)) continue;
+    least = Math.min(least, value);
+    most = Math.max(most, value);
+    if (place % stride === 0) found.push(value);
+  }
+  if (least > most) return { low: 0, high: 1, signed: false, clipped: [false, false] };
+  const signed = least < 0;
+  const sorted = Float64Array.from(found.length ? found : [least, most], (value) =>
+    signed ? Math.abs(value) : value,
+  ).sort();
+  const at = (/** @type {number} */ share) => sorted[Math.round(share * (sorted.length - 1))];
+  const edge = Math.max(-least, most);
+  if (signed) {
+    const high = whole ? edge : at(1 - 2 * CLIPPED) || edge;
+    return { low: -high, high, signed, clipped: [-high > least, high < most] };
+  }
+  const [low, high] = whole ? [least, most] : [at(CLIPPED), at(1 - CLIPPED)];
+  if (high > low) return { low, high, signed, clipped: [low > least, high < most] };
+  return most > least
+    ? { low: least, high: most, signed, clipped: [false, false] }
+    : { low: Math.min(0, least), high: most || 1, signed, clipped: [false, false] };
+}
+
+/** Whether all above the diagonal of every tile is zero, and not all else: a mask that lets no position see later ones.
+ * @param {ArrayLike<number>} values @param {[number, number, number]} shape */
+export function isCausal(values, [tiles, rows, columns]) {
+  if (rows !== columns || rows < 3) return false;
+  let below = false;
+  for (let place = 0; place < tiles * rows * columns; place += 1) {
+    const [row, column] = [Math.floor(place / columns) % rows, place % columns];
+    if (column > row && values[place] !== 0) return false;
+    below ||= column < row && values[place] !== 0;
+  }
+  return below;
+}
+
+/** The pixels of one tile, a pixel for each cell.
+ * @param {ArrayLike<number>} values @param {number} start @param {number} rows @param {number} columns
+ * @param {{low: number, high: number}} range
+ * @param {import("../canvas/colors.js").Palette} palette @param {boolean} causal @returns {Uint32Array} */
+export function pixelsOf(values, start, rows, columns, range, palette, causal) {
+  const scale = 255 / (range.high - range.low || 1);
+  return Uint32Array.from({ length: rows * columns }, (_, place) => {
+    const [row, column] = [Math.floor(place / columns), place % columns];
+    if (causal && column > row) return palette.missing;
+    const value = values[start + place];
+    const level = Math.max(0, Math.min(255, Math.round((value - range.low) * scale)));
+    return colorOf(palette, value, level, (row + column) % 4 === 0);
+  });
+}
+
+const FONT = "11px system-ui, sans-serif";
+const LINE = 12; // pixels of a name across
+const WIDEST = 110;
+const NAME_GAP = 4;
+
+/** @type {Names} */
+export const NONE = { axes: [], tokens: [], shared: false, labels: [], why: "" };
+
+/** Every how many names one has room. Pure. @param {number} size pixels of a cell */
+export function strideOf(size) {
+  return Math.max(1, Math.ceil(LINE / Math.max(size, 1e-9)));
+}
+
+/** The names of a sample's positions. Pure. @param {Names} names @param {number} sample */
+function tokensOf(names, sample) {
+  return names.tokens[names.shared ? 0 : sample] ?? [];
+}
+
+/** What the indices of a cell are called: "cat.png: the \u2192 cat"; a cell that stands for several has no tokens.
+ * Pure.
+ * @param {Names} names @param {string[]} indices of each dimension */
+export function wordsAt(names, indices) {
+  const [sample] = indices;
+  const tokens = tokensOf(names, Number(sample));
+  const words = names.axes.map((axis) => tokens[Number(indices[axis])]);
+  const places = words.length && words.every((word) => word !== undefined) ? words.join(" \u2192 ") : "";
+  return [names.labels[Number(sample)], places].filter(Boolean).join(": ");
+}
+
+/**
+ * The names of the rows and the columns of a picture of the last two dimensions, from the first of its part on. Pure.
+ * @param {Names} names
+ * @param {{dimensions: number, sample: number, cells: [number, number], factors: [number, number],
+ *   part: {rows: [number, number], columns: [number, number]} | null}} picture
+ * @returns {{rows: string[], columns: string[]} | undefined} undefined without any
+ */
+export function besides(names, { dimensions, sample, cells, factors, part }) {
+  const tokens = tokensOf(names, sample);
+  const of = (/** @type {number} */ place) => {
+    const axis = dimensions - 2 + place;
+    if (!names.axes.includes(axis) || factors[place] > 1) return [];
+    const first = (place ? part?.columns : part?.rows)?.[0] ?? 0;
+    return tokens.slice(first, first + cells[place]);
+  };
+  const [rows, columns] = [of(0), of(1)];
+  return rows.length || columns.length ? { rows, columns } : undefined;
+}
+
+/** How much room names need. @param {CanvasRenderingContext2D} pen
+ * @param {{rows: string[], columns: string[]}} names @param {number} width of the whole */
+function edgesOf(pen, { rows, columns }, width) {
+  pen.font = FONT;
+  const most = (/** @type {string[]} */ texts) =>
+    texts.length
+      ? NAME_GAP + Math.ceil(Math.min(WIDEST, width / 4, Math.max(...texts.map((text) => pen.measureText(text).width))))
+      : 0;
+  return { left: most(rows), top: most(columns) };
+}
+
+/** Draws the names of rows at the left and of columns above, as many as have room.
+ * @param {CanvasRenderingContext2D} pen @param {{rows: string[], columns: string[]}} names
+ * @param {{left: number, top: number}} edges @param {{tileWidth: number, tileHeight: number}} layout
+ * @param {[number, number]} cells */
+function drawNames(pen, { rows, columns }, { left, top }, layout, cells) {
+  pen.save();
+  pen.font = FONT;
+  pen.fillStyle = colors().quiet;
+  pen.textBaseline = "middle";
+  const [high, wide] = [layout.tileHeight / cells[0], layout.tileWidth / cells[1]];
+  pen.textAlign = "right";
+  for (let row = 0; row < rows.length; row += strideOf(high))
+    pen.fillText(shortened(pen, rows[row], left - NAME_GAP), left - NAME_GAP, top + (row + 0.5) * high);
+  pen.textAlign = "left";
+  for (let column = 0; column < columns.length; column += strideOf(wide)) {
+    pen.save();
+    pen.translate(left + (column + 0.5) * wide, top - NAME_GAP);
+    pen.rotate(-Math.PI / 2);
+    pen.fillText(shortened(pen, columns[column], top - NAME_GAP), 0, 0);
+    pen.restore();
+  }
+  pen.restore();
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {string} text @param {number} room */
+function shortened(pen, text, room) {
+  if (pen.measureText(text).width <= room) return text;
+  let [fits, over] = [1, Math.min(text.length, 200)];
+  while (over - fits > 1) {
+    const end = (fits + over) >> 1;
+    if (pen.measureText(`${text.slice(0, end)}\u2026`).width > room) over = end;
+    else fits = end;
+  }
+  return `${text.slice(0, fits)}\u2026`;
+}
+
+/** Fills an element with the color bar of a picture. @param {HTMLElement} element
+ * @param {Tiles | null} tiles */
+export function showScale(element, tiles) {
+  element.replaceChildren();
+  if (!tiles?.ranges.length) return;
+  const [{ low, high, clipped, signed }] = tiles.ranges;
+  const ends =
+    tiles.ranges.length > 1
+      ? ["smallest", "largest of each tile"]
+      : [`${clipped[0] ? "\u2264 " : ""}${number(low)}`, `${clipped[1] ? "\u2265 " : ""}${number(high)}`];
+  element.append(
+    ends[0],
+    paintBar(makeBar("the colors, from low to high"), signed),
+    ends[1],
+    swatch("nan", "NaN"),
+    swatch("inf", "infinite"),
+    ...(tiles.causal ? [swatch("missing", "masked")] : []),
+  );
+}
 
 const HEIGHT = 520;
 
@@ -17,7 +251,7 @@ const HEIGHT = 520;
 export class Tiles extends CanvasChart {
   /** @type {Picture | null} */
   picture = null;
-  /** @type {import("./layout.js").Layout | null} */
+  /** @type {Layout | null} */
   layout = null;
   /** @type {ReturnType<typeof rangeOf>[]} */
   ranges = [];
@@ -96,7 +330,7 @@ export class Tiles extends CanvasChart {
 
   /** @param {number} tile @returns {[number, number]} */
   #cornerOf(tile) {
-    const [left, top] = cornerOf(/** @type {import("./layout.js").Layout} */ (this.layout), tile);
+    const [left, top] = cornerOf(/** @type {Layout} */ (this.layout), tile);
     return [left + this.edges.left, top + this.edges.top];
   }
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** A row of values as a line, from minimum to maximum where values share a pixel. Non-finite values are at the edge. */
-import { CanvasChart, penOf } from "../canvas/index.js";
+import { CanvasChart, penOf } from "../canvas/chart.js";
 import { number } from "../format.js";
 import { evenTicks } from "../scale.js";
 import { colors } from "../theme.js";

@@ -2,11 +2,10 @@
 /** What readers noted at steps: the server draws it on the timeline, where charts find it. */
 import { send } from "../api.js";
 import { h, makeButton } from "../dom.js";
-import { Emitter } from "../emitter.js";
 import { count } from "../format.js";
 import { MAX_NOTE } from "../limits.js";
-import { openDialog } from "../popup.js";
-import { toast } from "../toast.js";
+import { openDialog, toast } from "../popup.js";
+import { Emitter } from "../state.js";
 
 /** @typedef {{step: number, text: string}} Note */
 

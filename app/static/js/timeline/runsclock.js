@@ -5,12 +5,11 @@
 import { get } from "../api.js";
 import { count } from "../format.js";
 import { SAMPLES_RATE, STEPS_RATE, TIME } from "../vocabulary.js";
-import { Clock, pointsOf } from "./clock.js";
-import { elapsedText, elapsedTicks, sampleKnots, stepOf, timeKnots, valueAt } from "./knots.js";
+import { Clock, elapsedText, elapsedTicks, pointsOf, sampleKnots, stepOf, timeKnots, valueAt } from "./clock.js";
 
-/** @typedef {import("./knots.js").Knots} Knots */
-/** @typedef {Pick<import("../answers.js").Run, "id" | "started_s" | "first_step" | "newest_step">} Run */
+/** @typedef {import("./clock.js").Knots} Knots */
 /** @typedef {import("../plot/thin.js").Line} Line */
+/** @typedef {Pick<import("../answers.js").Run, "id" | "started_s" | "first_step" | "newest_step">} Run */
 
 const POINTS = 1000;
 const WORDS = { step: "step", time: "time since the start", samples: "samples" };

@@ -1,0 +1,167 @@
+// @ts-check
+/** The charts of two runs: their difference layer by step, and their lines in one chart. */
+import { get, only } from "../api.js";
+import { bitsOf, INFINITE, MISSING, NAN } from "../canvas/columns.js";
+import { Finder } from "../finder.js";
+import { count, counted, kindWords, streamWords } from "../format.js";
+import { Heat } from "../heat/heat.js";
+import { lineOf as curveOf } from "../live/curve.js";
+import { failedWords } from "../live/refresh.js";
+import { LineChart } from "../plot/plot.js";
+import { ROOT } from "../vocabulary.js";
+
+const COLUMNS = 300;
+const ROWS = 2000;
+
+export class Differences {
+  /** @param {import("../page.js").Page} page @param {HTMLElement} figure @param {() => Record<string, any>} asked
+   * @param {string} run the one in which the find box searches @param {(module: string) => void} onPick */
+  constructor(page, figure, asked, run, onPick) {
+    this.page = page;
+    this.asked = asked;
+    this.said = /** @type {HTMLElement} */ (figure.querySelector("#differences-said"));
+    const query = () => ({
+      path: "compare/heatmap",
+      query: { ...asked(), ...page.follow.values, columns: COLUMNS, rows: ROWS },
+    });
+    this.heat = new Heat(page, figure, {
+      title: "Difference by layer and step",
+      kind: "",
+      stat: "relative difference",
+      onPick: (row) => onPick(row.module),
+      query,
+    });
+    this.finder = new Finder(page, () => this.arrange(), { run });
+  }
+
+  /** @param {AbortSignal} signal */
+  async load(signal) {
+    try {
+      const query = { ...this.asked(), ...this.page.follow.values, columns: COLUMNS, rows: ROWS };
+      const { rows, first_step: first, last_step: last, worst, state } = await get("compare/heatmap", query, signal);
+      signal.throwIfAborted();
+      this.heat.setRows(rows, [Math.max(1, first.length), 1], "difference");
+      this.heat.take({ kind: "snapshot", k: first.length, n: rows.length, bits: cellsOf(worst, state), first, last });
+      this.arrange();
+      this.finder.renew();
+    } catch (error) {
+      if (!signal.aborted && !this.heat.rows.length) this.said.textContent = failedWords(error);
+      throw error;
+    }
+  }
+
+  /** Which rows are found. */
+  arrange() {
+    const { rows } = this.heat;
+    const shown = [...rows.keys()].filter((row) => this.finder.fits(rows[row].module));
+    this.heat.setOrder(shown);
+    this.said.textContent =
+      shown.length < rows.length ? `${count(shown.length)} of ${counted(rows.length, "row")}` : "";
+    this.heat.draw();
+  }
+}
+
+/** The bits of the cells. Three states are no numbers: not compared, finite in one run only (NaN), and NaN or infinite
+ * in both (infinity). @param {(number | string)[][]} worst [row][column] @param {number[][]} state the same */
+export function cellsOf(worst, state) {
+  const signs = [MISSING, null, NAN, INFINITE];
+  return bitsOf(worst, (_, row, column) => signs[state[row][column]]);
+}
+
+const POINTS = 1000;
+const MAX_TAPS = 4; // of one layer: parameters, calls
+
+/** @typedef {{id: string, name: string}} Side */
+/** @typedef {import("../page.js").Page & {clock: import("../timeline/runsclock.js").RunsClock}} Page
+ * whose axis is that of runs */
+
+/** @param {import("../answers.js").Series} series @param {Side} side @param {boolean} dashed @param {string} more
+ * @returns {import("../plot/thin.js").Line} */
+function lineOf(series, side, dashed, more) {
+  return { ...curveOf(series), name: `${dashed ? "B" : "A"}: ${side.name}${more}`, dashed };
+}
+
+export class Overlay {
+  /** @type {number[][]} the numbers of the layer's taps, in A and in B */
+  #numbers = [[], []];
+
+  /** @param {Page} page @param {HTMLElement} figure @param {Side[]} sides
+   * @param {() => Record<string, any>} asked the parameters of the comparison */
+  constructor(page, figure, sides, asked) {
+    this.page = page;
+    this.sides = sides;
+    this.asked = asked;
+    this.heading = /** @type {HTMLElement} */ (figure.querySelector("h2"));
+    this.chart = new LineChart(page, figure, {
+      title: "A layer in both runs",
+      y: { title: asked().stat, scale: "log" },
+      query: () => sides.map((_, place) => this.query(place)),
+    });
+  }
+
+  /** @param {number} place of the run */
+  query(place) {
+    const { stat } = this.asked();
+    const { id } = this.sides[place];
+    const query = { tap: this.#numbers[place], stat, ...this.page.clock.stepsOf(id), points: POINTS, run: id };
+    return { path: "series", query };
+  }
+
+  /** @param {string} module its name in A @param {AbortSignal} signal */
+  async show(module, signal) {
+    const { kind, stat } = this.asked();
+    const about = `${module || ROOT}: ${stat} of ${kindWords(kind)}`;
+    this.heading.textContent = about;
+    try {
+      const query = { ...this.asked(), match: null, ...only(module), points: 1, limit: MAX_TAPS };
+      const { layers } = await get("compare", query, signal);
+      signal.throwIfAborted();
+      this.#numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));
+      if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
+      const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query, signal)));
+      signal.throwIfAborted();
+      this.chart.show(
+        answers.flatMap(({ series }, place) =>
+          series.flatMap((each) => {
+            const more = series.length > 1 ? ` ${each.tap ? streamWords(each.tap) : ""}` : "";
+            const side = this.sides[place];
+            return this.page.clock.moved(lineOf(each, side, place === 1, more), side.id) ?? [];
+          }),
+        ),
+        about,
+      );
+    } catch (error) {
+      if (!signal.aborted) this.chart.fail(error, about);
+      throw error;
+    }
+  }
+}
+
+/** @param {Page} page @param {HTMLElement | null} figure @param {Side[]} sides
+ * @returns {(signal: AbortSignal) => Promise<void>} shows the newest */
+export function makeLoss(page, figure, sides) {
+  if (!figure) return async () => {};
+  const name = figure.dataset.name ?? "loss";
+  const chart = new LineChart(page, figure, {
+    title: "Loss in both runs",
+    y: { title: name, scale: "linear" },
+    query: () => sides.map(({ id }) => ({ path: "scalars", query: queryOf(id) })),
+  });
+  const queryOf = (/** @type {string} */ run) => ({ name, ...page.clock.stepsOf(run), points: POINTS, run });
+  return async (signal) => {
+    try {
+      const answers = await Promise.all(sides.map(({ id }) => get("scalars", queryOf(id), signal)));
+      signal.throwIfAborted();
+      chart.show(
+        answers.flatMap(({ series }, place) =>
+          series.flatMap(
+            (each) => page.clock.moved(lineOf(each, sides[place], place === 1, ""), sides[place].id) ?? [],
+          ),
+        ),
+      );
+    } catch (error) {
+      if (!signal.aborted) chart.fail(error);
+      throw error;
+    }
+  };
+}

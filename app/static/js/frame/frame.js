@@ -1,0 +1,230 @@
+// @ts-check
+/** The live frame around every page: follow, link, theme, keys, banner, and the ways from page to page. */
+import { ApiError, reach } from "../api.js";
+import { byId, copyText } from "../dom.js";
+import { count, stepWords } from "../format.js";
+import { showKeys } from "../keys.js";
+import { Parts } from "../live/parts.js";
+import { Refresh } from "../live/refresh.js";
+import { openPalette } from "../palette.js";
+import { toast } from "../popup.js";
+import { setTheme, theme } from "../theme.js";
+import { keepSteps } from "../timeline/links.js";
+import { Timeline } from "../timeline/timeline.js";
+import { startTour } from "../tour.js";
+import { THEMES } from "../vocabulary.js";
+import { Status } from "./status.js";
+
+const FAR = 10;
+
+/** @param {import("../page.js").Page} page */
+function addNavigation(page) {
+  for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav.side a[data-key]"))) {
+    page.keys.add(`g ${link.dataset.key}`, link.dataset.title ?? "", () => link.click(), { group: "Go to" });
+  }
+  // On a phone, the entries are in a scrolling row: scroll to the entry of this page.
+  const nav = /** @type {HTMLElement | null} */ (document.querySelector("nav.side"));
+  const current = /** @type {HTMLElement | null} */ (nav?.querySelector("[aria-current]"));
+  if (nav && current)
+    nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+  keepSteps(page);
+  startFind(page);
+}
+
+/** @param {import("../page.js").Page} page */
+function startFind(page) {
+  const find = /** @type {HTMLInputElement | null} */ (
+    document.getElementById("find") ?? document.querySelector("main input[type=search]")
+  );
+  const clear = () => {
+    if (find && document.activeElement === find) {
+      if (find.value) {
+        find.value = "";
+        find.dispatchEvent(new Event("input", { bubbles: true }));
+      } else find.blur();
+      return;
+    }
+    page.cursor.clear();
+  };
+  page.keys.add("Escape", "clear the selection or the find box", clear, { group: "Everywhere" });
+  if (!find) return;
+  page.keys.add(
+    "/",
+    "find",
+    () => {
+      find.focus();
+      find.select();
+    },
+    { group: "Everywhere" },
+  );
+}
+
+/** @param {import("../page.js").Page} page */
+function addStepping(page) {
+  const { follow, keys } = page;
+  /** Keys that are held down wait for each other. */
+  let moving = Promise.resolve();
+  /** @param {number} by */
+  const move = (by) => {
+    moving = moving.then(async () => {
+      if (follow.step === null) return;
+      follow.hold(await page.captured.further(follow.step, by));
+      page.announce(`Step ${count(follow.step)}`);
+    });
+  };
+  /** @param {number} factor */
+  const zoom = (factor) => {
+    const span = follow.span;
+    if (!span || follow.newest === null) return;
+    const length = Math.max(2, Math.round((span[1] - span[0] + 1) * factor));
+    if (page.runState === "live" && !follow.paused)
+      return page.state.set({ steps: length > follow.newest - follow.first ? "all" : `live:${length}` });
+    const middle = follow.held ?? (span[0] + span[1]) / 2;
+    const from = Math.max(0, Math.round(middle - length / 2));
+    follow.zoom(from, Math.min(follow.newest, from + length - 1));
+  };
+  const group = { group: "Steps" };
+  keys.add("ArrowLeft", "one captured step back", () => move(-1), group);
+  keys.add("ArrowRight", "one captured step forward", () => move(1), group);
+  keys.add("Shift+ArrowLeft", "ten captured steps back", () => move(-FAR), group);
+  keys.add("Shift+ArrowRight", "ten captured steps forward", () => move(FAR), group);
+  keys.add("[", "more steps (zoom out)", () => zoom(2), group);
+  keys.add("]", "fewer steps (zoom in)", () => zoom(0.5), group);
+}
+
+/** Every page has a badge, so at most a twentieth of the time is spent on it. */
+const BADGE = { min: 4000, max: 60_000, share: 20 };
+const PAUSE_MS = 5000; // between requests for the whole page, until it has a timeline
+
+/** @param {import("../page.js").Page} page */
+export function startFrame(page) {
+  startTheme(page);
+  addNavigation(page);
+  const keys = byId("keys");
+  keys.hidden = false;
+  keys.addEventListener("click", () => showKeys(page.keys));
+  startPalette(page);
+  page.keys.add("?", "keyboard shortcuts", () => showKeys(page.keys), { group: "Everywhere" });
+  if (page.run !== null) {
+    addStepping(page);
+    startTour(page);
+    startLink(page);
+    startFollow(page);
+    startBadge(page);
+    startTimeline(page);
+  }
+  new Status(page).start();
+}
+
+/** @param {import("../page.js").Page} page */
+function startPalette(page) {
+  const button = byId("palette");
+  button.hidden = false;
+  button.addEventListener("click", () => openPalette(page));
+  page.keys.add("Ctrl+k", "find an action, a page, a layer, or a run", () => openPalette(page), {
+    group: "Everywhere",
+  });
+}
+
+/** @param {import("../page.js").Page} page */
+function startTheme(page) {
+  const button = byId("theme");
+  const show = () => {
+    button.setAttribute("aria-label", `Theme: ${theme()}`);
+    button.title = `Theme: ${theme()}`;
+  };
+  const next = () => {
+    const place = THEMES.indexOf(theme());
+    setTheme(THEMES[(place + 1) % THEMES.length]);
+    show();
+    page.announce(`Theme: ${theme()}`);
+  };
+  show();
+  button.hidden = false;
+  button.addEventListener("click", next);
+  page.keys.add("t", "theme: system, light, dark", next, { group: "Everywhere" });
+}
+
+/** The address of this view, held at its step or range. For a live run it includes the steps shown right now.
+ * @param {import("../page.js").Page} page */
+async function linkOf(page) {
+  const { held, step, span, range } = page.follow;
+  const url = new URL(location.href);
+  const shown = held ?? (range || step === null ? null : await page.captured.upTo(step));
+  if (shown !== null) url.searchParams.set("step", String(shown));
+  if (span && page.runState === "live") url.searchParams.set("steps", `${span[0]}-${span[1]}`);
+  const words = shown !== null ? `step ${count(shown)}` : range ? stepWords(...range) : "";
+  return { link: url.href, held: words ? `, held at ${words}` : "" };
+}
+
+/** @param {import("../page.js").Page} page */
+function startLink(page) {
+  const button = byId("link");
+  const copy = async () => {
+    const { link, held } = await linkOf(page);
+    if (await copyText(link)) toast(`Link copied${held}`);
+    else toast(`Your browser blocked copying. The link is ${link}`, { kind: "error" });
+  };
+  button.hidden = false;
+  button.addEventListener("click", copy);
+  page.keys.add("c", "copy a link to this view", copy, { group: "Everywhere" });
+}
+
+/** @param {import("../page.js").Page} page */
+function startFollow(page) {
+  const { follow } = page;
+  if (follow.fixed) return;
+  const button = byId("follow");
+  const turn = async () => {
+    if (follow.paused) return follow.live();
+    const { step } = follow;
+    if (step === null) return;
+    const shown = await page.captured.upTo(step); // a newer step may have only logged values
+    if (!follow.paused) follow.hold(shown);
+  };
+  const show = () => {
+    button.hidden = follow.newest === null || page.runState !== "live";
+    button.dataset.does = follow.paused ? "live" : "pause";
+    byId("follow-words").textContent = follow.paused ? "Jump to live" : "Pause";
+  };
+  button.addEventListener("click", turn);
+  page.keys.add("Space", "pause, or follow the newest step", turn, { group: "Steps" });
+  follow.on("change", show);
+  follow.on("newest", show);
+  page.events.on("run", show);
+  show();
+}
+
+/** The badge of the Events entry: unacknowledged warnings and errors. @param {import("../page.js").Page} page */
+function startBadge(page) {
+  const root = /** @type {HTMLElement} */ (document.querySelector("nav.side"));
+  const badge = new Parts(page, "events", { root, query: () => "", ...BADGE });
+  page.events.on("run", () => badge.soon());
+  page.events.on("acknowledged", () => badge.now());
+}
+
+/** The timeline; if the page was opened before the first step, as soon as there is one.
+ * @param {import("../page.js").Page} page */
+function startTimeline(page) {
+  if (document.getElementById("timeline")) {
+    new Timeline(page);
+    return;
+  }
+  const refresh = new Refresh(
+    async (signal) => {
+      const answer = await reach(location.href, { headers: { Accept: "text/html" }, signal });
+      if (!answer.ok) throw new ApiError(answer.status, "");
+      const said = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const bar = said.getElementById("timeline");
+      if (!bar || document.getElementById("timeline")) return;
+      end();
+      page.follow.first = Number(said.body.dataset.first);
+      document.querySelector("header.top")?.after(document.adoptNode(bar));
+      page.state.bind(bar);
+      page.notes.read();
+      new Timeline(page);
+    },
+    { min: PAUSE_MS },
+  );
+  const end = page.follow.on("newest", () => refresh.soon());
+}

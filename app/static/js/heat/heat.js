@@ -1,0 +1,375 @@
+// @ts-check
+/** A live heatmap of layers by steps on a canvas: thousands of rows, a new column in a few milliseconds. */
+import { fitCanvas, reportDrawn } from "../canvas/chart.js";
+import { paletteOf } from "../canvas/colors.js";
+import { Columns, stopAt } from "../canvas/columns.js";
+import { Card } from "../card.js";
+import { h, makeButton } from "../dom.js";
+import { kindWords } from "../format.js";
+import { prefs } from "../prefs.js";
+import { Range, Scale } from "../scale.js";
+import { colors, onTheme } from "../theme.js";
+import { LIVE_STEPS } from "../vocabulary.js";
+import { Grid, Painter, relativeTo, usualOf } from "./grid.js";
+import { drawScene, pngOf, svgOf, Texture, tableOf, widthOf } from "./picture.js";
+import { Pointing } from "./pointing.js";
+import { layOut, ROW_PX, sameRows, sorted } from "./rows.js";
+
+/** @typedef {import("../scale.js").Kind} Kind */
+/** @typedef {import("./rows.js").Row} Row */
+
+const RENEWED = 8; // how often in a window the medians of the rows are computed again
+
+export class Screen {
+  grid = new Grid();
+  texture = new Texture();
+  /** @type {import("./picture.js").Scene | null} the scene drawn last */
+  scene = null;
+  /** @type {import("./rows.js").Layout | null} */
+  layout = null;
+  #coloring = new Coloring();
+  #relative = { at: 0, convert: /** @type {((bits: Uint32Array) => Uint32Array) | null} */ (null) };
+  #news = false;
+
+  /** @param {import("../page.js").Page} page @param {Heat} heat @param {HTMLElement} plot */
+  constructor(page, heat, plot) {
+    this.page = page;
+    this.heat = heat;
+    this.plot = plot;
+    const { noun } = heat;
+    const keys = `Arrow keys move between ${noun}s and steps, Enter selects the ${noun}, plus and minus zoom.`;
+    const words = `${heat.options.title}. ${keys}`;
+    this.spacer = h("div", { class: "heat-spacer" });
+    this.pad = h("div", { class: "heat-pad", role: "application", tabindex: "0", "aria-label": words }, this.spacer);
+    this.picture = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "heat-picture" }));
+    this.over = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "heat-over" }));
+    plot.classList.add("heat");
+    plot.replaceChildren(this.picture, this.over, this.pad);
+    this.context = /** @type {CanvasRenderingContext2D} */ (this.picture.getContext("2d"));
+    this.pointing = new Pointing(page, heat, this);
+    new ResizeObserver(() => this.arrange()).observe(plot);
+    this.pad.addEventListener("scroll", () => this.arrange());
+    page.schedule.watch(plot, () => this.soon());
+    onTheme(() => this.#recolor());
+    prefs.on("colors", () => this.#recolor());
+  }
+
+  soon() {
+    if (this.page.schedule.isSeen(this.plot)) this.page.schedule.soon(this, () => this.draw());
+    this.heat.card?.soon();
+  }
+
+  /** Rows are elsewhere, or there is another room for them. */
+  arrange() {
+    this.layout = null;
+    this.soon();
+  }
+
+  /** Marks all cells as outdated. */
+  forget() {
+    this.grid.forget();
+    this.#relative.convert = null;
+    this.soon();
+  }
+
+  forgetRange() {
+    this.#coloring.forget();
+  }
+
+  /** @param {[number, number] | null} steps null: any */
+  changed(steps) {
+    if (steps === null) this.forget();
+    else this.grid.changed(steps);
+    this.#news = true;
+    this.soon();
+  }
+
+  #recolor() {
+    this.#coloring.painter = null;
+    this.soon();
+  }
+
+  draw() {
+    const began = performance.now();
+    const { heat, grid, texture } = this;
+    const { columns, span } = heat;
+    if (columns === null || span === null || !this.plot.clientWidth) return;
+    const ratio = globalThis.devicePixelRatio || 1;
+    const layout = this.layout ?? this.#layOut(ratio);
+    grid.show(span[0], span[1], Math.floor(layout.plot.w * Math.min(1, ratio)));
+    const fresh = grid.fill(columns, this.#convert(columns));
+    const before = this.#coloring.painter;
+    const painter = this.#coloring.choose(heat, grid, began);
+    if (painter !== before && grid.have) texture.paint(grid, painter, grid.have);
+    else if (fresh) texture.paint(grid, painter, fresh);
+    const { rows, grouped, relative, words } = heat;
+    this.scene = {
+      layout,
+      span,
+      grid,
+      painter,
+      rows,
+      grouped,
+      relative,
+      words,
+      lumped: heat.options.lumped ?? false,
+      page: colors(),
+      clock: this.page.clock,
+    };
+    drawScene(this.context, texture, this.scene, ratio);
+    this.pointing.draw();
+    if (this.#news && columns.length) reportDrawn("heat", columns.last(columns.length - 1), performance.now() - began);
+    this.#news = false;
+  }
+
+  /** @param {number} ratio */
+  #layOut(ratio) {
+    const { visible: order, pinned, fit } = this.heat;
+    const { clientWidth, clientHeight } = this.plot;
+    for (const canvas of [this.picture, this.over]) fitCanvas(canvas, clientWidth, clientHeight, ratio);
+    const layout = layOut(
+      clientWidth,
+      clientHeight,
+      order,
+      pinned,
+      fit,
+      Math.round(this.pad.scrollTop / ROW_PX),
+      widthOf(this.heat.rows),
+      Math.min(1, ratio),
+    );
+    const more = layout.content - layout.plot.h;
+    this.spacer.style.height = `${clientHeight + more}px`;
+    this.pad.classList.toggle("scrolls", more > 0);
+    this.grid.shape(layout.starts, layout.shown);
+    this.layout = layout;
+    return layout;
+  }
+
+  /** @param {import("../canvas/columns.js").Columns} columns */
+  #convert(columns) {
+    if (!this.heat.relative) return null;
+    const held = this.#relative;
+    if (held.convert === null || columns.version - held.at > columns.capacity / RENEWED) {
+      Object.assign(held, { at: columns.version, convert: relativeTo(usualOf(columns)) });
+      this.grid.forget();
+    }
+    return held.convert;
+  }
+
+  /** A copy of the picture, on a canvas of its own. @returns {HTMLCanvasElement} */
+  copy() {
+    const canvas = document.createElement("canvas");
+    Object.assign(canvas, { width: this.picture.width, height: this.picture.height });
+    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    context.fillStyle = colors().card;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(this.picture, 0, 0);
+    return canvas;
+  }
+}
+
+const MIN_DECADES = 0.3; // of a relative scale: a factor of two to each side
+
+/** The current colors: the range of the shown values, stable under small changes; the scale; the map. */
+class Coloring {
+  /** The one that was chosen last; null where the colors are others. @type {Painter | null} */
+  painter = null;
+  #range = new Range();
+
+  /** Another quantity: the earlier range no longer applies. */
+  forget() {
+    this.#range.forget();
+  }
+
+  /** The painter of now; the same one as long as its colors hold.
+   * @param {Heat} heat @param {import("./grid.js").Grid} grid @param {number} now */
+  choose({ kind, range, relative }, grid, now) {
+    const shown = relative ? "linear" : kind;
+    const found = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);
+    const signed = relative || (shown !== "log" && found[0] < 0 && found[1] > 0);
+    const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
+    const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...found);
+    if (this.painter?.scale.equals(scale)) return this.painter;
+    this.painter = new Painter(scale, paletteOf(signed));
+    return this.painter;
+  }
+}
+
+/**
+ * @typedef {object} HeatOptions
+ * @property {string} title
+ * @property {string} [kind] of the taps, for the label of the color scale
+ * @property {string} [stat]
+ * @property {string} [noun] what a row is; a layer if not given
+ * @property {boolean} [lumped] whether an infinity stands for any value that is not finite, so that NaN is not known
+ * @property {string} [merged] what a value of several steps is; "largest magnitude" if not given
+ * @property {(row: Row, step: number) => void} [onPick] a click on a layer
+ * @property {(row: Row) => void} [onName] a click on the name of a layer; as `onPick` if not given
+ * @property {(row: Row, step: number | null) => void} [onAside] a click that asks for another tab, without a step on a
+ * name
+ * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
+ * @property {import("../card.js").CardOptions["query"]} [query] the same numbers, asked of the server; for the export
+ */
+
+export class Heat {
+  /** @type {readonly Row[]} */
+  rows = [];
+  /** @type {Columns | null} */
+  columns = null;
+  /** All rows that are shown, from the top, the pinned ones first. */
+  order = new Int32Array(0);
+  pinned = 0;
+  /** The rows that the reader zoomed in on, of those in the order. @type {Set<number> | null} */
+  only = null;
+  /** Whether they stand in the model's order. */
+  grouped = true;
+  /** @type {import("./rows.js").Fit} */
+  fit = "fit";
+  relative = false;
+  /** @type {Kind} */
+  kind = "log";
+  /** @type {[number, number] | null} null: found in the shown values */
+  range = null;
+  #quantity = "";
+
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure, or what holds the picture
+   * @param {HeatOptions} options */
+  constructor(page, element, options) {
+    this.page = page;
+    this.options = options;
+    this.screen = new Screen(page, this, /** @type {HTMLElement} */ (element.querySelector(".plot") ?? element));
+    this.reset = makeButton("Reset zoom", () => this.zoomRows(null), { class: "button small", hidden: true });
+    const query = options.query ? { query: options.query } : {};
+    this.card = element.matches("figure")
+      ? new Card(page, element, {
+          title: options.title,
+          table: () => this.table(),
+          png: () => pngOf(this),
+          svg: async () => svgOf(this),
+          ...query,
+        })
+      : null;
+    this.card?.tools.prepend(this.reset);
+    page.follow.on("change", () => this.draw());
+    page.clock.on("change", () => this.draw());
+  }
+
+  /** What a row is. */
+  get noun() {
+    return this.options.noun ?? "layer";
+  }
+
+  /** What holds the picture. */
+  get plot() {
+    return this.screen.plot;
+  }
+
+  /** What the colors are of, in words. */
+  get words() {
+    const { kind = "", stat = "" } = this.options;
+    const of = [stat, kindWords(kind)].filter(Boolean).join(" of ");
+    return [of, this.relative ? "relative to the row's median" : `${this.kind} scale`].filter(Boolean).join(", ");
+  }
+
+  /** The steps that are shown. @returns {[number, number] | null} */
+  get span() {
+    const asked = (this.options.span ?? (() => this.page.follow.span))();
+    if (asked !== null || !this.columns?.length) return asked;
+    return [this.columns.first(0), this.columns.last(this.columns.length - 1)];
+  }
+
+  /** The captured step that a step stands for, or the one so many columns further.
+   * @param {number} step @param {number} [by] */
+  stopAt(step, by) {
+    const { columns, span } = this;
+    return columns?.length && span ? stopAt(columns, step, span, by) : step;
+  }
+
+  /** Sets the layers of the rows. If they are the same as before, the values stay. @param {readonly Row[]} rows
+   * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values
+   * are: different quantities can't share a picture */
+  setRows(rows, [many, width] = [LIVE_STEPS + 1, 1], quantity = "") {
+    const { columns } = this;
+    // A restarted server says "none" until the trainer has sent the names: the existing rows are still right.
+    if (!rows.length && this.rows.length && quantity === this.#quantity) return;
+    const others = !sameRows(this.rows, rows);
+    if (!others && quantity === this.#quantity && columns?.capacity === many && columns.width === width) return;
+    if (quantity !== this.#quantity) this.screen.forgetRange();
+    this.#quantity = quantity;
+    this.rows = rows;
+    if (others && this.only) this.zoomRows(null);
+    this.columns = new Columns(rows.length, many, width);
+    this.screen.forget();
+    if (others) this.setOrder(rows.map((_, row) => row));
+  }
+
+  /** @param {import("../canvas/columns.js").Taken} frame */
+  take(frame) {
+    if (this.columns === null) return;
+    const changed = this.columns.take(frame);
+    this.screen.changed(frame.kind === "snapshot" ? null : changed);
+  }
+
+  /** Which rows are shown, and in what order.
+   * @param {number[]} shown in the model's order @param {{sort?: import("./rows.js").Sort, pinned?: number[]}} [how] */
+  setOrder(shown, { sort = "model", pinned = [] } = {}) {
+    const alone = new Set(pinned);
+    const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;
+    const order = Int32Array.from([...pinned, ...sorted(rest, sort, this.columns)]);
+    const same =
+      order.length === this.order.length &&
+      this.pinned === alone.size &&
+      order.every((row, place) => row === this.order[place]);
+    this.grouped = sort === "model";
+    this.order = order;
+    this.pinned = alone.size;
+    // Of rows that the filter hides, a zoom would leave nothing.
+    if (this.only && !this.visible.some((row) => this.only?.has(row))) this.zoomRows(null);
+    else if (!same) this.screen.arrange();
+  }
+
+  /** The visible rows, from the top: all in the order, or those that the reader zoomed in on. */
+  get visible() {
+    const { only, pinned } = this;
+    return only ? this.order.filter((row, place) => place < pinned || only.has(row)) : this.order;
+  }
+
+  /** Shows only some rows, or all again. @param {Iterable<number> | null} rows */
+  zoomRows(rows) {
+    this.only = rows && new Set(rows);
+    this.reset.hidden = !this.only;
+    this.screen.arrange();
+  }
+
+  /** @param {import("./rows.js").Fit} fit */
+  setFit(fit) {
+    this.fit = fit;
+    this.screen.arrange();
+  }
+
+  /** @param {Kind} kind @param {[number, number] | null} [range] null: most of the shown values */
+  setScale(kind, range = null) {
+    if (kind !== this.kind) this.screen.forgetRange();
+    this.kind = kind;
+    this.range = range;
+    this.draw();
+  }
+
+  /** Shows values as multiples of their row's median. @param {boolean} relative */
+  setRelative(relative) {
+    if (relative === this.relative) return;
+    this.relative = relative;
+    this.screen.forgetRange();
+    this.screen.forget();
+  }
+
+  /** Draws in the next frame, if it can be seen. */
+  draw() {
+    this.screen.soon();
+  }
+
+  /** The rows that are shown, with their newest value, extremes, and since when they are not finite. */
+  table() {
+    return tableOf(this);
+  }
+}

@@ -1,0 +1,374 @@
+// @ts-check
+/** The list of runs: the selected ones, the chosen columns, saved views, and actions. What was chosen is in the address. */
+import { get, send } from "../api.js";
+import { byId, h, makeButton, onClick } from "../dom.js";
+import { MAX_OVERLAID_RUNS } from "../limits.js";
+import { attempt, closeOutside, toast } from "../popup.js";
+import { AUTO_COLUMNS, NO_COLUMNS, VIEW_NAMES } from "../vocabulary.js";
+
+/** @typedef {{run: string, name: string}} Chosen a run and its name */
+
+/** Replaces the name by a form. @param {HTMLElement} row @param {() => void} refresh */
+export async function edit(row, refresh) {
+  const cell = /** @type {HTMLElement} */ (row.querySelector(".name"));
+  if ("editing" in row.dataset) return;
+  row.dataset.editing = "";
+  const path = /** @type {const} */ (`runs/${row.dataset.run}`);
+  const name = field("input", "Name", { maxlength: 1000, required: true });
+  const tags = field("input", "Tags", { maxlength: 1000, placeholder: "Tags, separated by commas" });
+  const group = field("input", "Group", { maxlength: 200, placeholder: "Group" });
+  const notes = field("textarea", "Notes", { rows: 2, maxlength: 20000, placeholder: "Notes" });
+  const before = [...cell.childNodes];
+  // A late answer must not overwrite typed text.
+  const typed = new Set();
+  for (const each of [tags, group, notes]) each.addEventListener("input", () => typed.add(each));
+  const end = () => {
+    delete row.dataset.editing;
+    cell.replaceChildren(...before);
+    /** @type {HTMLElement | null} */ (row.querySelector("[data-do=edit]"))?.focus();
+    refresh();
+  };
+  const save = async (/** @type {Event} */ asked) => {
+    asked.preventDefault();
+    const changes = {
+      name: name.value.trim(),
+      ...(typed.has(tags) ? { tags: tagsOf(tags.value) } : {}),
+      ...(typed.has(group) ? { group: group.value.trim() } : {}),
+      ...(typed.has(notes) ? { notes: notes.value } : {}),
+    };
+    if (await attempt("Saving failed", () => send("PATCH", path, changes))) end();
+  };
+  const buttons = h("div", {}, h("button", { class: "button main" }, "Save"), makeButton("Cancel", end));
+  const form = h("form", { class: "edit", onsubmit: save }, name, tags, group, notes, buttons);
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") end();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event);
+  });
+  name.value = row.dataset.name ?? "";
+  cell.replaceChildren(form);
+  name.select();
+  name.focus();
+  try {
+    const run = await get(path);
+    if (!typed.has(tags)) tags.value = run.tags.join(", ");
+    if (!typed.has(group)) group.value = run.group;
+    if (!typed.has(notes)) notes.value = run.notes;
+  } catch (error) {
+    toast(`${/** @type {Error} */ (error).message}`, { kind: "error" });
+    end();
+  }
+}
+
+/** @param {string} tag @param {string} label @param {Record<string, any>} attributes @returns {HTMLInputElement} */
+function field(tag, label, attributes) {
+  return /** @type {HTMLInputElement} */ (h(tag, { "aria-label": label, ...attributes }));
+}
+
+/** The tags in a text, each once. @param {string} text */
+export function tagsOf(text) {
+  return [...new Set(text.split(",").map((each) => each.trim()))].filter(Boolean);
+}
+
+/** "first", or "3 runs". @param {Chosen[]} runs */
+function named(runs) {
+  return runs.length === 1 ? runs[0].name : `${runs.length} runs`;
+}
+
+/** Asks the same for each of some runs, and says which ones failed.
+ * @param {Chosen[]} runs @param {string} what @param {(run: Chosen) => Promise<unknown>} ask
+ * @returns the failed ones */
+async function forEach(runs, what, ask) {
+  const done = await Promise.allSettled(runs.map(ask));
+  const failed = runs.filter((_, place) => done[place].status === "rejected");
+  const why = /** @type {PromiseRejectedResult | undefined} */ (done.find(({ status }) => status === "rejected"));
+  if (why) toast(`${what} ${named(failed)} failed: ${why.reason.message}`, { kind: "error" });
+  return failed;
+}
+
+/** Removes runs from the list at once, and from the server unless the reader undoes it.
+ * @param {Chosen[]} runs @param {Set<string>} gone @param {() => void} show @param {() => void} refresh */
+export function remove(runs, gone, show, refresh) {
+  const back = (/** @type {Chosen[]} */ some) => {
+    for (const { run } of some) gone.delete(run);
+    show();
+  };
+  for (const { run } of runs) gone.add(run);
+  show();
+  const forGood = async () => {
+    back(await forEach(runs, "Deleting", ({ run }) => send("DELETE", `runs/${run}`)));
+    refresh();
+  };
+  toast(`Deleted ${named(runs)}.`, { undo: () => back(runs), done: forGood });
+}
+
+/** Takes runs off the list, or puts them back. @param {Chosen[]} runs @param {boolean} archived
+ * @param {() => void} refresh */
+export async function archive(runs, archived, refresh) {
+  const ask = (/** @type {boolean} */ yes) =>
+    forEach(runs, yes ? "Archiving" : "Restoring", ({ run }) => send("PATCH", `runs/${run}`, { archived: yes }));
+  const undo = async () => {
+    await ask(!archived);
+    refresh();
+  };
+  const failed = await ask(archived);
+  if (failed.length < runs.length) toast(`${archived ? "Archived" : "Restored"} ${named(runs)}.`, { undo });
+  refresh();
+}
+
+/** Adds tags to runs. @param {Chosen[]} runs @param {string[]} tags
+ * @param {() => void} refresh */
+export async function tag(runs, tags, refresh) {
+  /** The tags that are new, by run. @type {Map<string, string[]>} */
+  const added = new Map();
+  const change = async (/** @type {string} */ run, /** @type {(before: string[]) => string[]} */ after) => {
+    const path = /** @type {const} */ (`runs/${run}`);
+    await send("PATCH", path, { tags: after([...(await get(path)).tags]) });
+  };
+  await forEach([...runs], "Tagging", ({ run }) =>
+    change(run, (before) => {
+      const own = tags.filter((each) => !before.includes(each));
+      added.set(run, own);
+      return [...before, ...own];
+    }),
+  );
+  const changed = runs.filter(({ run }) => added.get(run)?.length);
+  const undo = async () => {
+    await forEach(changed, "Restoring", ({ run }) =>
+      change(run, (before) => before.filter((each) => !added.get(run)?.includes(each))),
+    );
+    refresh();
+  };
+  if (changed.length) toast(`Tagged ${named(changed)} with ${tags.join(", ")}.`, { undo });
+  else if (added.size) toast("These runs have these tags already.");
+  refresh();
+}
+
+/** Brings a removed run back. @param {string} run @param {Set<string>} gone @param {() => void} refresh */
+export async function restore(run, gone, refresh) {
+  gone.delete(run);
+  await attempt("Restoring failed", () => send("POST", `removed-runs/${run}/restore`));
+  refresh();
+}
+
+const KEPT = "hookcore-columns";
+
+/** The list of columns after a click on one, in the order in which they were chosen. Words at its end stay there.
+ * @param {string[]} shown @param {string} name @param {boolean} on @param {Set<string>} [words] columns of words */
+export function chosen(shown, name, on, words = new Set()) {
+  const others = shown.filter((each) => each !== name);
+  const end = words.has(name) ? others.length : 1 + others.findLastIndex((each) => !words.has(each));
+  return (on ? others.toSpliced(end, 0, name) : others).join(",") || NO_COLUMNS;
+}
+
+/** The list of columns with one of them moved. @param {string[]} shown @param {string} name @param {number} by
+ * places; negative is left */
+export function moved(shown, name, by) {
+  const place = shown.indexOf(name);
+  const to = place + by;
+  if (place < 0 || to < 0 || to >= shown.length) return shown;
+  return shown.toSpliced(place, 1).toSpliced(to, 0, name);
+}
+
+/** @param {import("../page.js").Page} page */
+export function rememberColumns(page) {
+  const box = /** @type {HTMLDetailsElement | null} */ (document.getElementById("columns"));
+  if (!box) return;
+  if (!page.state.get("columns")) page.state.set({ columns: kept() });
+  box.addEventListener("change", (event) => {
+    const { value, checked } = /** @type {HTMLInputElement} */ (event.target);
+    const about = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("[data-kind=about]"));
+    const words = new Set([...about].map((each) => each.value));
+    choose(page, chosen(shownIn(box, page.state.get("columns"), value), value, checked, words));
+  });
+  box.addEventListener("click", (event) => {
+    const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-do]"));
+    if (button?.dataset.do === "columns-reset") choose(page, AUTO_COLUMNS);
+    if (button?.dataset.do === "column-move") move(button, Number(button.dataset.by));
+  });
+  box.addEventListener("keydown", (event) => {
+    const button = /** @type {Element} */ (event.target).closest("[data-do=column-move]");
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!button || !by) return;
+    event.preventDefault();
+    move(button, by);
+  });
+  /** The button that moved a column: the list that comes of it may take its focus.
+   * @type {{id: string, by: number} | null} */
+  let again = null;
+  box.closest("[data-part]")?.addEventListener("renewed", () => {
+    const item = again && document.getElementById(again.id);
+    const isLost = !box.contains(document.activeElement) || document.activeElement?.matches(":disabled");
+    const buttons = [`[data-by="${again?.by}"]`, "button"].map((each) => item?.querySelector(`${each}:enabled`));
+    if (isLost) /** @type {HTMLElement | null | undefined} */ (buttons.find(Boolean))?.focus();
+    again = null;
+  });
+  /** @param {Element} button of a column @param {number} by places */
+  const move = (button, by) => {
+    const items = [.../** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-column]"))];
+    const own = button.closest("li");
+    // At the end of the list, its own button can't move it.
+    if (own?.querySelector(`[data-by="${by}"]:enabled`) == null) return;
+    const shown = items.map((each) => each.dataset.column ?? "");
+    again = { id: own.id, by };
+    choose(page, moved(shown, own.dataset.column ?? "", by).join());
+  };
+  box.addEventListener("submit", (event) => event.preventDefault());
+  closeOutside(box);
+}
+
+/** The shown columns before a click: those of the address, or those that are checked without the reader's choice.
+ * @param {Element} box @param {string} asked @param {string} clicked */
+function shownIn(box, asked, clicked) {
+  if (asked && asked !== AUTO_COLUMNS) return asked.split(",").filter((each) => each !== NO_COLUMNS);
+  const ordered = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-column]"));
+  if (ordered.length) return [...ordered].map((each) => each.dataset.column ?? "");
+  const boxes = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("input[name=columns]"));
+  return [...boxes].filter((each) => each.checked !== (each.value === clicked)).map((each) => each.value);
+}
+
+/** @param {import("../page.js").Page} page @param {string} columns */
+function choose(page, columns) {
+  try {
+    localStorage.setItem(KEPT, columns === AUTO_COLUMNS ? "" : columns);
+  } catch {
+    // A browser that keeps nothing: the choice is in the address.
+  }
+  page.state.set({ columns }, { push: true });
+}
+
+function kept() {
+  try {
+    return localStorage.getItem(KEPT) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+/** @typedef {{run: string, name: string, group: string, started: number, live: boolean, archived: boolean}} Ticked */
+
+export class Selection {
+  /** @type {Ticked[]} */
+  runs = [];
+
+  /** @param {import("../state.js").State} state @param {() => void} told called when the address has others */
+  constructor(state, told) {
+    this.state = state;
+    this.#read();
+    state.on("runs", (/** @type {string} */ text) => {
+      if (text === this.#text) return;
+      this.#read();
+      told();
+    });
+  }
+
+  #read() {
+    const ids = new Set(this.state.get("runs").split(",").filter(Boolean));
+    const known = new Map(this.runs.map((each) => [each.run, each]));
+    this.runs = [...ids].map((run) => known.get(run) ?? blank(run));
+  }
+
+  get #text() {
+    return this.runs
+      .slice(0, MAX_OVERLAID_RUNS)
+      .map(({ run }) => run)
+      .join();
+  }
+
+  /** @param {string} run */
+  find(run) {
+    return this.runs.find((each) => each.run === run);
+  }
+
+  /** Selects runs, or no longer. @param {string[]} runs @param {boolean} on */
+  set(runs, on) {
+    const some = new Set(runs);
+    const others = this.runs.filter((each) => !some.has(each.run));
+    this.runs = on ? [...this.runs, ...runs.filter((run) => !this.find(run)).map(blank)] : others;
+    this.state.set({ runs: this.#text });
+  }
+
+  /** Drops those that are not there, and says whether there were any. @param {Set<string>} there all runs */
+  keep(there) {
+    const gone = this.runs.filter(({ run }) => !there.has(run)).map(({ run }) => run);
+    if (gone.length) this.set(gone, false);
+    return gone.length > 0;
+  }
+
+  /** Takes what the server says about runs that no row of the list is of.
+   * @param {readonly import("../answers.js").Run[]} found */
+  know(found) {
+    for (const { id, name, started_s: started, state, archived } of found) {
+      const its = this.find(id);
+      if (its) Object.assign(its, { name: name || id, started: Number(started), live: state === "live", archived });
+    }
+  }
+}
+
+/** @param {string} run @returns {Ticked} */
+function blank(run) {
+  return { run, name: run, group: "", started: 0, live: false, archived: false };
+}
+
+/** The runs from one to another in the order of the list, both included. @param {string[]} listed @param {string} from
+ * @param {string} to */
+export function stretch(listed, from, to) {
+  const [one, other] = [listed.indexOf(from), listed.indexOf(to)];
+  return one < 0 ? [to] : listed.slice(Math.min(one, other), Math.max(one, other) + 1);
+}
+
+/** What a view of this address is, without what a chat added to a link. Its columns are its own, even if they are those
+ * that differ: else a browser that remembers others would show these. @param {string} search of the address */
+export function viewOf(search) {
+  const query = new URLSearchParams(
+    [...new URLSearchParams(search)].filter(([name]) => VIEW_NAMES.split(" ").includes(name)),
+  );
+  if (!query.get("columns")) query.set("columns", AUTO_COLUMNS);
+  return query.toString();
+}
+
+/** The address of a saved view; null if there is none of this name. @param {Element} box @param {string} name */
+function queryOf(box, name) {
+  const links = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-view]"));
+  const link = [...links].find((each) => each.title === name);
+  return link?.getAttribute("href")?.replace(/^.*?\?/, "") ?? null;
+}
+
+/** @param {() => void} refresh */
+export function startViews(refresh) {
+  const box = /** @type {HTMLDetailsElement} */ (byId("views"));
+  /** @param {string} what @param {() => Promise<unknown>} ask @param {() => void} [done] called if the server did it */
+  const change = async (what, ask, done = () => {}) => {
+    if (!(await attempt(`${what} the view failed`, ask))) return;
+    done();
+    refresh();
+  };
+  box.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const form = /** @type {HTMLFormElement} */ (event.target);
+    const field = /** @type {HTMLInputElement} */ (form.elements.namedItem("name"));
+    const name = field.value.trim();
+    if (!name) return;
+    const before = queryOf(box, name);
+    const undo = () => change("Restoring", () => send("PUT", "views", { name, query: before }));
+    void change(
+      "Saving",
+      () => send("PUT", "views", { name, query: viewOf(location.search) }),
+      () => {
+        if (field.value.trim() === name) field.value = "";
+        if (before === null) toast(`Saved this view as ${name}.`);
+        else toast(`Replaced the view ${name}.`, { undo });
+      },
+    );
+  });
+  const forget = (/** @type {string} */ name) => {
+    const query = queryOf(box, name); // null if it can't be shown, so that it couldn't be saved again
+    const undo = () => change("Restoring", () => send("PUT", "views", { name, query }));
+    void change(
+      "Deleting",
+      () => send("DELETE", "views", undefined, { name }),
+      () => toast(`Deleted the view ${name}.`, query === null ? {} : { undo }),
+    );
+  };
+  onClick("[data-do=view-delete]", ({ dataset: { name } }) => forget(name), box);
+  closeOutside(box);
+}

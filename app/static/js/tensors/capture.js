@@ -1,0 +1,351 @@
+// @ts-check
+/** Requests for a tensor: one, or one every so many steps as long as the page is open. Nothing of it is on the server. */
+import { get, send } from "../api.js";
+import { byId, h } from "../dom.js";
+import { count, kindWords } from "../format.js";
+import { MAX_PAGE } from "../limits.js";
+import { eventsNow, nextNews } from "../live/news.js";
+import { Refresh } from "../live/refresh.js";
+import { toast } from "../popup.js";
+import { Emitter } from "../state.js";
+
+/** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
+/** @typedef {import("../answers.js").Snapshot} Snapshot */
+
+const MIN_MS = 300; // between two requests
+const SHORT_MS = 6000; // arrived and expired requests leave the list
+
+/** The words and the meaning of each state of a request. */
+const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
+  asked: ["Requested", "The trainer receives the request with its next frame."],
+  waiting: ["Waiting", "The trainer captures it when the module runs."],
+  came: ["Captured", ""],
+  gone: ["The trainer has stopped", ""],
+});
+
+/** Why no tensor can be captured of a run that has not ended. @type {Record<string, string>} */
+const WITHOUT_TRAINER = {
+  lost: "The trainer does not answer, so no tensor can be captured.",
+  waiting: "The server was restarted. Tensors can be captured when the trainer has reconnected.",
+};
+
+/** What became of a request. Pure.
+ * @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
+export function fateOf(number, { kept, waiting, state }) {
+  if (kept.has(number)) return "came";
+  if (state !== "live" && state !== "waiting") return "gone";
+  return waiting.has(number) ? "asked" : "waiting";
+}
+
+/** What became of several that were asked for together: the fate of the slowest. Pure.
+ * @param {Fate[]} fates @returns {Fate} */
+export function fateOfAll(fates) {
+  return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
+}
+
+/** Why the trainer didn't capture a tensor that was asked for, as it said last.
+ * @param {string | null} run @param {string | null} module null: any @param {number} after how many events it was
+ * asked for */
+export async function missedWords(run, module, after) {
+  const { events } = await get("events", { run, name: "snapshot-missed", after, limit: MAX_PAGE });
+  return events.findLast((event) => module === null || event.module === module)?.message;
+}
+
+/**
+ * @typedef {{numbers: number[], label: string, module: string | null, after: number, line: HTMLElement,
+ *   words: HTMLElement}}
+ * Request
+ */
+
+export class Asking {
+  /** @type {Set<Request>} */
+  #open = new Set();
+  /** @param {import("../page.js").Page} page
+   * @param {() => Promise<import("../answers.js").Snapshot[]>} look gives the snapshots of now
+   * @param {(number: number) => void} show */
+  constructor(page, look, show) {
+    this.page = page;
+    this.look = look;
+    this.show = show;
+    this.refresh = new Refresh(() => this.#ask(), { min: MIN_MS });
+    this.#allow(page.runState);
+    page.events.on("run", (run) => this.#allow(run.state));
+    page.events.on("news", () => this.#open.size && this.refresh.soon());
+    byId("ask-form").addEventListener("submit", (/** @type {Event} */ event) => {
+      event.preventDefault();
+      this.one();
+    });
+    byId("ask-attention").addEventListener("click", () => this.attention());
+  }
+
+  /** @param {string} state of the run */
+  #allow(state) {
+    const may = this.page.mayChange && state === "live";
+    for (const id of ["ask-button", "ask-attention"]) byId(id).disabled = !may;
+    if (state !== "live")
+      byId("ask-words").textContent =
+        WITHOUT_TRAINER[state] ?? "The training has ended, so no more tensors can be captured.";
+    else if (may)
+      byId("ask-words").textContent = "The trainer copies the tensor in its next step. The training does not wait.";
+  }
+
+  /** The tensor that the form names. */
+  async one() {
+    if (byId("ask-button").disabled) return;
+    const { state } = this.page;
+    const body = {
+      module: state.get("module"),
+      kind: state.get("kind"),
+      index: state.get("index"),
+      phase: state.get("phase"),
+      call: Number(state.get("call")) || 0,
+    };
+    await this.#try(async (after) => {
+      const said = await send("POST", "snapshots", body, { run: this.page.run });
+      this.#add(
+        [said.number],
+        `${body.module || "the model"} ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
+        body.module,
+        after,
+      );
+    });
+  }
+
+  /** Every map of attention, all of one step. */
+  async attention() {
+    await this.#try(async (after) => {
+      const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
+      const numbers = said.asked.map((/** @type {import("../answers.js").RequestedSnapshot} */ each) => each.number);
+      this.#add(
+        numbers,
+        numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
+        null,
+        after,
+      );
+      if (said.left_out) toast(`${said.left_out} more do not fit in one request`);
+    });
+  }
+
+  /** @param {(after: number) => Promise<void>} work gets the number of events before it */
+  async #try(work) {
+    try {
+      await work(await eventsNow(this.page.run));
+      this.refresh.soon();
+    } catch (error) {
+      toast(/** @type {any} */ (error).message, { kind: "error" });
+    }
+  }
+
+  /** @param {number[]} numbers @param {string} label @param {string | null} module null: any
+   * @param {number} after how many events it was asked for */
+  #add(numbers, label, module, after) {
+    const words = h("span", { class: "state" }, WORDS.asked[0]);
+    const line = h("li", {}, h("span", {}, label), words);
+    this.#open.add({ numbers, label, module, after, line, words });
+    byId("asked").append(line);
+  }
+
+  /** What became of the open requests. If the server doesn't answer, the page says so, and it is asked again. */
+  async #ask() {
+    const { run } = this.page;
+    const open = [...this.#open];
+    const [settings, snapshots, ...reasons] = await Promise.all([
+      get("settings", { run }),
+      this.look(),
+      ...open.map(({ module, after }) => missedWords(run, module, after)),
+    ]);
+    const known = {
+      kept: new Set(snapshots.map((each) => each.number)),
+      waiting: new Set(settings.waiting.map((each) => each.number)),
+      state: settings.state,
+    };
+    for (const [place, request] of open.entries())
+      this.#tell(
+        request,
+        request.numbers.map((number) => fateOf(number, known)),
+        reasons[place],
+      );
+  }
+
+  /** @param {Request} request @param {Fate[]} fates @param {string | undefined} why the trainer didn't capture it */
+  #tell(request, fates, why) {
+    const came = fates.filter((fate) => fate === "came").length;
+    const fate = fateOfAll(fates);
+    const over = fate === "came" || fate === "gone" || (why && fate === "waiting");
+    request.words.textContent =
+      over && fate !== "came"
+        ? (why ?? WORDS.gone[0])
+        : fates.length > 1
+          ? `${came} of ${fates.length} captured`
+          : WORDS[fate][0];
+    request.words.title = WORDS[fate][1];
+    request.line.className = over && fate !== "came" ? "gone" : fate;
+    if (!over) return;
+    if (came) this.show(request.numbers[fates.indexOf("came")]);
+    this.#open.delete(request);
+    setTimeout(() => request.line.remove(), fate === "came" ? SHORT_MS : 4 * SHORT_MS);
+  }
+}
+
+export const MAX_TAKEN = 200;
+const PATIENCE_MS = 30_000; // for a module that doesn't run
+
+/** @typedef {{module: string, kind: string, index: string, call: number, phase: string}} Tap */
+
+/**
+ * What it needs of the page.
+ * @typedef {object} Around
+ * @property {(tap: Tap) => Promise<number>} ask for a snapshot; returns its number
+ * @property {(number: number) => Promise<number | null>} look for it; returns its step, or null if it isn't there yet
+ * @property {(number: number) => void} show
+ * @property {(tap: Tap) => Promise<string>} why none came
+ * @property {(ms: number) => Promise<void>} news resolves when the run has some, or after a while
+ * @property {() => number} [now]
+ */
+
+/** Emits "change" when it begins, ends, or has taken a snapshot. */
+export class Following extends Emitter {
+  /** @type {Tap | null} */
+  tap = null;
+  /** How many snapshots it has taken. */
+  taken = 0;
+  /** Why it ended, if it wasn't by hand. */
+  why = "";
+  every = 10;
+  /** The step of the last one. */
+  #last = -Infinity;
+  #newest = -Infinity;
+  #isBusy = false;
+
+  /** @param {Around} around */
+  constructor({ now = () => performance.now(), ...around }) {
+    super();
+    this.around = around;
+    this.now = now;
+  }
+
+  /** @param {Tap} tap @param {number} every steps @param {number} newest step of the run */
+  start(tap, every, newest) {
+    Object.assign(this, { tap, every, taken: 0, why: "" });
+    this.#last = -Infinity;
+    this.emit("change");
+    return this.step(newest);
+  }
+
+  /** @param {string} [why] */
+  stop(why = "") {
+    if (this.tap === null) return;
+    this.tap = null;
+    this.why = why;
+    this.emit("change");
+  }
+
+  /** The run has a newer step. @param {number} newest */
+  async step(newest) {
+    this.#newest = newest;
+    const { tap } = this;
+    if (tap === null || this.#isBusy || newest < this.#last + this.every || globalThis.document?.hidden) return;
+    this.#isBusy = true;
+    try {
+      await this.#take(tap);
+    } catch (error) {
+      if (this.tap === tap) this.stop(/** @type {Error} */ (error).message);
+    } finally {
+      this.#isBusy = false;
+    }
+    if (this.tap !== null) await this.step(this.#newest); // steps that came meanwhile
+  }
+
+  /** @param {Tap} tap */
+  async #take(tap) {
+    const { around } = this;
+    const number = await around.ask(tap);
+    const until = this.now() + PATIENCE_MS;
+    while (this.tap === tap) {
+      const news = around.news(Math.max(0, until - this.now()));
+      const step = await around.look(number);
+      if (this.tap !== tap) return;
+      if (step !== null) return this.#took(number, step);
+      if (this.now() >= until) {
+        const why = await around.why(tap);
+        if (this.tap === tap) this.stop(why); // else another one is followed by now
+        return;
+      }
+      await news;
+    }
+  }
+
+  /** @param {number} number @param {number} step */
+  #took(number, step) {
+    this.#last = step;
+    this.taken += 1;
+    this.around.show(number);
+    if (this.taken >= MAX_TAKEN) this.stop(`Ended after ${MAX_TAKEN} snapshots.`);
+    else this.emit("change");
+  }
+}
+
+/** Why a run in this state can't be followed. @type {Record<string, string>} */
+const ENDS = {
+  ended: "The training has ended.",
+  crashed: "The training crashed.",
+  stopped: "The training was stopped.",
+  lost: "The trainer does not answer.",
+  removed: "The run was removed.",
+};
+
+/**
+ * @param {import("../page.js").Page} page
+ * @param {{look: () => Promise<Snapshot[]>, chosen: () => Snapshot | null | undefined,
+ *   show: (number: number) => void}} tensors */
+export function addFollowing(page, { look, chosen, show }) {
+  const { run, state } = page;
+  const button = /** @type {HTMLButtonElement} */ (byId("follow-tensor"));
+  const every = /** @type {HTMLInputElement} */ (byId("follow-every"));
+  const words = byId("following-words");
+  let shown = "";
+  let before = 0; // events before it was asked for
+  const following = new Following({
+    ask: async ({ module, kind, index, call, phase }) => {
+      before = await eventsNow(run);
+      return (await send("POST", "snapshots", { module, kind, index, call, phase }, { run })).number;
+    },
+    news: (ms) => nextNews(page, ms),
+    look: async (number) => (await look()).find((each) => each.number === number)?.step ?? null,
+    show: (number) => {
+      shown = String(number);
+      show(number);
+    },
+    why: async ({ module }) =>
+      (await missedWords(run, module, before)) ??
+      `No snapshot arrived within ${PATIENCE_MS / 1000} s: the module may no longer run.`,
+  });
+  const say = () => {
+    const { tap, taken, why } = following;
+    const may = page.mayChange && page.runState === "live";
+    button.disabled = !may;
+    button.setAttribute("aria-pressed", String(tap !== null));
+    button.textContent = tap === null ? "Follow this tensor" : "Stop following";
+    button.title = may ? "" : "Only a live run can be followed, and only with full access";
+    every.disabled = tap !== null;
+    const captured = `${count(taken)} snapshot${taken === 1 ? "" : "s"} captured`;
+    words.textContent = tap === null ? why && `${captured}. ${why}` : `${captured}, until you leave this page`;
+  };
+  following.on("change", say);
+  button.addEventListener("click", () => {
+    const one = chosen();
+    if (following.tap !== null) return following.stop();
+    if (!one || page.follow.newest === null || !every.reportValidity()) return;
+    const { module, kind, index, call, phase } = one.tap;
+    void following.start({ module, kind, index, call, phase }, Number(every.value), page.follow.newest);
+  });
+  page.follow.on("newest", () => void following.step(page.follow.newest ?? 0));
+  page.follow.on("change", () => page.follow.paused && following.stop("The page was held."));
+  state.on("snapshot", (number) => number !== shown && following.stop("Another snapshot was chosen."));
+  page.events.on("run", () => {
+    if (page.runState !== "live" && page.runState !== "waiting")
+      following.stop(ENDS[page.runState] ?? `The run is ${page.runState}.`);
+    say();
+  });
+  say();
+}
