@@ -1,7 +1,7 @@
-// @ts-check
 /** REST from a page. JSON can't represent NaN and infinities, so they arrive as words, which are converted here. */
 import { byId } from "./dom.js";
 import { PARTIAL } from "./vocabulary.js";
+/** @import { AnswerOf } from "./answers.js" */
 
 /** @param {Response} response
  * @param {{isWhole?: boolean}} [how] `isWhole`: it is the page itself, so without the header nothing is missing */
@@ -60,7 +60,7 @@ export async function reach(address, request) {
 }
 
 /** @template {string} P @param {P} path @param {Record<string, any>} [query] @param {AbortSignal} [signal]
- * @returns {Promise<import("./answers.js").AnswerOf<P>>} */
+ * @returns {Promise<AnswerOf<P>>} */
 export async function get(path, query, signal) {
   return answerOf(await reach(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
@@ -73,9 +73,8 @@ export async function getFile(path, query, signal) {
   return response;
 }
 
-/** All parts of a list.
- * @template {string} P @param {P} path @param {Record<string, any>} query @param {AbortSignal} [signal]
- * @returns {Promise<import("./answers.js").AnswerOf<P>[]>} */
+/** All parts of a list. @template {string} P @param {P} path @param {Record<string, any>} query @param {AbortSignal}
+ * [signal] @returns {Promise<AnswerOf<P>[]>} */
 export async function getAll(path, query, signal) {
   const parts = [];
   for (let after = 0; after !== null; ) {

@@ -1,10 +1,11 @@
-// @ts-check
 /** The parts that every chart has: its numbers as a table, and its export as a picture, as numbers, and as Python. */
 import { pin, pinOf } from "./board/pin.js";
 import { copyText, h, makeButton } from "./dom.js";
 import { count, number } from "./format.js";
 import { csvOf, download, fetchFile, fileName, jsonOf } from "./plot/files.js";
 import { toast } from "./popup.js";
+
+/** @import { Page } from "./page.js" */
 
 /** Our parameters by the names of the client's. @type {Record<string, string>} */
 const NAMES = { from: "first", to: "last", name: "names" };
@@ -185,7 +186,7 @@ export class Card {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
 
-  /** @param {import("./page.js").Page} page @param {HTMLElement} element the figure @param {CardOptions} options */
+  /** @param {Page} page @param {HTMLElement} element the figure @param {CardOptions} options */
   constructor(page, element, options) {
     this.page = page;
     this.element = element;
@@ -351,7 +352,7 @@ export class Card {
   }
 }
 
-/** @param {import("./page.js").Page} page @param {Card} card */
+/** @param {Page} page @param {Card} card */
 function register(page, card) {
   const known = cards.get(page) ?? [];
   if (!known.length)

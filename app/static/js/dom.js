@@ -1,4 +1,3 @@
-// @ts-check
 /** Elements without HTML strings, because module names are the user's text; and the clipboard. */
 
 /** @param {string} tag @param {Record<string, any>} [attributes] `class`, `onclick`, ... ; null and false are left out
@@ -26,9 +25,8 @@ export function breakable(text) {
   return parts.flatMap((part, place) => (place ? [h("wbr"), new Text(part)] : [new Text(part)]));
 }
 
-/** Hears clicks on the elements that a selector finds when they are clicked.
- * @param {string} selector @param {(element: any, event: MouseEvent) => unknown} hear
- * @param {Element | Document} [root] */
+/** Hears clicks on the elements that a selector finds when they are clicked. @param {string} selector @param {(element:
+ * any, event: MouseEvent) => unknown} hear @param {Element | Document} [root] */
 export function onClick(selector, hear, root = document) {
   root.addEventListener("click", (event) => {
     const element = /** @type {Element} */ (event.target).closest(selector);

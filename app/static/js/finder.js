@@ -1,6 +1,7 @@
-// @ts-check
 /** Which modules the find box matches. The server says so, with the function that also makes the first paint. */
 import { get } from "./api.js";
+
+/** @import { Page } from "./page.js" */
 
 const TYPED_MS = 120;
 const SLOW_MS = 600; // then the box says that it waits
@@ -27,7 +28,7 @@ export class Finder {
   /** @type {number | null} of taps, when the question was last asked */
   #taps = null;
 
-  /** @param {import("./page.js").Page} page @param {() => void} onChange called when other modules match
+  /** @param {Page} page @param {() => void} onChange called when other modules match
    * @param {{run?: string | null, ask?: typeof get}} [from] */
   constructor(page, onChange, { run = page.run, ask = get } = {}) {
     this.page = page;

@@ -1,8 +1,8 @@
-// @ts-check
 /** The shown steps of all charts of a page, a range and the step of the values, and the cursor that they share. The
  * steps are in the address, which app/pages/views/span.py reads in the same way. */
 import { Emitter } from "./state.js";
 import { LIVE_STEPS } from "./vocabulary.js";
+/** @import { State } from "./state.js" */
 
 /** @typedef {{module?: string | null, tap?: number | null, step?: number | null}} Point */
 
@@ -54,7 +54,7 @@ export function around([from, to], step) {
 /** Reads and writes `steps` and `step` of the state. Emits "change" when the shown steps are chosen differently
  * (paused, another range, another step), and "newest" when a newer step is known. */
 export class Follow extends Emitter {
-  /** @param {import("./state.js").State} state @param {number | null} newest @param {number} [first] step of the run */
+  /** @param {State} state @param {number | null} newest @param {number} [first] step of the run */
   constructor(state, newest, first = 0) {
     super();
     this.state = state;

@@ -1,4 +1,3 @@
-// @ts-check
 /** Numbers, times, and kinds of tensors in words. Pure. The reader chooses digits and style (prefs.js). */
 import { KIND_WORDS, ROOT } from "./vocabulary.js";
 

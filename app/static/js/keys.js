@@ -1,4 +1,3 @@
-// @ts-check
 /** All keys of the page in one list, with descriptions. `?` shows the list. */
 import { h, makeButton } from "./dom.js";
 import { openDialog } from "./popup.js";
@@ -32,9 +31,8 @@ export class Keys {
     target?.addEventListener("keydown", (/** @type {any} */ event) => this.hear(event));
   }
 
-  /** The same key again takes the place of the first.
-   * @param {string} key such as "g f"; several with commas: "j, ArrowDown" @param {string} words
-   * @param {(event: any) => void} action @param {{group?: string}} [where] */
+  /** The same key again takes the place of the first. @param {string} key such as "g f"; several with commas: "j,
+   * ArrowDown" @param {string} words @param {(event: any) => void} action @param {{group?: string}} [where] */
   add(key, words, action, { group = "This page" } = {}) {
     for (const each of key.split(", ")) {
       this.#keys.delete(each);

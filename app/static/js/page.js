@@ -1,4 +1,3 @@
-// @ts-check
 /** The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. A
  * page whose first chart is to be seen as early as possible draws it between the two halves of it, `create` and
  * `start`. */
@@ -14,8 +13,9 @@ import { Clock } from "./timeline/clock.js";
 import { Notes } from "./timeline/notes.js";
 import { LIVE_STEPS } from "./vocabulary.js";
 
+/** @import { RunNews } from "./answers.js" */
+
 /** @typedef {ReturnType<typeof create>} Page */
-/** @typedef {import("./answers.js").RunNews} RunNews */
 
 /** Every page has these in its address; a page adds its own. */
 const SHARED = { f: "", steps: `live:${LIVE_STEPS}`, step: "", by: "step", tour: "", drawer: "" };
@@ -90,8 +90,7 @@ export function start(page) {
 }
 
 /** The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the
- * same to others.
- * @param {State} state @param {string} runState */
+ * same to others. @param {State} state @param {string} runState */
 function prefer(state, runState) {
   const given = new URLSearchParams(location.search);
   const window = runState === "live" && !state.defaults.step ? prefs.chosen("window") : "";

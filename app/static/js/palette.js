@@ -1,4 +1,3 @@
-// @ts-check
 /** The palette: everything that the page can do or lead to, found by typing. */
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -9,6 +8,8 @@ import { isPassing } from "./live/refresh.js";
 import { openDialog } from "./popup.js";
 import { visit } from "./timeline/links.js";
 import { ROOT } from "./vocabulary.js";
+
+/** @import { Page } from "./page.js" */
 
 /** An entry: its name, its description or keys, and its action.
  * @typedef {{name: string, hint?: string, keys?: string, go: () => void}} Entry */
@@ -29,9 +30,8 @@ function fitOf(name, word) {
   return begins ? BEGINS_A_WORD : CONTAINS;
 }
 
-/** The entries whose names have all words of a text, best first, and in their order if they are as good.
- * @template {{name: string}} E @param {string} text @param {readonly E[]} entries @param {number} most
- * @returns {E[]} */
+/** The entries whose names have all words of a text, best first, and in their order if they are as good. @template
+ * {{name: string}} E @param {string} text @param {readonly E[]} entries @param {number} most @returns {E[]} */
 export function rank(text, entries, most) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const scored = entries.flatMap((entry) => {
@@ -70,7 +70,7 @@ class Palette {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
 
-  /** @param {import("./page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.actions = actionsOf(page); // before the dialog hides the page
@@ -212,7 +212,7 @@ class Palette {
   }
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {Page} page */
 export function openPalette(page) {
   if (!document.querySelector("dialog[open]")) new Palette(page);
 }
@@ -222,7 +222,6 @@ const MAX_RUNS = 8;
 const PAGES = "Go to"; // the group of the keys that lead to pages
 const DOERS = "header.top button, .timeline button, main button, main a.button";
 
-/** @typedef {import("./page.js").Page} Page */
 /** @typedef {{title: string, entries: Entry[]}} Group */
 
 /** What the keys and the buttons of the page do. @param {Page} page @returns {Entry[]} */

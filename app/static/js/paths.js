@@ -1,4 +1,3 @@
-// @ts-check
 /** Paths of modules that fit into little room, and still differ where the paths do. Pure. */
 import { shorten } from "./format.js";
 
@@ -27,9 +26,8 @@ export function sharedBy(rows) {
 }
 
 /** A path that fits: without the first names, if all others have them too, then with its longest names cut. The numbers
- * that tell layers apart go last.
- * @param {string} path @param {(text: string) => boolean} fits
- * @param {number} [shared] how many names all paths begin with */
+ * that tell layers apart go last. @param {string} path @param {(text: string) => boolean} fits @param {number} [shared]
+ * how many names all paths begin with */
 export function shortPath(path, fits, shared = 0) {
   if (fits(path)) return path;
   const names = path.split(".");

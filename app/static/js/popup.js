@@ -1,4 +1,3 @@
-// @ts-check
 /** What opens over a page: dialogs, boxes of choices, the tip at the pointer, and short messages at the edge. */
 import { h, makeButton } from "./dom.js";
 
@@ -58,9 +57,8 @@ export async function attempt(failed, work) {
   }
 }
 
-/** @param {string} text
- * @param {{undo?: () => void, done?: () => void, kind?: "error", link?: {words: string, href: string}}} [how] `done` is
- * called if it was not undone: when the message or the page closes */
+/** @param {string} text @param {{undo?: () => void, done?: () => void, kind?: "error", link?: {words: string, href:
+ * string}}} [how] `done` is called if it was not undone: when the message or the page closes */
 export function toast(text, { undo, done, kind, link } = {}) {
   const place = document.getElementById("toasts");
   if (!place) return;

@@ -1,4 +1,3 @@
-// @ts-check
 /** What the reader prefers, kept in this browser. One table; the settings page and its export come from it. */
 import { setForm } from "./format.js";
 import { Emitter } from "./state.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** From values to a range, to places between 0 and 1, and to ticks. Pure. */
 
 /** @typedef {"log" | "linear" | "symlog"} Kind */
@@ -62,9 +61,8 @@ export class Scale {
 }
 
 /** A range in which most values are: from p1 to p99 of what is finite; never empty. Of a log scale it is of the
- * magnitude, without zeros.
- * @param {ArrayLike<number>} values @param {Kind} [kind] @param {number} [most] values that are looked at
- * @returns {[number, number]} */
+ * magnitude, without zeros. @param {ArrayLike<number>} values @param {Kind} [kind] @param {number} [most] values that
+ * are looked at @returns {[number, number]} */
 export function percentiles(values, kind = "log", most = 20000) {
   const found = sampleOf(values, kind, most);
   if (!found.length) return kind === "log" ? [1e-6, 1] : [0, 1];

@@ -1,4 +1,3 @@
-// @ts-check
 /** One painter for the page: each thing is drawn at most once in a frame, and only while it can be seen. */
 
 const QUICK_MS = 12; // a picture that takes no longer needs no rest

@@ -1,4 +1,3 @@
-// @ts-check
 /** The view in the address: what a page shows is what its query string says, and a link shows the same. */
 
 /** An EventTarget whose listeners get the detail itself.

@@ -1,4 +1,3 @@
-// @ts-check
 /** Light or dark: by the system, or by hand in a cookie, which the server reads so that nothing flashes. */
 import { THEME_COOKIE } from "./vocabulary.js";
 

@@ -1,7 +1,8 @@
-// @ts-check
 /** A tour of five steps over the pages of a run. Its step is in the address, so going back and reloading work. */
 import { byId, h, makeButton } from "./dom.js";
 import { visit } from "./timeline/links.js";
+
+/** @import { Page } from "./page.js" */
 
 /** A stop of the tour: its page, its target, and its text.
  * @typedef {{place: string, target: string, title: string, text: string}} Stop */
@@ -54,7 +55,7 @@ function stopOf(text) {
   return Number.isInteger(number) && number >= 1 && number <= STOPS.length ? number - 1 : null;
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {Page} page */
 export function startTour(page) {
   let shown = /** @type {HTMLElement | null} */ (null);
   const show = () => {
@@ -71,7 +72,7 @@ export function startTour(page) {
   show();
 }
 
-/** @param {import("./page.js").Page} page @param {number} at */
+/** @param {Page} page @param {number} at */
 function go(page, at) {
   const { place } = STOPS[at];
   const tour = String(at + 1);
@@ -79,7 +80,7 @@ function go(page, at) {
   else visit(page, place, { tour });
 }
 
-/** @param {import("./page.js").Page} page @param {number} at @returns {HTMLElement} */
+/** @param {Page} page @param {number} at @returns {HTMLElement} */
 function draw(page, at) {
   const { target, title, text } = STOPS[at];
   const end = () => page.state.set({ tour: "" });

@@ -1,10 +1,10 @@
-// @ts-check
 /** What a reader does with alerts: walk through the list by key, acknowledge, mute a rule, replay a saved step. */
 import { send } from "../api.js";
 import { byId, onClick } from "../dom.js";
 import { attempt, toast } from "../popup.js";
+/** @import { Page } from "../page.js" */
 
-/** Handles clicks on all buttons with `data-seen` (a key). @param {import("../page.js").Page} page
+/** Handles clicks on all buttons with `data-seen` (a key). @param {Page} page
  * @param {() => void} renew called when the server has saved it */
 export function listenToSeen(page, renew) {
   /** @param {string} key @param {boolean} yes */
@@ -30,7 +30,7 @@ export function listenToSeen(page, renew) {
   });
 }
 
-/** Handles clicks on all buttons with `data-explain` (a capsule). @param {import("../page.js").Page} page
+/** Handles clicks on all buttons with `data-explain` (a capsule). @param {Page} page
  * @param {() => unknown} renew called when the replay has begun; news tell when it is done */
 export function listenToExplain(page, renew) {
   const { run } = page;
@@ -48,7 +48,7 @@ export function listenToExplain(page, renew) {
 }
 
 /** Handles all forms with `data-mute` and buttons with `data-unmute` (a rule, or the name of events).
- * @param {import("../page.js").Page} page @param {() => void} renew called when the server has saved it */
+ * @param {Page} page @param {() => void} renew called when the server has saved it */
 export function listenToMute(page, renew) {
   /** @param {string} rule @param {string} match @param {boolean} muted */
   const change = async (rule, match, muted) => {
@@ -77,7 +77,7 @@ export function nextPlace(at, by, many) {
 }
 
 export class Walk {
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     page.keys.add("n", "next event", () => this.go(1));

@@ -1,4 +1,3 @@
-// @ts-check
 /** The values around an incident's first step, as the incident keeps them. */
 import { get, numberOf } from "../api.js";
 import { byId } from "../dom.js";
@@ -6,11 +5,15 @@ import { tapWords } from "../format.js";
 import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/plot.js";
 
+/** @import { Evidence } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { YAxis } from "../plot/lines.js"
+ * @import { Line } from "../plot/thin.js" */
+
 /** Known even if no value is finite. */
 const COUNTS = new Set(["nan", "inf", "zero"]);
 
-/** One line for each tensor, the culprit first. Pure.
- * @param {import("../answers.js").Evidence} evidence @param {string} stat @returns {import("../plot/thin.js").Line[]}
+/** One line for each tensor, the culprit first. Pure. @param {Evidence} evidence @param {string} stat @returns {Line[]}
  */
 export function linesOf(evidence, stat) {
   const { taps, steps, stats } = evidence;
@@ -30,12 +33,12 @@ export function linesOf(evidence, stat) {
 }
 
 export class OnsetChart {
-  /** @type {import("../answers.js").Evidence | null} */
+  /** @type {Evidence | null} */
   #evidence = null;
-  /** @type {import("../plot/lines.js").YAxis} */
+  /** @type {YAxis} */
   axis = { title: "", scale: "log" };
 
-  /** @param {import("../page.js").Page} page @param {string} id of the incident */
+  /** @param {Page} page @param {string} id of the incident */
   constructor(page, id) {
     this.page = page;
     const figure = byId("chart");

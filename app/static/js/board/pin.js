@@ -1,4 +1,3 @@
-// @ts-check
 /** Charts on the board: what a chart asks, without its run and its steps. */
 import { get, send } from "../api.js";
 import { shorten } from "../format.js";
@@ -6,13 +5,15 @@ import { MAX_CHART_NAME, MAX_CHART_QUERY } from "../limits.js";
 import { attempt, toast } from "../popup.js";
 import { SYSTEM } from "../vocabulary.js";
 
+/** @import { Query } from "../card.js" */
+
 const PATHS = ["series", "scalars"];
 const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
 
 /** @typedef {{name: string, path: string, query: string}} Pin */
 
 /** What the board keeps of a chart; null if it can't show such a chart. Pure.
- * @param {import("../card.js").Query[]} queries @param {string} title @returns {Pin | null} */
+ * @param {Query[]} queries @param {string} title @returns {Pin | null} */
 export function pinOf(queries, title) {
   const [asked] = queries;
   if (queries.length !== 1 || !PATHS.includes(asked.path)) return null;

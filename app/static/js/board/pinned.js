@@ -1,4 +1,3 @@
-// @ts-check
 /** A pinned chart of the board, for the page's run and steps. */
 import { get } from "../api.js";
 import { h } from "../dom.js";
@@ -10,8 +9,9 @@ import { LineChart } from "../plot/plot.js";
 import { lineOf as machineLineOf, plansOf } from "../system/charts.js";
 import { queryOf } from "./pin.js";
 
-/** @typedef {import("../plot/thin.js").Line} Line */
-/** @typedef {import("../answers.js").Series} Series */
+/** @import { Series } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { Line } from "../plot/thin.js" */
 
 const EXTREMES = ["mean", "min", "max"];
 const POSITIVE = ["norm", "rms", "ratio"]; // over magnitudes
@@ -68,7 +68,7 @@ const POINTS = 1000;
 const MAX_MS = 10_000;
 
 export class PinnedChart {
-  /** @param {import("../page.js").Page} page @param {HTMLElement} figure */
+  /** @param {Page} page @param {HTMLElement} figure */
   constructor(page, figure) {
     const { name = "", path = "", query = "" } = figure.dataset;
     this.page = page;

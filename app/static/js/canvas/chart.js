@@ -1,9 +1,10 @@
-// @ts-check
 /** Charts on a canvas: sharp, redrawn when their size or colors change, read by pointer and by arrow keys. */
 import { h } from "../dom.js";
 import { imageOf } from "../plot/files.js";
 import { prefs } from "../prefs.js";
 import { colors, onTheme } from "../theme.js";
+
+/** @import { Page } from "../page.js" */
 
 const WIDE_PX = 5; // less is a click
 const HIGH_PX = 14; // a hand that moves along the steps is never quite level
@@ -150,9 +151,8 @@ export class CanvasChart {
   /** @type {(() => void)[]} */
   #undo = [];
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas
-   * @param {{label: string, name?: string, height?: number}} options `name` is the canvas's class; without a height,
-   * the chart sets its size itself */
+  /** @param {Page} page @param {HTMLElement} element gets the canvas @param {{label: string, name?: string, height?:
+   * number}} options `name` is the canvas's class; without a height, the chart sets its size itself */
   constructor(page, element, { label, name = "", height }) {
     this.page = page;
     this.canvas = /** @type {HTMLCanvasElement} */ (

@@ -1,4 +1,3 @@
-// @ts-check
 /** Colors of values: maps from dark to bright that are read in gray too, what no scale holds, and the bar of a map. */
 import { h } from "../dom.js";
 import { prefs } from "../prefs.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** The newest columns of a heatmap in a ring buffer, and the worst of the values that share a pixel. Pure. */
 import { countOf } from "../scale.js";
 
@@ -63,11 +62,9 @@ export function bitsOf(values, signOf) {
   return bits;
 }
 
-/**
- * The columns of a picture, by their number.
- * @typedef {{find: (step: number) => number, last: (column: number) => number}} Stops `find` is the newest column that
- *   doesn't begin after a step, or -1; `last` is the last step of a column
- */
+/** The columns of a picture, by their number. @typedef {{find: (step: number) => number, last: (column: number) =>
+ * number}} Stops `find` is the newest column that doesn't begin after a step, or -1; `last` is the last step of a
+ * column */
 
 /** The captured step that a step stands for, or the one so many columns further: the last one of its column. Between
  * two columns, that is the one before. It stays in the steps that are shown, if any of them was captured.
@@ -82,10 +79,8 @@ export function stopAt(stops, step, shown, by = 0) {
   return Math.min(shown[1], stops.last(Math.min(last, Math.max(first, wanted))));
 }
 
-/**
- * @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last:
- * ArrayLike<number>, nonfinite?: ArrayLike<number>}} Taken
- */
+/** @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last:
+ * ArrayLike<number>, nonfinite?: ArrayLike<number>}} Taken */
 
 export class Columns {
   /** Increases with every frame, so that a painter notices new data. */
@@ -93,9 +88,8 @@ export class Columns {
   length = 0;
   #begin = 0;
 
-  /** @param {number} rows @param {number} capacity the columns that are kept
-   * @param {number} [width] steps that share a column, the worst of them in it: more than one where the window is
-   * longer than the capacity */
+  /** @param {number} rows @param {number} capacity the columns that are kept @param {number} [width] steps that share a
+   * column, the worst of them in it: more than one where the window is longer than the capacity */
   constructor(rows, capacity, width = 1) {
     this.rows = rows;
     this.width = width;

@@ -1,11 +1,10 @@
-// @ts-check
 /** Draws marks on a canvas or as SVG, and pictures of a chart with its title above. */
 
 import { imageOf } from "../plot/files.js";
 import { colors, SANS } from "../theme.js";
 import { penOf } from "./chart.js";
 
-/** @typedef {import("../heat/picture.js").Mark} Mark */
+/** @import { Mark } from "../heat/picture.js" */
 
 const MONO = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
 const SIZE = { sans: 11, mono: 10 };

@@ -1,4 +1,3 @@
-// @ts-check
 /** The charts of two runs: their difference layer by step, and their lines in one chart. */
 import { get, only } from "../api.js";
 import { bitsOf, INFINITE, MISSING, NAN } from "../canvas/columns.js";
@@ -9,6 +8,10 @@ import { lineOf as curveOf } from "../live/curve.js";
 import { failedWords } from "../live/refresh.js";
 import { LineChart } from "../plot/plot.js";
 import { ROOT } from "../vocabulary.js";
+
+/** @import { Series } from "../answers.js"
+ * @import { Line } from "../plot/thin.js"
+ * @import { RunsClock } from "../timeline/runsclock.js" */
 
 const COLUMNS = 300;
 const ROWS = 2000;
@@ -72,11 +75,9 @@ const POINTS = 1000;
 const MAX_TAPS = 4; // of one layer: parameters, calls
 
 /** @typedef {{id: string, name: string}} Side */
-/** @typedef {import("../page.js").Page & {clock: import("../timeline/runsclock.js").RunsClock}} Page
- * whose axis is that of runs */
+/** @typedef {import("../page.js").Page & {clock: RunsClock}} Page whose axis is that of runs */
 
-/** @param {import("../answers.js").Series} series @param {Side} side @param {boolean} dashed @param {string} more
- * @returns {import("../plot/thin.js").Line} */
+/** @param {Series} series @param {Side} side @param {boolean} dashed @param {string} more @returns {Line} */
 function lineOf(series, side, dashed, more) {
   return { ...curveOf(series), name: `${dashed ? "B" : "A"}: ${side.name}${more}`, dashed };
 }

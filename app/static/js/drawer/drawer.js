@@ -1,4 +1,3 @@
-// @ts-check
 /** A drawer for one layer, next to what the reader looks at: facts, lines, a histogram, values, a tensor, incidents. On
  * the pages that have it in `PLACES` (app/pages/frame.py). */
 import { get, only } from "../api.js";
@@ -15,7 +14,9 @@ import { failedWords, Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/plot.js";
 import { Side, viewsOf } from "../tensors/side.js";
 
-/** @typedef {import("../answers.js").Tap} Tap */
+/** @import { Tap } from "../answers.js"
+ * @import { Plan } from "../layer/plan.js"
+ * @import { Page } from "../page.js" */
 
 const MIN_MS = 2000;
 const COLUMNS = 240;
@@ -24,7 +25,7 @@ const MAX_PARTS = 4;
 const KINDS = ["output", "output_grad", "param_grad", "param", "input", "input_grad", "update"];
 
 class DrawerCharts {
-  /** @type {import("../layer/plan.js").Plan | null} */
+  /** @type {Plan | null} */
   #plan = null;
   /** @type {LineChart | null} */
   #chart = null;
@@ -35,7 +36,7 @@ class DrawerCharts {
   /** The words if there is nothing to show. */
   #none = "";
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.figure = byId("drawer-lines");
@@ -145,17 +146,15 @@ class DrawerCharts {
   }
 }
 
-/**
- * @typedef {{module: string, call: number, phase: string, kind: string, index?: string, step?: number | null}}
- * Layer the shown layer;
- * `kind` is that of the histogram, and `step` the one that the values are of, unless the page is held at another one */
+/** @typedef {{module: string, call: number, phase: string, kind: string, index?: string, step?: number | null}} Layer
+ * the shown layer; `kind` is that of the histogram, and `step` the one that the values are of, unless the page is held
+ * at another one */
 
 export class Drawer {
   /** @type {Layer | null} */
   layer = null;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element
-   * @param {() => void} [onClose] the reader closed it */
+  /** @param {Page} page @param {HTMLElement} element @param {() => void} [onClose] the reader closed it */
   constructor(page, element, onClose = () => {}) {
     this.page = page;
     this.element = element;
@@ -282,7 +281,7 @@ class DrawerTensor {
   #shown = "";
   #asking = new AbortController();
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element */
+  /** @param {Page} page @param {HTMLElement} element */
   constructor(page, element) {
     this.page = page;
     this.element = element;

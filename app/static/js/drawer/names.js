@@ -1,10 +1,11 @@
-// @ts-check
 /** The names of layers open the drawer, which is loaded once everything else is there, or at the click. */
 import { byId, onClick } from "../dom.js";
 import { toast } from "../popup.js";
 import { added, sharedOf } from "../timeline/links.js";
 
-/** @typedef {import("./drawer.js").Layer} Layer */
+/** @import { Drawer, Layer } from "./drawer.js"
+ * @import { Row } from "../heat/rows.js"
+ * @import { Page } from "../page.js" */
 
 const QUIET_MS = 1000; // after the page has loaded
 
@@ -32,7 +33,7 @@ const drawers = late(() => import("./drawer.js"));
 
 /** Calls `open` at a plain click on a link to a layer, and follows the link if it returns false. Other clicks follow it
  * as well: with Ctrl, in the middle, on a button, and in the drawer.
- * @param {import("../page.js").Page} page @param {(layer: Layer, link: HTMLElement) => boolean} open */
+ * @param {Page} page @param {(layer: Layer, link: HTMLElement) => boolean} open */
 export function listenToNames(page, open) {
   onClick("main a[href]", (link, event) => {
     const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
@@ -44,12 +45,12 @@ export function listenToNames(page, open) {
 
 /** The drawer of a page that has no other use for a click on a layer. */
 export class LayerNames {
-  /** Made when it is opened first. @type {import("./drawer.js").Drawer | null} */
+  /** Made when it is opened first. @type {Drawer | null} */
   #drawer = null;
   /** What was clicked. @type {HTMLElement | null} */
   #from = null;
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     listenToNames(page, (layer, link) => {
@@ -87,8 +88,8 @@ export class LayerNames {
   /** What a heatmap of layers does at a click on a name, and at one that asks for another tab. */
   get ofHeatmap() {
     return {
-      onName: (/** @type {import("../heat/rows.js").Row} */ row) => this.open(layerOf(row)),
-      onAside: (/** @type {import("../heat/rows.js").Row} */ row, /** @type {number | null} */ step) => {
+      onName: (/** @type {Row} */ row) => this.open(layerOf(row)),
+      onAside: (/** @type {Row} */ row, /** @type {number | null} */ step) => {
         const query = Object.fromEntries(new URLSearchParams(written({ ...layerOf(row), step })));
         const address = added(this.page.address("layer", query), sharedOf(this.page));
         globalThis.open(new URL(address, document.baseURI), "_blank", "noopener");
@@ -102,7 +103,7 @@ export function layerOf({ module, kind, call, phase }) {
   return { module, kind, call: call || 0, phase: phase || "train" };
 }
 
-/** The layer to whose page a link leads. @param {string} href @param {import("../page.js").Page} page */
+/** The layer to whose page a link leads. @param {string} href @param {Page} page */
 function layerIn(href, page) {
   const [path, query = ""] = href.split("#")[0].split("?");
   if (path !== page.address("layer")) return null;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The bars of one step as data: where layers share a pixel the worst of them; as marks, a table, and pictures. */
 import { pixelRatio } from "../canvas/chart.js";
 import { INFINITE, MAGNITUDE, MANTISSA, MISSING, startOf, worstOf } from "../canvas/columns.js";
@@ -9,14 +8,13 @@ import { groupsOf } from "../heat/rows.js";
 import { sharedBy, shortPath } from "../paths.js";
 import { ROOT } from "../vocabulary.js";
 
-/** @typedef {[number, number]} Decades */
-/** @typedef {import("../heat/picture.js").Mark} Mark */
-/** @typedef {import("./profile.js").Profile} Profile */
+/** @import { Profile } from "./profile.js"
+ * @import { Mark } from "../heat/picture.js" */
 
-/**
- * @typedef {{from: number, to: number, bits: number, value: number, state: "finite" | "zero" | "nan" | "inf" |
- * "missing"}} Bar layers `from` to `to` - 1
- */
+/** @typedef {[number, number]} Decades */
+
+/** @typedef {{from: number, to: number, bits: number, value: number, state: "finite" | "zero" | "nan" | "inf" |
+ * "missing"}} Bar layers `from` to `to` - 1 */
 
 const SPAN = 12; // decades at most: below lies rounding
 const MIN_PX = 3; // of a bar with its gap
@@ -144,9 +142,8 @@ function barMarks(box, bar, place, { bars, decades, color }, page) {
   return [rect(x, bottom - h, w, h, color)];
 }
 
-/** The blocks of the model under the bars, or their layers if each is a block of its own.
- * @param {Box} box the lowest panel @param {readonly {module: string}[]} layers @param {Record<string, string>} page
- * @returns {Mark[]} */
+/** The blocks of the model under the bars, or their layers if each is a block of its own. @param {Box} box the lowest
+ * panel @param {readonly {module: string}[]} layers @param {Record<string, string>} page @returns {Mark[]} */
 export function blockMarks(box, layers, page) {
   /** @type {Mark[]} */
   const marks = [];

@@ -1,4 +1,3 @@
-// @ts-check
 /** The layers over the steps, and the line of the layer that was picked. */
 import { byId, write } from "../dom.js";
 import { count } from "../format.js";
@@ -9,8 +8,10 @@ import { MAX_LIVE_ROWS } from "../limits.js";
 import { Feed } from "../live/subscription.js";
 import { LineChart } from "../plot/plot.js";
 import { ROOT } from "../vocabulary.js";
-
-/** @typedef {import("../heat/rows.js").Row} Row */
+/** @import { Columns } from "../canvas/columns.js"
+ * @import { HeatOptions } from "../heat/heat.js"
+ * @import { Row } from "../heat/rows.js"
+ * @import { Page } from "../page.js" */
 
 /** The module of the address if none is picked: "" is the root, and no module has this path. */
 export const NONE = ".";
@@ -41,11 +42,8 @@ export class OverTime {
   /** The visible rows that contain, or once contained, non-finite values. */
   bad = new Set();
 
-  /**
-   * @param {import("../page.js").Page} page
-   * @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void,
-   *   ofHeatmap: Partial<import("../heat/heat.js").HeatOptions>}} options
-   */
+  /** @param {Page} page @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void, ofHeatmap:
+   * Partial<HeatOptions>}} options */
   constructor(page, options) {
     this.page = page;
     this.options = options;
@@ -145,7 +143,7 @@ export class PickedLine {
   /** The module that the chart is called after, also in its files. */
   #title = NONE;
 
-  /** @param {import("../page.js").Page} page @param {import("../heat/heat.js").Heat} heat */
+  /** @param {Page} page @param {Heat} heat */
   constructor(page, heat) {
     this.page = page;
     this.heat = heat;
@@ -207,13 +205,12 @@ export class PickedLine {
   }
 }
 
-/** What a value of several steps is. @param {import("../heat/heat.js").Heat} heat */
+/** What a value of several steps is. @param {Heat} heat */
 function mergedWords(heat) {
   return `${mergedAs(heat)} of merged steps`;
 }
 
-/** What was sampled of a row.
- * @param {import("../canvas/columns.js").Columns} columns @param {number} row @param {string} name */
+/** What was sampled of a row. @param {Columns} columns @param {number} row @param {string} name */
 function lineOf(columns, row, name) {
   const places = Array.from({ length: columns.length }, (_, place) => place).filter(
     (place) => cellValue(columns, place, row) !== null,

@@ -1,4 +1,3 @@
-// @ts-check
 /** One step from input to output: a bar for each layer's activation, and one for the gradient that came back to it. */
 import { CanvasChart, penOf, reportDrawn } from "../canvas/chart.js";
 import { MISSING, startOf, worse } from "../canvas/columns.js";
@@ -24,7 +23,11 @@ import {
   wordOf,
 } from "./bars.js";
 
-/** @typedef {import("../heat/rows.js").Row} Row */
+/** @import { Box } from "./bars.js"
+ * @import { Mark } from "../heat/picture.js"
+ * @import { Row } from "../heat/rows.js"
+ * @import { Frame } from "../live/stream.js"
+ * @import { Page } from "../page.js" */
 
 const TITLES = ["Activations", "Gradients"];
 const LINES = ["line1", "line2"];
@@ -39,15 +42,15 @@ export class Profile extends CanvasChart {
   bits = [];
   /** @type {([number, number] | null)[]} */
   #decades = [null, null];
-  /** @type {import("../heat/picture.js").Mark[]} the marks drawn last */
+  /** @type {Mark[]} the marks drawn last */
   marks = [];
-  /** @type {import("./bars.js").Box[]} */
+  /** @type {Box[]} */
   #boxes = [];
   #named = [/** @type {readonly any[]} */ ([]), /** @type {readonly any[]} */ ([])];
   /** The layer that is pointed at, by its place; -1: none. */
   #at = -1;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure
+  /** @param {Page} page @param {HTMLElement} element the figure
    * @param {{fits: (layer: Layer) => boolean, onPick: (layer: Layer) => void, onLayers: () => void}} options */
   constructor(page, element, options) {
     const plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
@@ -234,14 +237,11 @@ export class Profile extends CanvasChart {
   }
 }
 
-/**
- * @typedef {{label: string, module: string, type: string, rows: [number, number]}} Layer rows of activations and of
- * gradients; -1: none
- */
+/** @typedef {{label: string, module: string, type: string, rows: [number, number]}} Layer rows of activations and of
+ * gradients; -1: none */
 
 /** Activations come in the order of their calls. A gradient without an activation follows the layer that is before it
- * among the gradients.
- * @param {readonly Row[]} outputs @param {readonly Row[]} gradients @returns {Layer[]} */
+ * among the gradients. @param {readonly Row[]} outputs @param {readonly Row[]} gradients @returns {Layer[]} */
 export function merged(outputs, gradients) {
   /** @type {Map<string, Layer>} */
   const known = new Map(outputs.map((row, place) => [labelOf(row), layerOf(row, [place, -1])]));
@@ -269,7 +269,7 @@ function layerOf(row, rows) {
 
 /** One stat of every layer at the step that is looked at: the newest ones as they come, or those of the held step. */
 class Values {
-  /** @type {readonly import("../heat/rows.js").Row[]} */
+  /** @type {readonly Row[]} */
   rows = [];
   /** Why there are no rows. */
   why = "";
@@ -279,7 +279,7 @@ class Values {
   /** Whether an answer came. */
   known = false;
 
-  /** @param {import("../page.js").Page} page @param {string} kind @param {string} name of the stat in the address
+  /** @param {Page} page @param {string} kind @param {string} name of the stat in the address
    * @param {() => void} changed */
   constructor(page, kind, name, changed) {
     this.page = page;
@@ -310,7 +310,7 @@ class Values {
     return { ...asked, ...follow.values };
   }
 
-  /** What was not seen since stays as it was. @param {import("../live/stream.js").Frame} frame */
+  /** What was not seen since stays as it was. @param {Frame} frame */
   #take(frame) {
     if (frame.bits === null) return;
     if (frame.kind === "snapshot" || this.bits.length !== frame.n) this.bits = frame.bits.slice(0, frame.n);

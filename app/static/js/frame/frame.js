@@ -1,4 +1,3 @@
-// @ts-check
 /** The live frame around every page: follow, link, theme, keys, banner, and the ways from page to page. */
 import { ApiError, reach } from "../api.js";
 import { byId, copyText } from "../dom.js";
@@ -15,9 +14,11 @@ import { startTour } from "../tour.js";
 import { THEMES } from "../vocabulary.js";
 import { Status } from "./status.js";
 
+/** @import { Page } from "../page.js" */
+
 const FAR = 10;
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 function addNavigation(page) {
   for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav.side a[data-key]"))) {
     page.keys.add(`g ${link.dataset.key}`, link.dataset.title ?? "", () => link.click(), { group: "Go to" });
@@ -31,7 +32,7 @@ function addNavigation(page) {
   startFind(page);
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 function startFind(page) {
   const find = /** @type {HTMLInputElement | null} */ (
     document.getElementById("find") ?? document.querySelector("main input[type=search]")
@@ -59,7 +60,7 @@ function startFind(page) {
   );
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 function addStepping(page) {
   const { follow, keys } = page;
   /** Keys that are held down wait for each other. */
@@ -96,7 +97,7 @@ function addStepping(page) {
 const BADGE = { min: 4000, max: 60_000, share: 20 };
 const PAUSE_MS = 5000; // between requests for the whole page, until it has a timeline
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 export function startFrame(page) {
   startTheme(page);
   addNavigation(page);
@@ -116,7 +117,7 @@ export function startFrame(page) {
   new Status(page).start();
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 function startPalette(page) {
   const button = byId("palette");
   button.hidden = false;
@@ -126,7 +127,7 @@ function startPalette(page) {
   });
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 function startTheme(page) {
   const button = byId("theme");
   const show = () => {
@@ -146,7 +147,7 @@ function startTheme(page) {
 }
 
 /** The address of this view, held at its step or range. For a live run it includes the steps shown right now.
- * @param {import("../page.js").Page} page */
+ * @param {Page} page */
 async function linkOf(page) {
   const { held, step, span, range } = page.follow;
   const url = new URL(location.href);
@@ -157,7 +158,7 @@ async function linkOf(page) {
   return { link: url.href, held: words ? `, held at ${words}` : "" };
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 function startLink(page) {
   const button = byId("link");
   const copy = async () => {
@@ -170,7 +171,7 @@ function startLink(page) {
   page.keys.add("c", "copy a link to this view", copy, { group: "Everywhere" });
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 function startFollow(page) {
   const { follow } = page;
   if (follow.fixed) return;
@@ -195,7 +196,7 @@ function startFollow(page) {
   show();
 }
 
-/** The badge of the Events entry: unacknowledged warnings and errors. @param {import("../page.js").Page} page */
+/** The badge of the Events entry: unacknowledged warnings and errors. @param {Page} page */
 function startBadge(page) {
   const root = /** @type {HTMLElement} */ (document.querySelector("nav.side"));
   const badge = new Parts(page, "events", { root, query: () => "", ...BADGE });
@@ -203,8 +204,7 @@ function startBadge(page) {
   page.events.on("acknowledged", () => badge.now());
 }
 
-/** The timeline; if the page was opened before the first step, as soon as there is one.
- * @param {import("../page.js").Page} page */
+/** The timeline; if the page was opened before the first step, as soon as there is one. @param {Page} page */
 function startTimeline(page) {
   if (document.getElementById("timeline")) {
     new Timeline(page);

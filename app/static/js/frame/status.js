@@ -1,4 +1,3 @@
-// @ts-check
 /** The pill and the banner of the frame, live, and their words. They change at most once per second, but at once if the
  * state changes; the newest step is the same in every place that shows it, at any moment. */
 import { numberOf } from "../api.js";
@@ -6,6 +5,9 @@ import { byId, write } from "../dom.js";
 import { count, pace, stepWords } from "../format.js";
 import { toast } from "../popup.js";
 import { prefs } from "../prefs.js";
+
+/** @import { Message, RunNews } from "../answers.js"
+ * @import { Page } from "../page.js" */
 
 /**
  * @typedef {object} Situation
@@ -134,7 +136,7 @@ export class Status {
   timer = null;
   spoken = "";
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
   }
@@ -155,7 +157,7 @@ export class Status {
     this.show();
   }
 
-  /** @param {import("../answers.js").Message} said */
+  /** @param {Message} said */
   hear(said) {
     if (said.type !== "runs") return;
     const { page } = this;
@@ -183,7 +185,7 @@ export class Status {
     else this.show();
   }
 
-  /** @param {import("../answers.js").RunNews | undefined} mine @param {string} before its state on the page */
+  /** @param {RunNews | undefined} mine @param {string} before its state on the page */
   tell(mine, before) {
     const { last_step: _step, steps: _steps, frames: _frames, time_s: _time, ...rest } = mine ?? {};
     const now = { run: JSON.stringify(mine ?? ""), rest: JSON.stringify(rest) };

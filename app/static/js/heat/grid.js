@@ -1,11 +1,10 @@
-// @ts-check
 /** The cells of a heatmap as pixels: the worst value of each, possibly relative to its row, and its color. Pure. */
 import { mixed, STEPS } from "../canvas/colors.js";
 import { INFINITE, MAGNITUDE, MANTISSA, MISSING } from "../canvas/columns.js";
 
-/** @typedef {import("../canvas/columns.js").Columns} Columns */
-/** @typedef {import("../canvas/colors.js").Palette} Palette */
-/** @typedef {import("../scale.js").Scale} Scale */
+/** @import { Palette } from "../canvas/colors.js"
+ * @import { Columns } from "../canvas/columns.js"
+ * @import { Scale } from "../scale.js" */
 
 const FADED = 0.55; // of the color for "not captured" in a cell that shows an older value
 const NARROW = 0.25; // of a range's size: there half a float32 is too coarse
@@ -89,8 +88,7 @@ function makeTable(scale, palette) {
 const SAMPLES = 33;
 const DECADES = Math.log10(2) / 2 ** 23; // of one unit of the bits
 
-/** The median magnitude of each row over its values; 0 if a row has no finite value.
- * @param {import("../canvas/columns.js").Columns} columns */
+/** The median magnitude of each row over its values; 0 if a row has no finite value. @param {Columns} columns */
 export function usualOf(columns) {
   const usual = new Float32Array(columns.rows);
   const many = Math.min(SAMPLES, columns.length);
@@ -198,9 +196,8 @@ export class Grid {
     this.#dirty = this.#dirty === null ? [from, to] : [Math.min(from, this.#dirty[0]), Math.max(to, this.#dirty[1])];
   }
 
-  /** Creates the shown cells that don't exist yet.
-   * @param {Columns} columns @param {((bits: Uint32Array) => Uint32Array) | null} [convert]
-   * @returns {[number, number] | null} the cells that are new */
+  /** Creates the shown cells that don't exist yet. @param {Columns} columns @param {((bits: Uint32Array) =>
+   * Uint32Array) | null} [convert] @returns {[number, number] | null} the cells that are new */
   fill(columns, convert = null) {
     const [from, to] = this.shown;
     const all =

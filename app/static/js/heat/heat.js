@@ -1,4 +1,3 @@
-// @ts-check
 /** A live heatmap of layers by steps on a canvas: thousands of rows, a new column in a few milliseconds. */
 import { fitCanvas, reportDrawn } from "../canvas/chart.js";
 import { paletteOf } from "../canvas/colors.js";
@@ -15,23 +14,27 @@ import { drawScene, pngOf, svgOf, Texture, tableOf, widthOf } from "./picture.js
 import { Pointing } from "./pointing.js";
 import { layOut, ROW_PX, sameRows, sorted } from "./rows.js";
 
-/** @typedef {import("../scale.js").Kind} Kind */
-/** @typedef {import("./rows.js").Row} Row */
+/** @import { Taken } from "../canvas/columns.js"
+ * @import { CardOptions } from "../card.js"
+ * @import { Scene } from "./picture.js"
+ * @import { Fit, Layout, Row, Sort } from "./rows.js"
+ * @import { Page } from "../page.js"
+ * @import { Kind } from "../scale.js" */
 
 const RENEWED = 8; // how often in a window the medians of the rows are computed again
 
 export class Screen {
   grid = new Grid();
   texture = new Texture();
-  /** @type {import("./picture.js").Scene | null} the scene drawn last */
+  /** @type {Scene | null} the scene drawn last */
   scene = null;
-  /** @type {import("./rows.js").Layout | null} */
+  /** @type {Layout | null} */
   layout = null;
   #coloring = new Coloring();
   #relative = { at: 0, convert: /** @type {((bits: Uint32Array) => Uint32Array) | null} */ (null) };
   #news = false;
 
-  /** @param {import("../page.js").Page} page @param {Heat} heat @param {HTMLElement} plot */
+  /** @param {Page} page @param {Heat} heat @param {HTMLElement} plot */
   constructor(page, heat, plot) {
     this.page = page;
     this.heat = heat;
@@ -145,7 +148,7 @@ export class Screen {
     return layout;
   }
 
-  /** @param {import("../canvas/columns.js").Columns} columns */
+  /** @param {Columns} columns */
   #convert(columns) {
     if (!this.heat.relative) return null;
     const held = this.#relative;
@@ -182,7 +185,7 @@ class Coloring {
   }
 
   /** The painter of now; the same one as long as its colors hold.
-   * @param {Heat} heat @param {import("./grid.js").Grid} grid @param {number} now */
+   * @param {Heat} heat @param {Grid} grid @param {number} now */
   choose({ kind, range, relative }, grid, now) {
     const shown = relative ? "linear" : kind;
     const found = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);
@@ -208,7 +211,7 @@ class Coloring {
  * @property {(row: Row, step: number | null) => void} [onAside] a click that asks for another tab, without a step on a
  * name
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
- * @property {import("../card.js").CardOptions["query"]} [query] the same numbers, asked of the server; for the export
+ * @property {CardOptions["query"]} [query] the same numbers, asked of the server; for the export
  */
 
 export class Heat {
@@ -223,7 +226,7 @@ export class Heat {
   only = null;
   /** Whether they stand in the model's order. */
   grouped = true;
-  /** @type {import("./rows.js").Fit} */
+  /** @type {Fit} */
   fit = "fit";
   relative = false;
   /** @type {Kind} */
@@ -232,7 +235,7 @@ export class Heat {
   range = null;
   #quantity = "";
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure, or what holds the picture
+  /** @param {Page} page @param {HTMLElement} element the figure, or what holds the picture
    * @param {HeatOptions} options */
   constructor(page, element, options) {
     this.page = page;
@@ -303,7 +306,7 @@ export class Heat {
     if (others) this.setOrder(rows.map((_, row) => row));
   }
 
-  /** @param {import("../canvas/columns.js").Taken} frame */
+  /** @param {Taken} frame */
   take(frame) {
     if (this.columns === null) return;
     const changed = this.columns.take(frame);
@@ -311,7 +314,7 @@ export class Heat {
   }
 
   /** Which rows are shown, and in what order.
-   * @param {number[]} shown in the model's order @param {{sort?: import("./rows.js").Sort, pinned?: number[]}} [how] */
+   * @param {number[]} shown in the model's order @param {{sort?: Sort, pinned?: number[]}} [how] */
   setOrder(shown, { sort = "model", pinned = [] } = {}) {
     const alone = new Set(pinned);
     const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;
@@ -341,7 +344,7 @@ export class Heat {
     this.screen.arrange();
   }
 
-  /** @param {import("./rows.js").Fit} fit */
+  /** @param {Fit} fit */
   setFit(fit) {
     this.fit = fit;
     this.screen.arrange();

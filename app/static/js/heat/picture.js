@@ -1,4 +1,3 @@
-// @ts-check
 /** A heatmap as a picture: its marks as data, which a canvas and an SVG draw the same; and its export. */
 import { cssOf, STEPS } from "../canvas/colors.js";
 import { MISSING } from "../canvas/columns.js";
@@ -9,20 +8,22 @@ import { evenTicks, ticks } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
 import { boxOf, groupsOf, labelOf, onsets, xOf } from "./rows.js";
 
-/** @typedef {import("./grid.js").Grid} Grid */
-/** @typedef {import("./heat.js").Heat} Heat */
-/** @typedef {import("./rows.js").Layout} Layout */
+/** @import { Palette } from "../canvas/colors.js"
+ * @import { Columns } from "../canvas/columns.js"
+ * @import { Grid, Painter } from "./grid.js"
+ * @import { Heat } from "./heat.js"
+ * @import { Layout, Row } from "./rows.js"
+ * @import { Scale } from "../scale.js"
+ * @import { Clock } from "../timeline/clock.js" */
 
 const LINE_PX = 14; // names need so much to be read
 const LETTER = 6.05; // about, of the monospaced 10 px
 const SHADES = 48;
 const STEP_TICK_PX = 90;
 
-/**
- * @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string}
- *   | {kind: "text", x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?:
- * boolean, bold?: boolean}} Mark
- */
+/** @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string} | {kind: "text",
+ * x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean, bold?:
+ * boolean}} Mark */
 
 /** @param {number} x @param {number} y @param {number} w @param {number} h @param {string} fill @param {string} [hatch]
  * @returns {Mark} */
@@ -42,15 +43,14 @@ export function shortened(text, width, shared = 0) {
   return shortPath(text, ({ length }) => length <= letters, shared);
 }
 
-/** How wide the longest name is. @param {readonly import("./rows.js").Row[]} rows */
+/** How wide the longest name is. @param {readonly Row[]} rows */
 export function widthOf(rows) {
   return 8 + LETTER * rows.reduce((most, row) => Math.max(most, labelOf(row).length), 6);
 }
 
-/** Names and groups of the rows, as many as can be read.
- * @param {Layout} layout @param {readonly import("./rows.js").Row[]} rows
- * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors
- * @returns {Mark[]} */
+/** Names and groups of the rows, as many as can be read. @param {Layout} layout @param {readonly Row[]} rows @param
+ * {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors @returns
+ * {Mark[]} */
 function rowMarks(layout, rows, grouped, page) {
   const { shown, labels, gutter, pinned } = layout;
   if (!shown.length) return [];
@@ -91,9 +91,8 @@ function rowMarks(layout, rows, grouped, page) {
   return marks;
 }
 
-/** The axis of steps.
- * @param {Layout} layout @param {[number, number]} span @param {Record<string, string>} page
- * @param {import("../timeline/clock.js").Clock} [clock] what the ticks say @returns {Mark[]} */
+/** The axis of steps. @param {Layout} layout @param {[number, number]} span @param {Record<string, string>} page @param
+ * {Clock} [clock] what the ticks say @returns {Mark[]} */
 function stepMarks(layout, span, page, clock) {
   const { plot } = layout;
   const bottom = plot.y + plot.h;
@@ -110,10 +109,8 @@ function stepMarks(layout, span, page, clock) {
   });
 }
 
-/** The color bar, with values at its ticks.
- * @param {Layout} layout @param {import("../scale.js").Scale} scale
- * @param {import("../canvas/colors.js").Palette} palette @param {boolean} relative @param {Record<string, string>} page
- * @returns {Mark[]} */
+/** The color bar, with values at its ticks. @param {Layout} layout @param {Scale} scale @param {Palette} palette @param
+ * {boolean} relative @param {Record<string, string>} page @returns {Mark[]} */
 function barMarks(layout, scale, palette, relative, page) {
   const { bar } = layout;
   /** @type {Mark[]} */
@@ -140,10 +137,9 @@ function timesOf(decades) {
   return decades < 0 ? `\u00f7${text}` : `\u00d7${text}`;
 }
 
-/** What no scale holds.
- * @param {Layout} layout @param {string} about what the colors are of
- * @param {import("../canvas/colors.js").Palette} palette @param {Record<string, string>} page
- * @param {boolean} lumped whether NaN and infinities are one kind @returns {Mark[]} */
+/** What no scale holds. @param {Layout} layout @param {string} about what the colors are of @param {Palette} palette
+ * @param {Record<string, string>} page @param {boolean} lumped whether NaN and infinities are one kind @returns
+ * {Mark[]} */
 function legendMarks(layout, about, palette, page, lumped = false) {
   const y = layout.plot.y + layout.plot.h + 33;
   const entries = /** @type {[string, number, number | null][]} */ ([
@@ -173,14 +169,14 @@ const HATCH_PX = 6;
  * @property {Layout} layout
  * @property {[number, number]} span
  * @property {Grid} grid
- * @property {import("./grid.js").Painter} painter
- * @property {readonly import("./rows.js").Row[]} rows
+ * @property {Painter} painter
+ * @property {readonly Row[]} rows
  * @property {boolean} grouped
  * @property {boolean} relative
  * @property {string} words what the colors are of
  * @property {Record<string, string>} page colors
  * @property {boolean} lumped whether NaN and infinities are one kind
- * @property {import("../timeline/clock.js").Clock} [clock]
+ * @property {Clock} [clock]
  */
 
 /** All that stands around the cells. @param {Scene} scene */
@@ -197,8 +193,7 @@ export class Texture {
   canvas = document.createElement("canvas");
   #context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
 
-  /** Repaints cells.
-   * @param {Grid} grid @param {import("./grid.js").Painter} painter @param {[number, number]} cells */
+  /** Repaints cells. @param {Grid} grid @param {Painter} painter @param {[number, number]} cells */
   paint(grid, painter, [from, to]) {
     if (!grid.height) return;
     if (this.canvas.width !== grid.ring || this.canvas.height !== grid.height) {
@@ -226,9 +221,8 @@ export class Texture {
     return this.#hatched;
   }
 
-  /** Stretches the shown part to the plot.
-   * @param {CanvasRenderingContext2D} context @param {Scene} scene @param {number} ratio device pixels of a CSS pixel
-   */
+  /** Stretches the shown part to the plot. @param {CanvasRenderingContext2D} context @param {Scene} scene @param
+   * {number} ratio device pixels of a CSS pixel */
   blit(context, { layout, grid, span }, ratio) {
     const { plot } = layout;
     if (!grid.height) return;
@@ -245,9 +239,8 @@ export class Texture {
   }
 
   /** The hatches as lines of one width: drawn in the screen's pixels, for a stretched pattern shows stripes that mean
-   * nothing.
-   * @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "span">} scene
-   * @param {HTMLCanvasElement} like @param {number} ratio */
+   * nothing. @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "span">} scene @param
+   * {HTMLCanvasElement} like @param {number} ratio */
   #lines(cells, scene, like, ratio) {
     const canvas = Object.assign(document.createElement("canvas"), { width: like.width, height: like.height });
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -382,8 +375,7 @@ export function tableOf(heat) {
   return { columns: names, rows: found.reverse() };
 }
 
-/** What the values of a column are. @param {Heat} heat @param {import("../canvas/columns.js").Columns} columns
- * @param {number} i -1 is none */
+/** What the values of a column are. @param {Heat} heat @param {Columns} columns @param {number} i -1 is none */
 function headingOf(heat, columns, i) {
   if (i < 0 || columns.first(i) === columns.last(i)) return "value";
   return `${mergedAs(heat)} in steps ${count(columns.first(i))} to ${count(columns.last(i))}`;
@@ -395,7 +387,7 @@ export function mergedAs({ options }) {
 }
 
 /** The value of a cell; null if it was not captured.
- * @param {import("../canvas/columns.js").Columns} columns @param {number} i -1 is none @param {number} row */
+ * @param {Columns} columns @param {number} i -1 is none @param {number} row */
 export function cellValue(columns, i, row) {
   return i < 0 || columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
 }
@@ -406,8 +398,7 @@ export function shownValue(heat, value) {
   return heat.options.lumped && value !== null && !Number.isFinite(value) ? "NaN or Inf" : value;
 }
 
-/** @param {import("../canvas/columns.js").Columns} columns @param {number} row
- * @returns {[number | null, number | null]} */
+/** @param {Columns} columns @param {number} row @returns {[number | null, number | null]} */
 function extremes(columns, row) {
   let [low, high] = [Infinity, -Infinity];
   for (let i = 0; i < columns.length; i += 1) {

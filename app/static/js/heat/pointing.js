@@ -1,4 +1,3 @@
-// @ts-check
 /** The reader's pointer and keys on a heatmap: what is under them, one cursor with the other charts, picking, zooming. */
 import { Brush, movedBy } from "../canvas/chart.js";
 import { worse } from "../canvas/columns.js";
@@ -8,7 +7,11 @@ import { hideTip, showTip } from "../popup.js";
 import { cellValue, mergedAs, shownValue } from "./picture.js";
 import { boxOf, labelOf, pixelAt, ROW_PX, stepAt, xOf } from "./rows.js";
 
-/** @typedef {import("./picture.js").Scene} Scene */
+/** @import { Box } from "../canvas/chart.js"
+ * @import { Columns } from "../canvas/columns.js"
+ * @import { Heat, Screen } from "./heat.js"
+ * @import { Scene } from "./picture.js"
+ * @import { Page } from "../page.js" */
 
 /** @param {CanvasRenderingContext2D} pen @param {Pointing} pointing @param {Scene} scene */
 function drawCursor(pen, pointing, scene) {
@@ -36,9 +39,8 @@ function drawCursor(pen, pointing, scene) {
   outline(pen, scene, plot.x, box.y, plot.w, Math.max(2, box.h));
 }
 
-/** Light on dark and dark on light: seen on every color.
- * @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} x @param {number} y @param {number} w
- * @param {number} h */
+/** Light on dark and dark on light: seen on every color. @param {CanvasRenderingContext2D} pen @param {Scene} scene
+ * @param {number} x @param {number} y @param {number} w @param {number} h */
 function outline(pen, { page }, x, y, w, h) {
   pen.lineWidth = 3;
   pen.strokeStyle = page.card;
@@ -65,9 +67,8 @@ function drawStep(pen, { layout, span, page }, step, alpha) {
   pen.globalAlpha = 1;
 }
 
-/** A triangle at the picked layer.
- * @param {CanvasRenderingContext2D} pen @param {Pointing} pointing @param {Scene} scene
- * @param {number} row */
+/** A triangle at the picked layer. @param {CanvasRenderingContext2D} pen @param {Pointing} pointing @param {Scene}
+ * scene @param {number} row */
 function drawMark(pen, pointing, scene, row) {
   const place = row < 0 ? -1 : pointing.placeOf(row);
   if (place < 0) return;
@@ -193,8 +194,7 @@ export class Pointing {
   /** Where the reader points. @type {Point | null} */
   at = null;
 
-  /** @param {import("../page.js").Page} page @param {import("./heat.js").Heat} heat
-   * @param {import("./heat.js").Screen} screen */
+  /** @param {Page} page @param {Heat} heat @param {Screen} screen */
   constructor(page, heat, screen) {
     this.page = page;
     this.heat = heat;
@@ -269,8 +269,7 @@ export class Pointing {
     return this.screen.scene?.layout.shown.indexOf(row) ?? -1;
   }
 
-  /** Zooms to the steps and the rows in a box.
-   * @param {import("../canvas/chart.js").Box} box @param {boolean} wide @param {boolean} high */
+  /** Zooms to the steps and the rows in a box. @param {Box} box @param {boolean} wide @param {boolean} high */
   #zoom({ left, right, top, bottom }, wide, high) {
     const { scene } = this.screen;
     if (!scene) return;
@@ -328,8 +327,7 @@ export class Pointing {
   }
 }
 
-/** Describes a cell: the layer, the step, the value.
- * @param {import("./heat.js").Heat} heat @param {Point} point */
+/** Describes a cell: the layer, the step, the value. @param {Heat} heat @param {Point} point */
 export function wordsOf(heat, point) {
   const { columns, rows } = heat;
   const row = rows[point.row];
@@ -353,7 +351,7 @@ export function wordsOf(heat, point) {
   return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${step} \u00b7 ${said}${merged}${many}`;
 }
 
-/** @param {import("../canvas/columns.js").Columns} columns @param {number} i @param {number} step */
+/** @param {Columns} columns @param {number} i @param {number} step */
 function stepsOf(columns, i, step) {
   const [first, last] = [columns.first(i), columns.last(i)];
   const steps = stepWords(first, last);

@@ -1,16 +1,14 @@
-// @ts-check
 /** The rows of a heatmap, their groups and order, and its layout in CSS pixels. Pure. */
 import { badness, INFINITE, startOf } from "../canvas/columns.js";
 import { countOf } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
+/** @import { Columns } from "../canvas/columns.js" */
 
 /** @typedef {"fit" | "read"} Fit */
 /** @typedef {"model" | "value" | "change" | "bad"} Sort */
 
-/**
- * @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, label?:
- * string, type?: string, group: number}} Row
- */
+/** @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, label?:
+ * string, type?: string, group: number}} Row */
 /** @typedef {{name: string, from: number, to: number}} Group rows of the picture, the last one excluded */
 
 /** A row's name: the label of its tap without the kind. A row that is no tap has only a module.
@@ -33,9 +31,8 @@ export function blockOf(path, shared = 0) {
   return parts.slice(0, numbered >= 0 && numbered - shared <= 2 ? numbered + 1 : shared + 1).join(".");
 }
 
-/** Neighboring rows of one block; none if each row is a block of its own.
- * @param {readonly {module: string}[]} rows @param {ArrayLike<number>} order @param {number} [shared]
- * @returns {Group[]} */
+/** Neighboring rows of one block; none if each row is a block of its own. @param {readonly {module: string}[]} rows
+ * @param {ArrayLike<number>} order @param {number} [shared] @returns {Group[]} */
 export function groupsOf(rows, order, shared = 0) {
   /** @type {Group[]} */
   const groups = [];
@@ -67,8 +64,7 @@ export function startsOf(rows, pixels, alone = 0) {
   return starts;
 }
 
-/** The step at which each row first was not finite; Infinity if it always was finite.
- * @param {import("../canvas/columns.js").Columns} columns */
+/** The step at which each row first was not finite; Infinity if it always was finite. @param {Columns} columns */
 export function onsets(columns) {
   const found = new Float64Array(columns.rows).fill(Infinity);
   for (let place = columns.length - 1; place >= 0; place -= 1) {
@@ -81,7 +77,7 @@ export function onsets(columns) {
 }
 
 /** How bad each row's newest value is, and how much it changed over the window.
- * @param {import("../canvas/columns.js").Columns} columns @param {Sort} sort */
+ * @param {Columns} columns @param {Sort} sort */
 function keysOf(columns, sort) {
   const keys = new Float64Array(columns.rows).fill(-Infinity);
   if (!columns.length) return keys;
@@ -103,9 +99,8 @@ function changeOf(before, after) {
   return Math.abs(Math.log(Math.max(after, 1e-38) / Math.max(before, 1e-38)));
 }
 
-/** Rows in the order that is asked for: those of the model's order that stay equal keep it.
- * @param {number[]} shown rows, in the model's order @param {Sort} sort
- * @param {import("../canvas/columns.js").Columns | null} columns @returns {Int32Array} */
+/** Rows in the order that is asked for: those of the model's order that stay equal keep it. @param {number[]} shown
+ * rows, in the model's order @param {Sort} sort @param {Columns | null} columns @returns {Int32Array} */
 export function sorted(shown, sort, columns) {
   if (sort === "model" || columns === null) return Int32Array.from(shown);
   if (sort === "bad") {
@@ -124,10 +119,8 @@ const GUTTER = 7;
 const TOP = 4;
 
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
-/**
- * @typedef {{y: number, h: number, from: number, to: number}} Band pixel rows `from` to `to` of the grid are at y to y
- * + h
- */
+/** @typedef {{y: number, h: number, from: number, to: number}} Band pixel rows `from` to `to` of the grid are at y to y
+ * + h */
 
 /**
  * @typedef {object} Layout
@@ -150,11 +143,10 @@ function roomFor(height, pinned) {
   return Math.max(1, Math.floor(rest / ROW_PX));
 }
 
-/** @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first
- * @param {number} pinned @param {Fit} fit
- * @param {number} scrolled the first row after the pinned ones, if the rows are tall enough to read
- * @param {number} wanted how wide the names would like to be
- * @param {number} [density] device pixels of a CSS pixel, where they are fewer than one @returns {Layout} */
+/** @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first @param
+ * {number} pinned @param {Fit} fit @param {number} scrolled the first row after the pinned ones, if the rows are tall
+ * enough to read @param {number} wanted how wide the names would like to be @param {number} [density] device pixels of
+ * a CSS pixel, where they are fewer than one @returns {Layout} */
 export function layOut(width, height, order, pinned, fit, scrolled, wanted, density = 1) {
   const labels = Math.round(Math.min(230, wanted, Math.max(64, width * 0.22)));
   const bar = width < 560 ? 64 : 74;

@@ -1,4 +1,3 @@
-// @ts-check
 /** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. It is
  * painted once, and composed with its axes whenever the cursor moves. */
 import { Brush, CanvasChart, fitCanvas, pixelRatio } from "../canvas/chart.js";
@@ -12,20 +11,23 @@ import { colors } from "../theme.js";
 import { paint, STRIP } from "./paint.js";
 import { axisOf, say, shapeOf, stopsOf, tableOf } from "./shape.js";
 
+/** @import { Histograms } from "../answers.js"
+ * @import { Box } from "../canvas/chart.js"
+ * @import { Shape } from "./shape.js"
+ * @import { Page } from "../page.js" */
+
 const LEFT = 52;
 const BOTTOM = 16;
 const LETTERS = 11;
 
 /** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
 
-/** Where a value stands, in CSS pixels from the top.
- * @param {import("../scale.js").Scale} axis @param {number} value @param {Size} size */
+/** Where a value stands, in CSS pixels from the top. @param {Scale} axis @param {number} value @param {Size} size */
 function topOf(axis, value, { height, ratio }) {
   return STRIP / ratio + (1 - axis.place(value)) * (height - BOTTOM - (2 * STRIP) / ratio);
 }
 
-/** Draws the values on the left.
- * @param {CanvasRenderingContext2D} pen @param {import("../scale.js").Scale} axis @param {Size} size */
+/** Draws the values on the left. @param {CanvasRenderingContext2D} pen @param {Scale} axis @param {Size} size */
 function drawValues(pen, axis, size) {
   let free = Infinity;
   for (const value of ticks(axis, Math.max(2, Math.floor(size.height / 28)))) {
@@ -50,14 +52,12 @@ function drawCursor(pen, step, span, { width, height }) {
 
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
 
-/**
- * @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void,
- *   zoomed?: [number, number] | null}} Options `zoomed` is the zoom with which it begins
- */
+/** @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void, zoomed?:
+ * [number, number] | null}} Options `zoomed` is the zoom with which it begins */
 /** @typedef {{step: number, value: number}} Point */
 
 export class HistMap extends CanvasChart {
-  /** @type {import("./shape.js").Shape | null} */
+  /** @type {Shape | null} */
   shape = null;
   /** The first and the last step on the axis; null for all captured ones. @type {[number, number] | null} */
   span = null;
@@ -73,7 +73,7 @@ export class HistMap extends CanvasChart {
   #picture = null;
   #ratio = 1;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
+  /** @param {Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
   constructor(page, element, { title, height = 160, module, onOpen, zoomed = null }) {
     const keys = `Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`;
     super(page, element, { label: `${title}: histograms over steps. ${keys}`, name: "histmap", height });
@@ -93,7 +93,7 @@ export class HistMap extends CanvasChart {
     this.onClose(() => this.reset.remove(), ...changes);
   }
 
-  /** Shows one answer of `api/v1/histograms`. @param {import("../answers.js").Histograms} said
+  /** Shows one answer of `api/v1/histograms`. @param {Histograms} said
    * @param {[number, number] | null} [span] @param {Scale | null} [shared] */
   show(said, span = null, shared = null) {
     this.shape = shapeOf(said);
@@ -186,8 +186,7 @@ export class HistMap extends CanvasChart {
     this.brush.show(pen, { x: LEFT, y: 0, w: width - LEFT, h: height - BOTTOM });
   }
 
-  /** Zooms to what a box contains.
-   * @param {import("../canvas/chart.js").Box} box @param {boolean} wide @param {boolean} high */
+  /** Zooms to what a box contains. @param {Box} box @param {boolean} wide @param {boolean} high */
   #take({ left, right, top, bottom }, wide, high) {
     const canvas = this.canvas.getBoundingClientRect();
     const edge = canvas.left + LEFT;

@@ -1,11 +1,10 @@
-// @ts-check
 /** The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the
  * color. Pure. */
 import { colorOf } from "../canvas/colors.js";
 import { middleOf, pixelsOf } from "./shape.js";
-
-/** @typedef {import("../canvas/colors.js").Palette} Palette */
-/** @typedef {import("./shape.js").Shape} Shape */
+/** @import { Palette } from "../canvas/colors.js"
+ * @import { Shape } from "./shape.js"
+ * @import { Scale } from "../scale.js" */
 
 /** The colors reach from the first share to the second, by the logarithm. */
 export const SHARES = /** @type {const} */ ([1e-4, 0.25]);
@@ -19,9 +18,8 @@ export function levelOf(share) {
 }
 
 /** The bins of each row of pixels: the first, and the one after the last. Bins around zero share the rows of the band.
- * @param {Shape} shape @param {import("../scale.js").Scale} axis @param {number} rows
- * @returns {{from: Int32Array, to: Int32Array, band: [number, number], about: [number, number]}} `about`: the bins
- * that are summed up in the band */
+ * @param {Shape} shape @param {Scale} axis @param {number} rows @returns {{from: Int32Array, to: Int32Array, band:
+ * [number, number], about: [number, number]}} `about`: the bins that are summed up in the band */
 export function rowsOf(shape, axis, rows) {
   const [from, to] = [new Int32Array(rows).fill(-1), new Int32Array(rows).fill(-1)];
   const row = (/** @type {number} */ value) => (1 - axis.place(value)) * rows;
@@ -50,10 +48,9 @@ export function rowsOf(shape, axis, rows) {
 }
 
 /** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the
- * edges.
- * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape
- * @param {import("../scale.js").Scale} axis @param {[number, number]} span first and last step @param {Palette} palette
- * @param {number} empty the color of empty cells */
+ * edges. @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape @param {Scale}
+ * axis @param {[number, number]} span first and last step @param {Palette} palette @param {number} empty the color of
+ * empty cells */
 export function paint(pixels, width, height, shape, axis, span, palette, empty) {
   const inner = height - 2 * STRIP;
   const rows = rowsOf(shape, axis, inner);

@@ -1,4 +1,3 @@
-// @ts-check
 /** One layer's histograms as lines: ridges, the newest in front, or the bars of one step. Values to the right. */
 import { CanvasChart, penOf } from "../canvas/chart.js";
 import { cssOf, tableOf } from "../canvas/colors.js";
@@ -10,22 +9,27 @@ import { colors } from "../theme.js";
 import { rowsOf, SHARES } from "./paint.js";
 import { axisOf, columnAt, columnOf, tableOf as numbersOf, say, shapeOf, stepsOf } from "./shape.js";
 
+/** @import { Histograms } from "../answers.js"
+ * @import { Shape } from "./shape.js"
+ * @import { Page } from "../page.js"
+ * @import { Scale } from "../scale.js" */
+
 const RIDGES = 12;
 const PLACES = 100; // that the arrow keys visit on the axis
 const BOTTOM = 16;
 const FONT = "10.5px system-ui, sans-serif";
 
 export class HistProfile extends CanvasChart {
-  /** @type {import("./shape.js").Shape | null} */
+  /** @type {Shape | null} */
   shape = null;
-  /** @type {import("../scale.js").Scale | null} */
+  /** @type {Scale | null} */
   axis = null;
-  /** @type {import("../scale.js").Scale | null} */
+  /** @type {Scale | null} */
   shared = null;
   /** The place of the cursor on the axis, from 0 to 1. */
   #at = 0.5;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element
+  /** @param {Page} page @param {HTMLElement} element
    * @param {{title: string, height: number, mode: string, onOpen?: (step: number | null) => void}} options */
   constructor(page, element, { title, height, mode, onOpen }) {
     const what = mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front";
@@ -38,8 +42,7 @@ export class HistProfile extends CanvasChart {
     this.canvas.addEventListener("click", () => this.enter());
   }
 
-  /** @param {import("../answers.js").Histograms} said @param {[number, number] | null} _span
-   * @param {import("../scale.js").Scale | null} [shared] */
+  /** @param {Histograms} said @param {[number, number] | null} _span @param {Scale | null} [shared] */
   show(said, _span, shared = null) {
     this.shape = shapeOf(said);
     this.shared = shared;
@@ -205,9 +208,8 @@ function ridge(pen, heights, base, tall, color, full) {
 
 const FLOOR = SHARES[0] / 10;
 
-/** Heights of 0 to 1 by the logarithm of the share, from low values to high ones.
- * @param {import("./shape.js").Shape} shape @param {import("../scale.js").Scale} axis @param {number} column
- * @param {number} width @returns {Float32Array} */
+/** Heights of 0 to 1 by the logarithm of the share, from low values to high ones. @param {Shape} shape @param {Scale}
+ * axis @param {number} column @param {number} width @returns {Float32Array} */
 export function heightsOf(shape, axis, column, width) {
   const { from, to, band, about } = rowsOf(shape, axis, width);
   const start = column * shape.bins;

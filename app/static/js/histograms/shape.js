@@ -1,11 +1,12 @@
-// @ts-check
 /** Histograms over steps as the page has them, their axis, and what lies at a place in words. Pure. */
 import { count, number, percent, stepWords } from "../format.js";
 import { countOf, Scale } from "../scale.js";
+/** @import { Histograms, Tap } from "../answers.js"
+ * @import { Stops } from "../canvas/columns.js" */
 
 /**
  * @typedef {object} Shape
- * @property {import("../answers.js").Tap} tap
+ * @property {Tap} tap
  * @property {number} columns
  * @property {number} bins
  * @property {Float64Array} first steps of the columns
@@ -19,7 +20,7 @@ import { countOf, Scale } from "../scale.js";
  * @property {Float64Array} positive infinities
  */
 
-/** @param {import("../answers.js").Histograms} said @returns {Shape} */
+/** @param {Histograms} said @returns {Shape} */
 export function shapeOf(said) {
   const [columns, bins] = [said.first_step.length, Math.max(0, said.edges.length - 1)];
   const counts = new Float64Array(columns * bins);
@@ -68,7 +69,7 @@ export function pixelsOf({ first, ends }, column, width, span) {
 }
 
 /** The columns of a picture. @param {{first: Float64Array, last: Float64Array, columns: number}} shape
- * @returns {import("../canvas/columns.js").Stops} */
+ * @returns {Stops} */
 export function stopsOf({ first, last, columns }) {
   return { find: (step) => countOf(columns, (column) => first[column] <= step) - 1, last: (column) => last[column] };
 }
@@ -91,8 +92,7 @@ const SMALL = 0.005; // of the nonzero values: the share that may lie in the ban
 const MAX_DECADES = 12;
 
 /** What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about
- * zero.
- * @param {Shape[]} shapes @returns {{small: number, negative: number, positive: number}} */
+ * zero. @param {Shape[]} shapes @returns {{small: number, negative: number, positive: number}} */
 export function extentOf(shapes) {
   /** @type {[number, number][]} */
   const masses = [];
@@ -160,8 +160,7 @@ export function stepsOf({ first, last }, column) {
   return stepWords(first[column], last[column]);
 }
 
-/** @param {Shape} shape @param {import("../scale.js").Scale} axis @param {{step: number, value: number}} at
- * @returns {string} lines */
+/** @param {Shape} shape @param {Scale} axis @param {{step: number, value: number}} at @returns {string} lines */
 export function say(shape, axis, { step, value }) {
   const column = columnAt(shape, step);
   if (column < 0) return `step ${count(step)}\nnot captured`;
@@ -177,8 +176,7 @@ export function say(shape, axis, { step, value }) {
   return lines.join("\n");
 }
 
-/** @param {Shape} shape @param {number} column @param {import("../scale.js").Scale} axis @param {number} value
- * @param {number} total */
+/** @param {Shape} shape @param {number} column @param {Scale} axis @param {number} value @param {number} total */
 function lineOf(shape, column, axis, value, total) {
   const start = column * shape.bins;
   const told = (/** @type {string} */ where, /** @type {number} */ held) =>

@@ -1,4 +1,3 @@
-// @ts-check
 /** The tiles of the Histograms page: which layers, in which order. Only those in view have a canvas and are requested,
  * up to 50 at a time. */
 import { get, getAll, numberOf } from "../api.js";
@@ -12,7 +11,9 @@ import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
 import { axisOf, barsOf, shapeOf } from "./shape.js";
 
-/** @typedef {import("../answers.js").Histograms} Histograms */
+/** @import { Histograms } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { Scale } from "../scale.js" */
 
 /**
  * @typedef {object} Layer
@@ -96,9 +97,8 @@ export async function layersOf(run, kind, modules, steps, signal) {
   });
 }
 
-/** Sets each layer's drift over the shown steps.
- * @param {string} run @param {string} kind @param {[number, number] | null} span @param {Layer[]} layers @param
- * {AbortSignal} signal */
+/** Sets each layer's drift over the shown steps. @param {string} run @param {string} kind @param {[number, number] |
+ * null} span @param {Layer[]} layers @param {AbortSignal} signal */
 export async function addDrift(run, kind, span, layers, signal) {
   const [from, to] = span ?? [];
   const said = await get("heatmap", { run, kind, stat: "rms", columns: DRIFT_COLUMNS, rows: ROWS, from, to }, signal);
@@ -120,10 +120,8 @@ const BINS = 112;
 const PAUSE = { min: 60, max: 2000, share: 1 };
 const HEIGHTS = /** @type {Record<string, number>} */ ({ s: 84, m: 128, l: 210 });
 
-/**
- * @typedef {{layer: Layer, element: HTMLElement, name: HTMLElement, plot: HTMLElement,
- *   map: HistMap | HistProfile | null, zoomed: [number, number] | null}} Tile
- * `zoomed` are the values between which the reader zoomed in */
+/** @typedef {{layer: Layer, element: HTMLElement, name: HTMLElement, plot: HTMLElement, map: HistMap | HistProfile |
+ * null, zoomed: [number, number] | null}} Tile `zoomed` are the values between which the reader zoomed in */
 
 export class Wall {
   /** @type {Tile[]} */
@@ -137,12 +135,12 @@ export class Wall {
   #at = 0;
   /** @type {Map<Element, Tile>} */
   #byElement = new Map();
-  /** Shared by all tiles; null if each has its own. @type {import("../scale.js").Scale | null} */
+  /** Shared by all tiles; null if each has its own. @type {Scale | null} */
   axis = null;
   /** @type {[number, number] | null} */
   span = null;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element */
+  /** @param {Page} page @param {HTMLElement} element */
   constructor(page, element) {
     this.page = page;
     this.element = element;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The form of capture settings: previews a change, sends it to the trainer, reports the outcome, and undoes it. */
 import { send } from "../api.js";
 import { byId } from "../dom.js";
@@ -6,10 +5,11 @@ import { count, counted } from "../format.js";
 import { applied, eventsNow } from "../live/news.js";
 import { toast } from "../popup.js";
 
-/** The modules that patterns would select: those in `paths` if `fits`, else all others.
- * @typedef {{fits: boolean, paths: string[], modules: number, selected: number, problem: string, is_malformed: boolean,
- *   include: string[], exclude: string[], blocked: string}} Preview
- * @typedef {{paths: string[], whole: boolean, on: boolean}} Switch */
+/** @import { Page } from "../page.js" */
+
+/** The modules that patterns would select: those in `paths` if `fits`, else all others. @typedef {{fits: boolean,
+ * paths: string[], modules: number, selected: number, problem: string, is_malformed: boolean, include: string[],
+ * exclude: string[], blocked: string}} Preview @typedef {{paths: string[], whole: boolean, on: boolean}} Switch */
 
 const TYPED_MS = 150;
 const NAMES = /** @type {const} */ (["every", "budget", "include", "exclude"]);
@@ -34,9 +34,8 @@ export class Capture {
     this.#know = resolve;
   });
 
-  /** @param {import("../page.js").Page} page @param {HTMLFormElement} form
-   * @param {{drafted: () => void, obeyed: () => void}} tell called when the form changes, and when a change is
-   * applied */
+  /** @param {Page} page @param {HTMLFormElement} form @param {{drafted: () => void, obeyed: () => void}} tell called
+   * when the form changes, and when a change is applied */
   constructor(page, form, tell) {
     this.page = page;
     this.form = form;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The lists of the Hooks page: its modules as a tree, the inventory of hooks, and the rules with their forms. */
 import { get, getAll, send } from "../api.js";
 import { Card } from "../card.js";
@@ -12,11 +11,13 @@ import { visit } from "../timeline/links.js";
 import { ROOT } from "../vocabulary.js";
 import { nodesOf } from "./rows.js";
 import { Tree } from "./tree.js";
+/** @import { Capture } from "./capture.js"
+ * @import { Row } from "./rows.js"
+ * @import { Column } from "./tree.js"
+ * @import { Page } from "../page.js" */
 
-/**
- * @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string,
- * calls: number,
- *   values: number, hooks: number}} Seen */
+/** @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string,
+ * calls: number, values: number, hooks: number}} Seen */
 
 /** @param {string} run @param {{from?: number, to?: number}} steps of the values @param {AbortSignal} signal
  * @returns {Promise<Seen[]>} */
@@ -24,19 +25,17 @@ export async function load(run, steps, signal) {
   return /** @type {any} */ (await get(`runs/${encodeURIComponent(run)}/module-rows`, steps, signal));
 }
 
-/** A column of counts, of which zeros are left out.
- * @param {"calls" | "values" | "hooks"} key @param {string} title @param {number} width @param {string} help
- * @returns {import("./tree.js").Column} */
+/** A column of counts, of which zeros are left out. @param {"calls" | "values" | "hooks"} key @param {string} title
+ * @param {number} width @param {string} help @returns {Column} */
 function counts(key, title, width, help) {
   const value = (/** @type {Seen} */ module) => module[key];
   return { key, title, width, number: true, value, words: (many) => (many ? count(many) : ""), rank: value, help };
 }
 
-/** @param {import("../page.js").Page} page @param {HTMLElement} figure
- * @param {import("./capture.js").Capture | null} capture */
+/** @param {Page} page @param {HTMLElement} figure @param {Capture | null} capture */
 export function makeTree(page, figure, capture) {
   const place = /** @type {HTMLElement} */ (figure.querySelector("#tree"));
-  /** @type {import("./tree.js").Column[]} */
+  /** @type {Column[]} */
   const columns = [
     { key: "type", title: "Type", width: 140, value: ({ type }) => type },
     {
@@ -62,7 +61,7 @@ export function makeTree(page, figure, capture) {
       paint: (cell, _module, row) => paintBox(cell, row),
     });
 
-  /** @param {HTMLElement} cell @param {import("./tree.js").Row} row */
+  /** @param {HTMLElement} cell @param {Row} row */
   function paintBox(cell, row) {
     if (!cell.firstChild) cell.append(h("button", { type: "button", role: "checkbox", class: "box", tabindex: "-1" }));
     const box = /** @type {HTMLElement} */ (cell.firstChild);
@@ -74,14 +73,14 @@ export function makeTree(page, figure, capture) {
     box.onclick = () => flip(row);
   }
 
-  /** @param {import("./tree.js").Row} row */
+  /** @param {Row} row */
   function stateOf({ node, expanded }) {
     const members = (expanded === false ? nodesOf([node]) : [node]).flatMap((each) => each.members);
     const on = members.filter(({ path }) => capture?.watches(path)).length;
     return on === members.length ? "true" : on ? "mixed" : "false";
   }
 
-  /** @param {import("./tree.js").Row} row */
+  /** @param {Row} row */
   async function flip(row) {
     if (!capture) return;
     await capture.known; // a switch before that would go the wrong way
@@ -109,7 +108,7 @@ export function makeTree(page, figure, capture) {
 
 const PATIENCE_MS = 20_000;
 
-/** @param {import("../page.js").Page} page @param {() => Promise<void>} show */
+/** @param {Page} page @param {() => Promise<void>} show */
 export function startInventory(page, show) {
   const button = document.getElementById("stock");
   if (!button) return;
@@ -130,7 +129,7 @@ export function startInventory(page, show) {
   });
 }
 
-/** @param {import("../page.js").Page} page @param {number} number */
+/** @param {Page} page @param {number} number */
 async function isDone(page, number) {
   const until = performance.now() + PATIENCE_MS;
   do {
@@ -149,7 +148,7 @@ export async function hooksOf(run) {
   return (await getAll("hooks", { run, limit: MAX_PAGE })).flatMap(({ hooks }) => hooks);
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 export function startFiles(page) {
   for (const format of /** @type {const} */ (["csv", "json"])) {
     byId(`hooks-${format}`).addEventListener("click", async (/** @type {Event} */ event) => {

@@ -1,4 +1,3 @@
-// @ts-check
 /** From a list of modules to the shown rows of a tree: grown by path, folded, filtered, and sorted. Pure. */
 
 /** @typedef {{path: string, type?: string, parent?: string | null}} Module */
@@ -122,19 +121,15 @@ function backwards(roots) {
   return nodesOf(roots).reverse();
 }
 
-/**
- * @typedef {{node: Node, level: number, place: number, siblings: number, expanded: boolean | null, matches: boolean}}
- * Row
- */
+/** @typedef {{node: Node, level: number, place: number, siblings: number, expanded: boolean | null, matches: boolean}}
+ * Row */
 
-/** What is shown of a tree. Where it is sorted it is a plain list.
- * @typedef {{closed: Set<string>, test: (module: Module) => boolean, sort: {value: (node: Node) => unknown,
- * descending: boolean} | null}} View */
+/** What is shown of a tree. Where it is sorted it is a plain list. @typedef {{closed: Set<string>, test: (module:
+ * Module) => boolean, sort: {value: (node: Node) => unknown, descending: boolean} | null}} View */
 
 /** The worst member of each node and all below it: that with the largest rank. Where no rank is above -Infinity it is
- * its own first.
- * @param {Node[]} roots @param {(module: Module) => number} rank @returns {Map<Node, {module: Module, rank: number}>}
- */
+ * its own first. @param {Node[]} roots @param {(module: Module) => number} rank @returns {Map<Node, {module: Module,
+ * rank: number}>} */
 export function worstBelow(roots, rank) {
   /** @type {Map<Node, {module: Module, rank: number}>} */
   const worst = new Map();
@@ -218,8 +213,7 @@ function listRows(roots, matching, { value, descending }) {
 }
 
 /** Numbers by their size and words by the alphabet; NaN is larger than every number, and what is missing comes last
- * either way.
- * @param {unknown} one @param {unknown} two @param {boolean} descending */
+ * either way. @param {unknown} one @param {unknown} two @param {boolean} descending */
 export function compare(one, two, descending = false) {
   const missing = Number(isMissing(one)) - Number(isMissing(two));
   if (missing || isMissing(one)) return missing;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The modules as a tree that one can walk: as many rows in the page as can be seen, however many there are. The
  * state's `sort` (a column, or -column), `fold` and `f` are read where the page has them. */
 import { h, makeButton, penLike, write } from "../dom.js";
@@ -7,6 +6,9 @@ import { count, counted } from "../format.js";
 import { cut } from "../paths.js";
 import { ROOT } from "../vocabulary.js";
 import { closedBut, fold, grow, nodesOf, rowsOf, worstBelow } from "./rows.js";
+
+/** @import { Module, Node, Row } from "./rows.js"
+ * @import { Page } from "../page.js" */
 
 const ROW_PX = 28;
 const NAME_PX = 220; // of the first column, at least
@@ -224,8 +226,7 @@ class Tools {
     );
   }
 
-  /** @param {Column} column @param {number} place
-   * @param {{column: Column, descending: boolean} | null} sort */
+  /** @param {Column} column @param {number} place @param {{column: Column, descending: boolean} | null} sort */
   heading(column, place, sort) {
     const own = sort?.column.key === column.key ? sort : null;
     const { state } = this.tree.page;
@@ -261,12 +262,6 @@ class Tools {
 const AROUND = 6; // rows above and below those that can be seen
 
 /**
- * @typedef {import("./rows.js").Module} Module
- * @typedef {import("./rows.js").Node} Node
- * @typedef {import("./rows.js").Row} Row
- */
-
-/**
  * @typedef {object} Column
  * @property {string} key
  * @property {string} title
@@ -299,7 +294,7 @@ export class Tree {
   active = -1;
   first = { pen: penLike(document.body), width: 0 }; // the column of names
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element what is in it stands for the tree until now
+  /** @param {Page} page @param {HTMLElement} element what is in it stands for the tree until now
    * @param {Options} options */
   constructor(page, element, options) {
     this.page = page;

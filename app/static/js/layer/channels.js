@@ -1,4 +1,3 @@
-// @ts-check
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
 import { get, numberOf, send } from "../api.js";
 import { bitsOf } from "../canvas/columns.js";
@@ -13,8 +12,9 @@ import { toast } from "../popup.js";
 import { percentiles } from "../scale.js";
 import { shortOf } from "./plan.js";
 
-/** @typedef {import("../answers.js").Channels} Channels */
-/** @typedef {import("../answers.js").Tap} Tap */
+/** @import { Channels, Tap } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { Kind } from "../scale.js" */
 
 /** How many channels a row stands for. @param {Channels} said */
 function groupOf({ channel, channels }) {
@@ -47,10 +47,9 @@ export function orderOf({ values }, sort, column) {
 
 const WIDE = 20; // times: then the colors follow the logarithm
 
-/** The scale of the colors. @param {Channels} said @param {string} chosen "" is automatic
- * @returns {import("../scale.js").Kind} */
+/** The scale of the colors. @param {Channels} said @param {string} chosen "" is automatic @returns {Kind} */
 export function kindOf({ values }, chosen) {
-  if (chosen) return /** @type {import("../scale.js").Kind} */ (chosen);
+  if (chosen) return /** @type {Kind} */ (chosen);
   const numbers = values.flat().map(numberOf);
   const [low, high] = percentiles(numbers, "log");
   return high / low > WIDE && !numbers.some((value) => value < 0) ? "log" : "linear";
@@ -81,7 +80,7 @@ export class ChannelView {
   /** The probe that the picture is of. */
   #drawn = "";
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.card = byId("channels");
@@ -149,7 +148,7 @@ export class ChannelView {
     this.picker.value = this.tap?.label ?? "";
   }
 
-  /** @param {import("../answers.js").Channels} said */
+  /** @param {Channels} said */
   #show(said) {
     const { heat } = this;
     const { first_step: first, last_step: last, values } = said;
@@ -190,9 +189,8 @@ function nameOf(tap) {
   return `${shortOf(tap)}${tap.call ? ` call ${tap.call}` : ""}`;
 }
 
-/** The button that turns the capture of a module's channels on and off while the training runs.
- * @param {import("../page.js").Page} page @param {string} pattern that matches the module alone
- * @returns {() => Promise<void>} looks at the setting */
+/** The button that turns the capture of a module's channels on and off while the training runs. @param {Page} page
+ * @param {string} pattern that matches the module alone @returns {() => Promise<void>} looks at the setting */
 function startSwitch(page, pattern) {
   const [place, button, told] = [byId("channel-switch"), byId("capture-channels"), byId("channel-told")];
   const run = /** @type {string} */ (page.run);

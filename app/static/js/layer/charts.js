@@ -1,4 +1,3 @@
-// @ts-check
 /** The charts of a module, and the series that they show. */
 import { get } from "../api.js";
 import { byId, h } from "../dom.js";
@@ -10,8 +9,10 @@ import { PlannedCharts } from "../plot/plot.js";
 import { leadOf } from "../plot/thin.js";
 import { linesOf } from "./plan.js";
 
-/** @typedef {import("./plan.js").Plan} Plan */
-/** @typedef {import("../answers.js").Series} Series */
+/** @import { Series } from "../answers.js"
+ * @import { Plan } from "./plan.js"
+ * @import { Page } from "../page.js"
+ * @import { Line } from "../plot/thin.js" */
 
 const SMOOTH_POINTS = 4000; // smoothing needs unmerged points
 
@@ -22,7 +23,7 @@ export class SeriesFeed extends CurveFeed {
   asks = [];
   #merged = false;
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     super(
       page,
@@ -44,7 +45,7 @@ export class SeriesFeed extends CurveFeed {
     this.load();
   }
 
-  /** @param {number | null} tap @param {string} stat @returns {import("../plot/thin.js").Line | null} */
+  /** @param {number | null} tap @param {string} stat @returns {Line | null} */
   find(tap, stat) {
     return this.curves.get(`${tap} ${stat}`)?.line(stat) ?? null;
   }
@@ -73,7 +74,7 @@ export class SeriesFeed extends CurveFeed {
 
 /** @extends {PlannedCharts<Plan>} */
 export class Charts extends PlannedCharts {
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     super(page, byId("charts"), (plan) => ({
       y: plan.y,

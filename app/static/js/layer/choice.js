@@ -1,11 +1,11 @@
-// @ts-check
 /** The choices of the Layer page: which module, which of its tensors, and the keys for both. */
 import { reach } from "../api.js";
 import { byId, h } from "../dom.js";
 import { Refresh } from "../live/refresh.js";
 import { tensorOf } from "./plan.js";
 
-/** @typedef {import("./plan.js").Tap} Tap */
+/** @import { Tap } from "./plan.js"
+ * @import { Page } from "../page.js" */
 
 /** @type {Record<string, (tap: Tap) => string>} */
 const VALUES = { index: (tap) => tap.index, call: (tap) => String(tap.call), phase: (tap) => tap.phase };
@@ -16,7 +16,7 @@ export const WORDS = {
   phase: (value) => ({ train: "training", eval: "evaluation" })[value] ?? value,
 };
 
-/** @param {import("../page.js").Page} page @param {() => Tap[]} taps @returns {() => void} shows what there is now */
+/** @param {Page} page @param {() => Tap[]} taps @returns {() => void} shows what there is now */
 export function startPickers(page, taps) {
   for (const name of Object.keys(VALUES))
     select(name).addEventListener("change", () => page.state.set({ [name]: select(name).value }));
@@ -45,7 +45,7 @@ function fill(name, taps, value, never) {
   byId(`${name}-label`).hidden = never || values.length < 2;
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 export function addKeys(page) {
   for (const [key, id, words] of [
     ["j", "next", "next layer"],
@@ -72,8 +72,7 @@ export function addressOf(other, here) {
   return to.href;
 }
 
-/** Chooses the next option of a list. @param {import("../page.js").Page} page @param {string} name of the list
- * @param {string} label */
+/** Chooses the next option of a list. @param {Page} page @param {string} name of the list @param {string} label */
 function turn(page, name, label) {
   const list = /** @type {HTMLSelectElement} */ (document.querySelector(`#layer-tools select[name=${name}]`));
   const options = [...list.options];
@@ -85,7 +84,7 @@ function turn(page, name, label) {
 const MIN_MS = 150;
 const RENEWED = ["found", "problem", "choice"];
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 export function startChoice(page) {
   if (!document.getElementById("choice")) return;
   const refresh = new Refresh(

@@ -1,4 +1,3 @@
-// @ts-check
 /** Histograms over steps of a module's tensors. */
 import { get } from "../api.js";
 import { Card } from "../card.js";
@@ -8,7 +7,8 @@ import { MAX_HISTOGRAM_COLUMNS } from "../limits.js";
 import { failedWords, Refresh } from "../live/refresh.js";
 import { shortOf } from "./plan.js";
 
-/** @typedef {import("./plan.js").Tap} Tap */
+/** @import { Tap } from "./plan.js"
+ * @import { Page } from "../page.js" */
 
 const MIN_MS = 2000;
 const COLUMNS = 240;
@@ -20,7 +20,7 @@ export class Distributions {
   /** @type {Shown[]} */
   #shown = [];
 
-  /** @param {import("../page.js").Page} page @param {string} module */
+  /** @param {Page} page @param {string} module */
   constructor(page, module) {
     this.page = page;
     this.module = module;

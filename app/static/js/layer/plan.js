@@ -1,19 +1,15 @@
-// @ts-check
 /** The charts of a module by its captured tensors, and the server's answers as their lines. Pure. */
 import { kindWords } from "../format.js";
+/** @import { YAxis } from "../plot/lines.js"
+ * @import { Line } from "../plot/thin.js" */
 
 /** @typedef {(tap: number | null, stat: string) => Line | null} Find */
 
 /** @typedef {{number: number | null, kind: string, index: string, call: number, phase: string, label: string}} Tap */
-/**
- * @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever
- * there is
- */
+/** @typedef {{kind: string, index: string, call: string, phase: string}} Choice what the address says; "" is whatever
+ * there is */
 /** @typedef {{tap: Tap, name: string, make: string}} Part one line, or several, of a chart: see `linesOf` */
-/**
- * @typedef {{id: string, title: string, y: import("../plot/lines.js").YAxis, stats: string[], parts: Part[]}} Plan a
- * chart
- */
+/** @typedef {{id: string, title: string, y: YAxis, stats: string[], parts: Part[]}} Plan a chart */
 
 export const QUANTILES = ["p1", "p5", "p25", "p50", "p75", "p95", "p99"];
 const SHARES = ["zero_fraction", "nan", "inf", "count"];
@@ -139,8 +135,6 @@ function wordOf(tap) {
   const word = shortOf(tap);
   return word[0].toUpperCase() + word.slice(1);
 }
-
-/** @typedef {import("../plot/thin.js").Line} Line */
 
 /** @param {Plan} plan @param {Find} find @returns {Line[]} */
 export function linesOf(plan, find) {

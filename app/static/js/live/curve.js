@@ -1,11 +1,11 @@
-// @ts-check
 /** Curves over steps: loaded whole at first, then only new points while the page follows. */
 import { numberOf } from "../api.js";
 import { Emitter } from "../state.js";
 import { Refresh } from "./refresh.js";
 
-/** @typedef {import("../plot/thin.js").Line} Line */
-/** @typedef {import("../answers.js").Series} Series */
+/** @import { Series } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { Line } from "../plot/thin.js" */
 
 /** Keys of a series, as docs/http-api.md names them. */
 const VALUES = /** @type {const} */ (["mean", "min", "max"]);
@@ -14,7 +14,7 @@ export class Curve {
   /** @type {{first: number[], last: number[], mean: number[], min: number[], max: number[], nonfinite: number[]}} */
   #points = empty();
 
-  /** @param {import("../answers.js").Series} series @param {boolean} whole whether it replaces everything */
+  /** @param {Series} series @param {boolean} whole whether it replaces everything */
   take(series, whole) {
     if (whole) this.#points = empty();
     const points = this.#points;
@@ -56,15 +56,14 @@ export class Curve {
   }
 }
 
-/** The line of one of several series; null if it isn't among them.
- * @param {readonly import("../answers.js").Series[]} found @param {string} name @param {number | null} [tap]
- * @returns {Line | null} */
+/** The line of one of several series; null if it isn't among them. @param {readonly Series[]} found @param {string}
+ * name @param {number | null} [tap] @returns {Line | null} */
 export function lineIn(found, name, tap = null) {
   const series = found.find((each) => each.name === name && (each.tap?.number ?? null) === tap);
   return series ? lineOf(series) : null;
 }
 
-/** @param {import("../answers.js").Series} series */
+/** @param {Series} series */
 export function lineOf(series) {
   const curve = new Curve();
   curve.take(series, true);
@@ -94,10 +93,9 @@ export class CurveFeed extends Emitter {
   /** The loaded steps; null if everything must be loaded. @type {[number, number] | null} */
   loaded = null;
 
-  /** @param {import("../page.js").Page} page
-   * @param {(range: Range, signal: AbortSignal) => Promise<{series: Series[]}>[]} request the shown curves, for some
-   * steps
-   * @param {(series: Series) => string} keyOf @param {{min: number, share?: number}} pause as in Refresh */
+  /** @param {Page} page @param {(range: Range, signal: AbortSignal) => Promise<{series: Series[]}>[]} request the shown
+   * curves, for some steps @param {(series: Series) => string} keyOf @param {{min: number, share?: number}} pause as in
+   * Refresh */
   constructor(page, request, keyOf, pause) {
     super();
     this.page = page;

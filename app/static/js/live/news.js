@@ -1,16 +1,16 @@
-// @ts-check
 /** The socket's news about runs, and waiting until the trainer applies or refuses a command. */
 import { get } from "../api.js";
 import { MAX_PAGE } from "../limits.js";
 
-/** @typedef {import("../answers.js").RunNews} RunNews */
+/** @import { RunNews } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { Emitter } from "../state.js" */
 
 const MAX_MS = 5000; // while the socket is away
 
 /** Resolves when the run has other news than steps, such as an event, a snapshot, or a command that its trainer has
- * received. Call it before the request whose answer the news may change.
- * @param {{events: import("../state.js").Emitter<any>}} page @param {number} [ms] the longest wait
- * @returns {Promise<void>} */
+ * received. Call it before the request whose answer the news may change. @param {{events: Emitter<any>}} page @param
+ * {number} [ms] the longest wait @returns {Promise<void>} */
 export function nextNews(page, ms = MAX_MS) {
   return new Promise((done) => {
     const end = () => {
@@ -34,11 +34,10 @@ export async function eventsNow(run) {
   return (await get("events", { run, limit: 1 })).next;
 }
 
-/** Throws if the trainer refused the command, or if the run ended before it.
- * @param {Pick<import("../page.js").Page, "run" | "events">} page
- * @param {{number: number, names: string[], from: number}} command its number, the settings that it changes, and
- * how many events there were before it was sent
- * @param {(why: string) => void} wait called with the reason for a longer wait */
+/** Throws if the trainer refused the command, or if the run ended before it. @param {Pick<Page, "run" | "events">} page
+ * @param {{number: number, names: string[], from: number}} command its number, the settings that it changes, and how
+ * many events there were before it was sent @param {(why: string) => void} wait called with the reason for a longer
+ * wait */
 export async function applied(page, { number, names, from }, wait) {
   const { run } = page;
   const missing = new Set(names);

@@ -1,4 +1,3 @@
-// @ts-check
 /** The parts of a page that the server renders, also when something has changed: requested while they are in view, and
  * put in place with as few changes as possible, so that focus, scroll position, open details, and typed text stay. */
 import { ApiError, notePartial, numberOf, reach } from "../api.js";
@@ -6,6 +5,8 @@ import { byId, onClick, reveal, write } from "../dom.js";
 import { number } from "../format.js";
 import { prefs } from "../prefs.js";
 import { Refresh } from "./refresh.js";
+
+/** @import { Page } from "../page.js" */
 
 /** Attributes that the reader changes and the server doesn't know. */
 const READERS = new Set(["open", "data-busy"]);
@@ -67,7 +68,7 @@ export class Parts {
   /** Outdated parts, each with the change that made it so. @type {Map<HTMLElement, object>} */
   #old = new Map();
 
-  /** @param {import("../page.js").Page} page @param {string} place of the address: "" is the overview
+  /** @param {Page} page @param {string} place of the address: "" is the overview
    * @param {{root?: ParentNode, query?: () => string} & ConstructorParameters<typeof Refresh>[1]} [how] what the
    *   parts are in, the query of their address, and how often they are requested */
   constructor(page, place, { root = byId("main"), query = () => location.search, ...how } = {}) {
@@ -170,7 +171,7 @@ export class Parts {
 }
 
 /** Handles clicks on links with `data-set` (`name=value`): they change the page's state, not the address of the page.
- * @param {import("../page.js").Page} page @param {(name: string) => unknown} [then] */
+ * @param {Page} page @param {(name: string) => unknown} [then] */
 export function listenToLinks(page, then = () => {}) {
   onClick("[data-set]", (link, event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;

@@ -1,4 +1,3 @@
-// @ts-check
 /** Keeps something up to date: the one throttle of all pages, and what a chart says if it fails. */
 
 /** Whether a request that failed is worth repeating: the server didn't answer, or failed itself.

@@ -1,11 +1,9 @@
-// @ts-check
 /** The page's one live connection: subscriptions on a WebSocket that reconnects by itself. docs/live.md has the table
  * of bytes of its binary frames. */
 import { MAX_ID } from "../limits.js";
 import { Emitter } from "../state.js";
 
-/** @typedef {import("../answers.js").Message} Message */
-/** @typedef {import("../answers.js").RowsMessage} RowsMessage */
+/** @import { Message, RowsMessage } from "../answers.js" */
 
 const HEADER = 32;
 const KINDS = /** @type {const} */ (["", "snapshot", "delta", "json"]);
@@ -17,7 +15,7 @@ const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
  * @property {number} id the subscription
  * @property {number} sequence
  * @property {number} time_s when the server sent it, since 1970
- * @property {import("../answers.js").Message | null} json the message; null in frames of values
+ * @property {Message | null} json the message; null in frames of values
  * @property {number} k columns
  * @property {number} n rows
  * @property {Float32Array | Uint8Array} values column by column; u8 where colors were asked for
@@ -84,14 +82,10 @@ const REFUSED = 1008;
 const UNKNOWN = "Your session has ended: open a login link again.";
 const MAX_TRIES = 5; // of a subscription on one connection
 
-/**
- * @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not
- * given
- */
-/**
- * @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) =>
- * void}} Handlers
- */
+/** @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not
+ * given */
+/** @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) =>
+ * void}} Handlers */
 /** @typedef {{id: number, sequence: number, failed: number, query: Query, handlers: Handlers}} Open */
 
 /** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do), and

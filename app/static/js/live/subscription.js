@@ -1,21 +1,24 @@
-// @ts-check
 /** The data of a heatmap: a subscription of the newest steps, or the steps at which the page is held. */
 import { prefs } from "../prefs.js";
 import { LIVE_STEPS } from "../vocabulary.js";
 
+/** @import { LiveRow } from "../answers.js"
+ * @import { Follow } from "../follow.js"
+ * @import { Frame, Handlers, Stream } from "./stream.js"
+ * @import { Page } from "../page.js" */
+
 const MIN_MS = 60; // between two requests: a slider moves faster
 
 export class Subscription {
-  /** @type {ReturnType<import("./stream.js").Stream["subscribe"]> | null} */
+  /** @type {ReturnType<Stream["subscribe"]> | null} */
   #open = null;
   #asked = "";
   #askedAt = -Infinity;
   /** @type {ReturnType<typeof setTimeout> | null} */
   #timer = null;
 
-  /** @param {import("../page.js").Page} page
-   * @param {() => Record<string, any> | null} query null if there is nothing to request
-   * @param {Parameters<import("./stream.js").Stream["subscribe"]>[1]} handlers */
+  /** @param {Page} page @param {() => Record<string, any> | null} query null if there is nothing to request @param
+   * {Parameters<Stream["subscribe"]>[1]} handlers */
   constructor(page, query, handlers) {
     this.page = page;
     this.query = query;
@@ -74,9 +77,8 @@ function mostColumns(rows) {
   return Math.min(MAX_COLUMNS, Math.max(100, Math.floor(MAX_CELLS / Math.max(1, rows))));
 }
 
-/** The part of a subscription that chooses the steps. Pure.
- * @param {import("../follow.js").Follow} follow @param {number} [rows] as far as they are known
- * @returns {{from: number, to?: number, columns: number}} */
+/** The part of a subscription that chooses the steps. Pure. @param {Follow} follow @param {number} [rows] as far as
+ * they are known @returns {{from: number, to?: number, columns: number}} */
 export function windowOf(follow, rows = 0) {
   const { span, window } = follow;
   if (!follow.paused || span === null) {
@@ -88,7 +90,7 @@ export function windowOf(follow, rows = 0) {
 }
 
 /** The number of columns that a window needs, and the number of steps in each. Pure.
- * @param {import("../follow.js").Follow} follow @param {number} [rows] @returns {[number, number]} */
+ * @param {Follow} follow @param {number} [rows] @returns {[number, number]} */
 export function capacityOf(follow, rows = 0) {
   const { span, window } = follow;
   const shown = span ? span[1] - span[0] + 1 : LIVE_STEPS;
@@ -102,18 +104,17 @@ export function capacityOf(follow, rows = 0) {
  * @typedef {object} Taker
  * @property {ArrayLike<unknown>} rows
  * @property {{capacity: number, width: number} | null} [columns]
- * @property {(rows: readonly import("../answers.js").LiveRow[], capacity: [number, number],
+ * @property {(rows: readonly LiveRow[], capacity: [number, number],
  *   quantity: string) => void} setRows
- * @property {(frame: import("./stream.js").Frame) => void} take
+ * @property {(frame: Frame) => void} take
  */
 
 /** Subscribes for a heatmap, again whenever the steps or the query change. */
 export class Feed {
   #notBefore = -Infinity;
 
-  /** @param {import("../page.js").Page} page @param {Taker} heat
-   * @param {() => Record<string, any> | null} query kind, stat, rows, match; null while there is nothing to ask for
-   * @param {import("./stream.js").Handlers} [also] called after the heatmap */
+  /** @param {Page} page @param {Taker} heat @param {() => Record<string, any> | null} query kind, stat, rows, match;
+   * null while there is nothing to ask for @param {Handlers} [also] called after the heatmap */
   constructor(page, heat, query, also = {}) {
     const whole = () => {
       const wanted = query();
@@ -149,8 +150,7 @@ export class Feed {
     this.renew();
   }
 
-  /** Steps that came at once share a column; requested again, each gets its own.
-   * @param {import("./stream.js").Frame} frame */
+  /** Steps that came at once share a column; requested again, each gets its own. @param {Frame} frame */
   #unfold({ kind, first, last }) {
     if (kind !== "delta" || !first.some((step, place) => last[place] - step >= WIDE)) return;
     if (performance.now() < this.#notBefore) return;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The places of all boxes that are shown. The parts of a box that follow each other stand in rows, as text does; what
  * lies between two places through which everything flows is arranged by dagre. Pure. */
 import { HEAD, PAD } from "./tree.js";
@@ -50,9 +49,8 @@ function byDagre(sizes, edges, group, hidden, from, to, dagre) {
   return { nodes, bends };
 }
 
-/** Columns by depth, for graphs that are too large for dagre, such as a thousand experts side by side.
- * @param {Size[]} sizes @param {Edge[]} edges @param {number[]} group @param {Edge[]} hidden @param {number} from
- * @param {number} to */
+/** Columns by depth, for graphs that are too large for dagre, such as a thousand experts side by side. @param {Size[]}
+ * sizes @param {Edge[]} edges @param {number[]} group @param {Edge[]} hidden @param {number} from @param {number} to */
 function inColumns(sizes, edges, group, hidden, from, to) {
   const rank = new Map([[from, 0]]);
   const ways = [...group.map((at) => edges[at]), ...hidden].sort((a, b) => a[0] - b[0]);
@@ -90,8 +88,7 @@ const MAX_BENDS = 300; // that dagre has to place in one part of a level; it tak
  *   bends: Map<number, number[]>}} Row */
 
 /** Places nodes that are given in the order of execution: 0 is where everything enters, and the last one where it
- * leaves.
- * @param {Size[]} sizes @param {Edge[]} edges @param {number} width that rows should have @param {any} dagre
+ * leaves. @param {Size[]} sizes @param {Edge[]} edges @param {number} width that rows should have @param {any} dagre
  * @param {Port[]} [ports] of the nodes @returns {Placed} */
 export function placeLevel(sizes, edges, width, dagre, ports = sizes.map(() => [0, 0])) {
   const forward = edges.map(([source, target]) => source < target);
@@ -123,8 +120,7 @@ function calmed(many, edges, forward) {
 }
 
 /** Edges that aren't drawn: what gets nothing from a part, and comes before everything that does, stands at the
- * beginning.
- * @param {number} many @param {Edge[]} edges @returns {Edge[]} */
+ * beginning. @param {number} many @param {Edge[]} edges @returns {Edge[]} */
 function guidesOf(many, edges) {
   const fed = new Set(edges.map(([, target]) => target));
   const guides = /** @type {Edge[]} */ ([]);
@@ -148,8 +144,7 @@ function cutsOf(many, edges) {
 }
 
 /** @param {Size[]} sizes @param {Port[]} ports @param {Edge[]} edges @param {boolean[]} calm @param {Edge[]} guides
- * @param {number[]} cuts
- * @param {number} width @param {any} dagre @returns {Row[]} */
+ * @param {number[]} cuts @param {number} width @param {any} dagre @returns {Row[]} */
 function rowsOf(sizes, ports, edges, calm, guides, cuts, width, dagre) {
   const within = groupsOf(edges, calm, cuts);
   const used = usedOf(sizes.length, edges);
@@ -273,22 +268,16 @@ function turned(start, right, y, left, end) {
   return [...start, right, start[1], right, y, left, y, left, end[1], ...end];
 }
 
-/**
- * What the worker gets. A level is an open box, or OUTSIDE; -1 in an edge is what enters, or leaves.
- * @typedef {{parts: number[], edges: [number, number][], maker: [number, number] | null}} Level
- * @typedef {{levels: [number, Level][], sizes: [number, [number, number]][], width: number}} Wanted
- */
+/** What the worker gets. A level is an open box, or OUTSIDE; -1 in an edge is what enters, or leaves. @typedef {{parts:
+ * number[], edges: [number, number][], maker: [number, number] | null}} Level @typedef {{levels: [number, Level][],
+ * sizes: [number, [number, number]][], width: number}} Wanted */
 
-/**
- * What it answers. A line belongs to an edge of a level; one with `at` -1 leads from what an open box computes itself
- * to its border, and `maker` is where that is.
- * @typedef {{level: number, at: number, points: number[], turns: boolean, around: number[]}} Line
- * @typedef {{number: number, x: number, y: number, w: number, h: number, maker: {x: number, y: number} | null}} Rect
- * @typedef {{width: number, height: number, rects: Rect[], lines: Line[]}} Arranged
- */
+/** What it answers. A line belongs to an edge of a level; one with `at` -1 leads from what an open box computes itself
+ * to its border, and `maker` is where that is. @typedef {{level: number, at: number, points: number[], turns: boolean,
+ * around: number[]}} Line @typedef {{number: number, x: number, y: number, w: number, h: number, maker: {x: number, y:
+ * number} | null}} Rect @typedef {{width: number, height: number, rects: Rect[], lines: Line[]}} Arranged */
 
-/** @typedef {{w: number, h: number, enters: number, leaves: number,
- *   placed: Placed | null}} Shape */
+/** @typedef {{w: number, h: number, enters: number, leaves: number, placed: Placed | null}} Shape */
 
 const OUTSIDE = -1;
 const ASPECT = 2.2; // of a box whose parts don't fit the window

@@ -1,4 +1,3 @@
-// @ts-check
 /** One box: its value at a step, how it is drawn, and how it reads in words. */
 import { badness, isBad, MAGNITUDE, MANTISSA, MISSING, worse } from "../canvas/columns.js";
 import { bytes, counted, number as format, inUnits, kindWords, ofParameters } from "../format.js";
@@ -6,8 +5,11 @@ import { cut } from "../paths.js";
 import { SANS } from "../theme.js";
 import { ROOT } from "../vocabulary.js";
 import { cellsOf, HEAD, LINE, STRIP, signOf } from "./tree.js";
-
-/** @typedef {import("./tree.js").Tree} Tree */
+/** @import { ModelBox as Box } from "../answers.js"
+ * @import { Rect } from "./arrange.js"
+ * @import { Scene } from "./draw.js"
+ * @import { Picture } from "./picture.js"
+ * @import { Tree } from "./tree.js" */
 
 export const NONE = 0; // nothing of this kind was captured
 export const OWN = 1;
@@ -81,8 +83,6 @@ const BORDERS = 0.12;
 const RADIUS = 5;
 const FADED = 0.22; // what the find box doesn't match
 const DIGITS = { digits: 3 };
-
-/** @typedef {import("./draw.js").Scene} Scene @typedef {import("./arrange.js").Rect} Rect */
 
 /** A closed box. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {number} times */
 export function drawBox(pen, scene, rect, times) {
@@ -195,8 +195,7 @@ function words(pen, { tree, values }, { number, x, y, w }, color, times) {
   pen.fillText(valueWords(values, tree, number), left, y + 12 + 2 * LINE);
 }
 
-/** What a box is worth, in words. @param {BoxValues} values
- * @param {import("./tree.js").Tree} tree @param {number} number */
+/** What a box is worth, in words. @param {BoxValues} values @param {Tree} tree @param {number} number */
 export function valueWords(values, tree, number) {
   if (values.known[number] === NONE) return "";
   const bits = values.bits[number];
@@ -319,8 +318,6 @@ export function drawCircle(pen, { tree, page, view }, { number, maker }) {
   pen.fillText(sign, maker.x, maker.y + 0.5);
 }
 
-/** @typedef {import("./picture.js").Picture} Picture @typedef {import("../answers.js").ModelBox} Box */
-
 /** 12.3 GFLOP. @param {number} flops */
 export function flopsWords(flops) {
   return inUnits(flops, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
@@ -351,7 +348,7 @@ export function quantityOf({ readings }) {
 /** @param {Picture} picture @param {number} number */
 export function tipOf(picture, number) {
   const { structure, readings } = picture;
-  const tree = /** @type {import("./tree.js").Tree} */ (structure.tree);
+  const tree = /** @type {Tree} */ (structure.tree);
   const box = tree.boxes[number];
   const { values } = readings;
   const name =
@@ -403,7 +400,7 @@ export function tableOf(picture) {
 /** What is read out of a box. @param {Picture} picture @param {number} number */
 export function saidOf(picture, number) {
   const { structure, readings } = picture;
-  const tree = /** @type {import("./tree.js").Tree} */ (structure.tree);
+  const tree = /** @type {Tree} */ (structure.tree);
   const box = tree.boxes[number];
   const fold = box.parts.length
     ? structure.open.has(number)

@@ -1,4 +1,3 @@
-// @ts-check
 /** What stands around the picture: the steps and how fast they play, the legend, and the keys. */
 import { makeBar, paintBar, swatch } from "../canvas/colors.js";
 import { byId, h } from "../dom.js";
@@ -8,13 +7,16 @@ import { quantityOf, saidOf, short } from "./boxes.js";
 import { placeOf, speedAt, speedOf, speedWords } from "./steps.js";
 import { neighbor } from "./view.js";
 
+/** @import { Picture } from "./picture.js"
+ * @import { Readings } from "./readings.js" */
+
 const ZOOM = 1.25;
 const FAR = 60; // pixels that Shift with an arrow moves the picture by
 
 /** @type {Record<string, [number, number]>} to the right, and down */
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** @param {import("./picture.js").Picture} picture */
+/** @param {Picture} picture */
 export function addKeys(picture) {
   const { page, pad } = picture;
   pad.addEventListener("keydown", (event) => {
@@ -32,8 +34,7 @@ export function addKeys(picture) {
   page.keys.add("k", "previous match of the find box", () => next(picture, -1));
 }
 
-/** @param {import("./picture.js").Picture} picture @param {KeyboardEvent} event
- * @returns {boolean} whether it was of use */
+/** @param {Picture} picture @param {KeyboardEvent} event @returns {boolean} whether it was of use */
 function press(picture, event) {
   const [right, down] = ARROWS[event.key] ?? [0, 0];
   if (right || down) {
@@ -50,7 +51,7 @@ function press(picture, event) {
   return true;
 }
 
-/** @param {import("./picture.js").Picture} picture @param {number} right @param {number} down */
+/** @param {Picture} picture @param {number} right @param {number} down */
 function walk(picture, right, down) {
   const { arranged, open } = picture.structure;
   if (!arranged) return false;
@@ -64,8 +65,7 @@ function walk(picture, right, down) {
   return found ? mark(picture, found.number) : true;
 }
 
-/** Selects a box without opening the drawer. @param {import("./picture.js").Picture} picture
- * @param {number | undefined} number */
+/** Selects a box without opening the drawer. @param {Picture} picture @param {number | undefined} number */
 function mark(picture, number) {
   const { tree } = picture.structure;
   if (number === undefined || !tree) return false;
@@ -74,7 +74,7 @@ function mark(picture, number) {
   return true;
 }
 
-/** @param {import("./picture.js").Picture} picture @param {number} by */
+/** @param {Picture} picture @param {number} by */
 function next(picture, by) {
   const { matches, selected } = picture;
   if (!matches.length) return;
@@ -83,7 +83,7 @@ function next(picture, by) {
   mark(picture, matches[(from + by + matches.length) % matches.length]);
 }
 
-/** @param {import("./picture.js").Picture} picture */
+/** @param {Picture} picture */
 export function addControls(picture) {
   const { page } = picture;
   const on = (/** @type {string} */ id, /** @type {() => void} */ act) => byId(id).addEventListener("click", act);
@@ -99,7 +99,7 @@ export function addControls(picture) {
   startWords(picture);
 }
 
-/** @param {import("./picture.js").Picture} picture */
+/** @param {Picture} picture */
 function startSteps({ page, readings, steps }) {
   const slider = /** @type {HTMLInputElement} */ (byId("model-step"));
   const speed = /** @type {HTMLInputElement} */ (byId("model-speed"));
@@ -129,7 +129,7 @@ function startSteps({ page, readings, steps }) {
   readings.on("data", () => requestAnimationFrame(show));
 }
 
-/** @param {number | null} step @param {import("./readings.js").Readings} readings */
+/** @param {number | null} step @param {Readings} readings */
 function stepWords(step, { steps, captured }) {
   if (step === null) return "no step";
   if (steps !== null && steps.first !== steps.last)
@@ -137,7 +137,7 @@ function stepWords(step, { steps, captured }) {
   return `step ${count(step)}${captured && steps === null ? ", not captured" : ""}`;
 }
 
-/** @param {import("./picture.js").Picture} picture */
+/** @param {Picture} picture */
 function startLegend(picture) {
   const { readings, structure } = picture;
   const bar = makeBar("Color scale");
@@ -174,7 +174,7 @@ function startLegend(picture) {
   picture.on("ink", show);
 }
 
-/** @param {import("./picture.js").Picture} picture */
+/** @param {Picture} picture */
 function startWords(picture) {
   const { structure, readings } = picture;
   const empty = byId("model-empty");

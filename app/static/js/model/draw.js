@@ -1,4 +1,3 @@
-// @ts-check
 /** Draws the picture. What is outside of the window is skipped, and what would be too small to be seen is left out:
  * names first, then borders. Lines of one color and width are one path. */
 import { penOf } from "../canvas/chart.js";
@@ -6,13 +5,16 @@ import { isBad, MISSING, worstOf } from "../canvas/columns.js";
 import { drawBox, drawCircle, drawFrame, markFrame, NAMES, NONE } from "./boxes.js";
 import { timesOf } from "./tree.js";
 
+/** @import { Arranged, Line } from "./arrange.js"
+ * @import { BoxValues } from "./boxes.js"
+ * @import { Ink, Stroke } from "./readings.js"
+ * @import { Tree } from "./tree.js"
+ * @import { View } from "./view.js" */
+
 const CURVES = 0.25; // the scale from which lines have round corners
 const ARROWS = 0.45;
 const ARROW = 5;
 const TURN = 7; // the radius of corners
-
-/** @typedef {import("./tree.js").Tree} Tree @typedef {import("./arrange.js").Arranged} Arranged
- * @typedef {import("./arrange.js").Rect} Rect */
 
 /**
  * What is drawn.
@@ -20,10 +22,10 @@ const TURN = 7; // the radius of corners
  * @property {Tree} tree
  * @property {Arranged} arranged
  * @property {Set<number>} open
- * @property {import("./view.js").View} view
- * @property {import("./boxes.js").BoxValues} values
- * @property {import("./readings.js").Ink} ink
- * @property {(bits: number) => import("./readings.js").Stroke} stroke of a gradient
+ * @property {View} view
+ * @property {BoxValues} values
+ * @property {Ink} ink
+ * @property {(bits: number) => Stroke} stroke of a gradient
  * @property {Uint32Array} gradients of the boxes' outputs, as bits
  * @property {boolean} forward whether the values are those of the forward pass
  * @property {Set<number>} origins where non-finite values begin
@@ -66,13 +68,11 @@ function isSeen({ x, y, w, h }, [left, top, right, bottom]) {
   return x < right && y < bottom && x + w > left && y + h > top;
 }
 
-/** Lines that are drawn alike.
- * @typedef {{number: number, width: number, color: string, dashed: boolean,
- *   lines: import("./arrange.js").Line[]}} Group */
+/** Lines that are drawn alike. @typedef {{number: number, width: number, color: string, dashed: boolean, lines:
+ * Line[]}} Group */
 
-/** The lines in the window by how they look, and how all of them look, as a text.
- * @param {Scene} scene @param {[number, number, number, number]} seen
- * @returns {{groups: Map<string, Group>, looks: string}} */
+/** The lines in the window by how they look, and how all of them look, as a text. @param {Scene} scene @param {[number,
+ * number, number, number]} seen @returns {{groups: Map<string, Group>, looks: string}} */
 function groupsOf(scene, [left, top, right, bottom]) {
   const { arranged, view, page } = scene;
   const least = 0.7 / view.scale;
@@ -128,8 +128,7 @@ function strokeOf({ values, gradients, stroke, forward }, carries) {
 
 const OWN = { carries: /** @type {number[]} */ ([]), guessed: false };
 
-/** The edge of a line; the last one of an open box carries its own results. @param {Tree} tree
- * @param {import("./arrange.js").Line} line */
+/** The edge of a line; the last one of an open box carries its own results. @param {Tree} tree @param {Line} line */
 function edgeOf(tree, { level, at }) {
   if (at >= 0) return tree.edgesOf(level)[at];
   OWN.carries = [level];
@@ -170,7 +169,7 @@ function trace(pen, points, round) {
   if (!round || last === 2) pen.lineTo(points[last], points[last + 1]);
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {import("./arrange.js").Line[]} lines @param {number} width */
+/** @param {CanvasRenderingContext2D} pen @param {Line[]} lines @param {number} width */
 function arrows(pen, lines, width) {
   const size = ARROW + width / 2;
   pen.beginPath();

@@ -1,4 +1,3 @@
-// @ts-check
 /** The picture: which boxes it shows, what of it is in the window, and when it is drawn. */
 import { fitCanvas, pixelRatio, reportDrawn } from "../canvas/chart.js";
 import { Card } from "../card.js";
@@ -15,6 +14,10 @@ import { Steps } from "./steps.js";
 import { Structure } from "./structure.js";
 import { brightOf, matchesOf } from "./tree.js";
 import { addPointing, Place, View } from "./view.js";
+
+/** @import { Rect } from "./arrange.js"
+ * @import { Ink } from "./readings.js"
+ * @import { Page } from "../page.js" */
 
 const OTHER_PX = 40; // difference in width at which the boxes are rearranged
 const CALM_MS = 120;
@@ -41,7 +44,7 @@ export class Picture extends Emitter {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure */
+  /** @param {Page} page @param {HTMLElement} element the figure */
   constructor(page, element) {
     super();
     this.page = page;
@@ -143,7 +146,7 @@ export class Picture extends Emitter {
     this.moved();
   }
 
-  /** @param {number} number @returns {import("./arrange.js").Rect | null} */
+  /** @param {number} number @returns {Rect | null} */
   rectOf(number) {
     return this.structure.arranged?.rects.find((each) => each.number === number) ?? null;
   }
@@ -218,7 +221,7 @@ export class Picture extends Emitter {
       open,
       view,
       values,
-      ink: /** @type {import("./readings.js").Ink} */ (readings.ink),
+      ink: /** @type {Ink} */ (readings.ink),
       stroke,
       gradients: gradients.bits,
       forward: ["output", "input"].includes(readings.asked.kind),

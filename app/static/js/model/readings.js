@@ -1,4 +1,3 @@
-// @ts-check
 /** What the boxes are worth at the shown step: their values, gradients, colors, and where NaN begins. */
 import { cssOf, paletteOf } from "../canvas/colors.js";
 import { Columns, INFINITE, isBad, MANTISSA, MISSING } from "../canvas/columns.js";
@@ -10,9 +9,12 @@ import { Emitter } from "../state.js";
 import { LIVE_STEPS } from "../vocabulary.js";
 import { BoxValues } from "./boxes.js";
 import { originsOf, reversed, sourcesOf } from "./tree.js";
-
-/** @typedef {import("../scale.js").Kind} Kind */
-/** @typedef {import("../answers.js").LiveRow} Row */
+/** @import { LiveRow as Row } from "../answers.js"
+ * @import { Palette } from "../canvas/colors.js"
+ * @import { Taken } from "../canvas/columns.js"
+ * @import { Structure } from "./structure.js"
+ * @import { Page } from "../page.js"
+ * @import { Kind } from "../scale.js" */
 
 export class Source {
   /** @type {readonly Row[]} */
@@ -21,7 +23,7 @@ export class Source {
   columns = null;
   #quantity = "";
 
-  /** @param {import("../page.js").Page} page @param {() => Record<string, any> | null} query kind and stat
+  /** @param {Page} page @param {() => Record<string, any> | null} query kind and stat
    * @param {{rows: () => void, frame: () => void}} told
    * @param {[number, number]} [capacity] columns, and steps that share one; otherwise as many as the page shows */
   constructor(page, query, told, capacity) {
@@ -47,7 +49,7 @@ export class Source {
     this.columns = new Columns(rows.length, many, width);
   }
 
-  /** @param {import("../canvas/columns.js").Taken} frame */
+  /** @param {Taken} frame */
   take(frame) {
     this.columns?.take(frame);
   }
@@ -70,8 +72,6 @@ export class Source {
 const WIDTHS = 6;
 const THIN = 1;
 const THICK = 5;
-
-/** @typedef {import("../canvas/colors.js").Palette} Palette */
 
 /** Fills, and the color of text on them. */
 export class Ink {
@@ -147,7 +147,7 @@ export class Readings extends Emitter {
   /** @type {number[][]} */
   #users = [];
 
-  /** @param {import("../page.js").Page} page @param {import("./structure.js").Structure} structure */
+  /** @param {Page} page @param {Structure} structure */
   constructor(page, structure) {
     super();
     this.page = page;

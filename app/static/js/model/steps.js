@@ -1,6 +1,7 @@
-// @ts-check
 /** The shown step: where the page is held, the newest one, or the next one while it plays. */
 import { Emitter } from "../state.js";
+/** @import { Readings } from "./readings.js"
+ * @import { Page } from "../page.js" */
 
 export const SLOWEST = 0.5; // captured steps a second
 export const FASTEST = 500;
@@ -69,7 +70,7 @@ export class Steps extends Emitter {
   /** The one whose values were taken. @type {number | null | undefined} */
   #taken = undefined;
 
-  /** @param {import("../page.js").Page} page @param {import("./readings.js").Readings} readings */
+  /** @param {Page} page @param {Readings} readings */
   constructor(page, readings) {
     super();
     this.page = page;

@@ -1,9 +1,11 @@
-// @ts-check
 /** Which boxes there are, which of them are open, and where they stand. */
 import { get } from "../api.js";
 import { Refresh } from "../live/refresh.js";
 import { Emitter } from "../state.js";
 import { makerSize, OUTSIDE, readFolds, sizeOf, Tree, writeFolds } from "./tree.js";
+
+/** @import { Arranged, Level, Wanted } from "./arrange.js"
+ * @import { Page } from "../page.js" */
 
 const MIN_MS = 2000;
 
@@ -14,7 +16,7 @@ export class Structure extends Emitter {
   tree = null;
   /** The boxes that show their parts. @type {Set<number>} */
   open = new Set();
-  /** @type {import("./arrange.js").Arranged | null} */
+  /** @type {Arranged | null} */
   arranged = null;
   /** Why they can't be arranged. */
   problem = "";
@@ -24,7 +26,7 @@ export class Structure extends Emitter {
   #news = "";
   #known = "";
 
-  /** @param {import("../page.js").Page} page @param {() => number} width of the window to the picture */
+  /** @param {Page} page @param {() => number} width of the window to the picture */
   constructor(page, width) {
     super();
     this.page = page;
@@ -132,7 +134,7 @@ export class Structure extends Emitter {
   }
 }
 
-/** @param {Tree} tree @param {number} number @returns {[number, import("./arrange.js").Level]} */
+/** @param {Tree} tree @param {number} number @returns {[number, Level]} */
 function levelOf(tree, number) {
   const box = number === OUTSIDE ? null : tree.boxes[number];
   const edges = tree
@@ -142,7 +144,6 @@ function levelOf(tree, number) {
   return [number, { parts: [...tree.partsOf(number)], edges, maker }];
 }
 
-/** @typedef {import("./arrange.js").Arranged} Arranged @typedef {import("./arrange.js").Wanted} Wanted */
 /** The places, or why they can't be found; neither if there is a newer question.
  * @typedef {{arranged: Arranged | null, problem: string}} Answer */
 

@@ -1,8 +1,6 @@
-// @ts-check
 /** The boxes of a model: how they are nested, their names and sizes, and which are open. Pure. */
 import { ROOT } from "../vocabulary.js";
-
-/** @typedef {import("../answers.js").Model} Model @typedef {import("../answers.js").ModelBox} Box */
+/** @import { Model, ModelBox as Box } from "../answers.js" */
 
 export const OUTSIDE = -1; // the place around all boxes
 const ROOT_ID = "."; // the root module in an address: its path is empty

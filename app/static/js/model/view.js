@@ -1,11 +1,11 @@
-// @ts-check
 /** Which part of the picture is in the window: moved, zoomed, fitted, and pointed at. */
 
 import { hideTip, showTip } from "../popup.js";
 import { tipOf } from "./boxes.js";
 import { HEAD } from "./tree.js";
 
-/** @typedef {import("./arrange.js").Rect} Rect */
+/** @import { Arranged, Rect } from "./arrange.js"
+ * @import { Picture } from "./picture.js" */
 
 const MAX_SCALE = 2.5; // CSS pixels of a unit of the picture
 const MIN_SCALE = 0.02;
@@ -160,7 +160,7 @@ export class Place {
     this.#next = "all";
   }
 
-  /** Takes a picture. @param {import("./arrange.js").Arranged} arranged */
+  /** Takes a picture. @param {Arranged} arranged */
   take(arranged) {
     const { view, anchor } = this;
     view.picture = [arranged.width, arranged.height];
@@ -181,7 +181,7 @@ export class Place {
 
 const FOLD_PX = 26; // of a box's corner: a click there opens or closes it
 
-/** @param {import("./picture.js").Picture} picture */
+/** @param {Picture} picture */
 export function addPointing(picture) {
   listen(picture.pad, {
     view: picture.view,
@@ -192,7 +192,7 @@ export function addPointing(picture) {
   });
 }
 
-/** The box at a place of the window; of an open one, only its heading. @param {import("./picture.js").Picture} picture
+/** The box at a place of the window; of an open one, only its heading. @param {Picture} picture
  * @param {number} x @param {number} y */
 function boxAt({ structure, view }, x, y) {
   const { arranged, open } = structure;
@@ -201,7 +201,7 @@ function boxAt({ structure, view }, x, y) {
   return rect && open.has(rect.number) && place[1] > rect.y + HEAD ? null : rect;
 }
 
-/** @param {import("./picture.js").Picture} picture @param {number} x @param {number} y */
+/** @param {Picture} picture @param {number} x @param {number} y */
 function point(picture, x, y) {
   const rect = x < 0 ? null : boxAt(picture, x, y);
   if (rect && picture.structure.tree) {
@@ -214,7 +214,7 @@ function point(picture, x, y) {
   picture.draw();
 }
 
-/** @param {import("./picture.js").Picture} picture @param {number} x @param {number} y @param {boolean} twice */
+/** @param {Picture} picture @param {number} x @param {number} y @param {boolean} twice */
 function click(picture, x, y, twice) {
   const rect = boxAt(picture, x, y);
   const { tree, open } = picture.structure;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The charts of the Overview page: the heatmap of the whole model, and the large lines of the losses. */
 import { get, NoAnswer } from "../api.js";
 import { byId, write } from "../dom.js";
@@ -11,16 +10,19 @@ import { Curve, lineOf } from "../live/curve.js";
 import { failedWords, Refresh } from "../live/refresh.js";
 import { Feed } from "../live/subscription.js";
 import { LineChart } from "../plot/plot.js";
+/** @import { RowsMessage, Series } from "../answers.js"
+ * @import { LayerNames } from "../drawer/names.js"
+ * @import { Row } from "../heat/rows.js"
+ * @import { Page } from "../page.js" */
 
 export class ModelPicture {
-  /** @type {readonly import("../heat/rows.js").Row[]} */
+  /** @type {readonly Row[]} */
   #rows = [];
   /** how many match, also those without a row */
   #taps = 0;
   #why = "";
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element
-   * @param {import("../drawer/names.js").LayerNames} names */
+  /** @param {Page} page @param {HTMLElement} element @param {LayerNames} names */
   constructor(page, element, names) {
     this.page = page;
     this.usual = element.dataset.kind ?? "";
@@ -67,7 +69,7 @@ export class ModelPicture {
     byId("model-larger").href = this.page.address("flow", { kind: this.kind, stat: this.stat });
   }
 
-  /** @param {import("../answers.js").RowsMessage} message */
+  /** @param {RowsMessage} message */
   #name({ rows, taps, why = "" }) {
     this.#rows = rows;
     this.#taps = taps;
@@ -110,7 +112,7 @@ export class ScalarChart {
   /** @type {Map<string, Curve>} */
   curves = new Map();
 
-  /** @param {import("../page.js").Page} page @param {string[]} names shown unless a scalar is chosen
+  /** @param {Page} page @param {string[]} names shown unless a scalar is chosen
    * @param {(name: string, value: number) => void} told called with the newest drawn value
    * @param {Promise<unknown>} after more urgent work than loading Plotly */
   constructor(page, names, told, after) {
@@ -223,7 +225,7 @@ export class ScalarChart {
     this.#draw();
   }
 
-  /** @param {readonly import("../answers.js").Series[]} series everything that is shown */
+  /** @param {readonly Series[]} series everything that is shown */
   #take(series) {
     this.#of = this.title;
     this.curves.clear();

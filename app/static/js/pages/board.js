@@ -1,4 +1,3 @@
-// @ts-check
 /** The Board page: the charts that were pinned, of this run. */
 import { pin, unpin } from "../board/pin.js";
 import { PinnedChart } from "../board/pinned.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** Two runs side by side. The server finds where they differ; this draws the charts and handles picking. */
 import { get } from "../api.js";
 import { Differences, makeLoss, Overlay } from "../compare/charts.js";
@@ -9,7 +8,8 @@ import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { RunsClock } from "../timeline/runsclock.js";
 
-/** @typedef {import("../answers.js").RunNews} RunNews */
+/** @import { Message, RunNews } from "../answers.js"
+ * @import { Side } from "../compare/charts.js" */
 
 const LIVE_MS = 10_000; // between two updates: a comparison reads all values
 const MAX_MS = 60_000; // between two comparisons of large models
@@ -124,7 +124,7 @@ function figuresToShow() {
 }
 
 /** Shows newer data when the socket says so, until both runs have ended.
- * @param {import("../compare/charts.js").Side[]} sides @param {{soon: () => void}[]} shown */
+ * @param {Side[]} sides @param {{soon: () => void}[]} shown */
 function follow(sides, shown) {
   /** What was heard of each run, at first what the page was made of. @type {Map<string, RunNews | undefined>} */
   const heard = new Map(newsInPage().map((news) => [news.run, news]));
@@ -132,7 +132,7 @@ function follow(sides, shown) {
   const ids = [...new Set(sides.map(({ id }) => id))];
   const open = ids.map((id) => page.stream.subscribe({ view: "runs", run: id, hz: 1 }, { json: hear(id) }));
 
-  /** @param {string} id @returns {(said: import("../answers.js").Message) => void} */
+  /** @param {string} id @returns {(said: Message) => void} */
   function hear(id) {
     return (said) => {
       if (said.type !== "runs") return;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The Differences page: the server compares and draws. A choice is sent at once; typed text waits for Enter. */
 import { LayerNames } from "../drawer/names.js";
 import { Parts } from "../live/parts.js";

@@ -1,4 +1,3 @@
-// @ts-check
 import { get } from "../api.js";
 import { waitMs } from "../live/stream.js";
 import { open } from "../page.js";

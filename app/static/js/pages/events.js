@@ -1,4 +1,3 @@
-// @ts-check
 /** The Events page: the server renders its list, also when something has changed; scripts request it and move through
  * it. */
 import { listenToExplain, listenToMute, listenToSeen, Walk } from "../alerts/controls.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** Gradient flow: one step from input to output, and every layer over the steps. */
 import { byId, write } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";

@@ -1,4 +1,3 @@
-// @ts-check
 import { open } from "../page.js";
 
 open();

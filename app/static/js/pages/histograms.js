@@ -1,4 +1,3 @@
-// @ts-check
 /** The Histograms page: which layers, in which order, and in which view. */
 import { ApiError } from "../api.js";
 import { pixelRatio } from "../canvas/chart.js";
@@ -17,6 +16,8 @@ import { toast } from "../popup.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 
+/** @import { Layer, Placed } from "../histograms/wall.js" */
+
 const LIVE_MS = 2000;
 const COLUMNS = ["layer", "type", "zero share", "std", "drift (octaves)", "non-finite"];
 
@@ -25,9 +26,9 @@ const { state, follow } = page;
 const run = /** @type {string} */ (page.run);
 new LayerNames(page);
 const wall = new Wall(page, byId("wall"));
-/** @type {import("../histograms/wall.js").Layer[]} */
+/** @type {Layer[]} */
 let layers = [];
-/** @type {Map<string, import("../histograms/wall.js").Placed>} */
+/** @type {Map<string, Placed>} */
 let modules = new Map();
 /** The kind that the layers are of. */
 let loaded = "";
@@ -175,8 +176,7 @@ function histLegend() {
 
 const [GAP, NAME, HEAD] = [14, 20, 30];
 
-/** @param {import("../histograms/wall.js").Wall} wall @param {string} title @param {string} of
- * @returns {Promise<Blob>} */
+/** @param {Wall} wall @param {string} title @param {string} of @returns {Promise<Blob>} */
 async function pngOf(wall, title, of) {
   const tiles = wall.seen.filter((tile) => tile.map?.shape?.columns);
   if (!tiles.length) throw new Error("no tile is visible");

@@ -1,4 +1,3 @@
-// @ts-check
 import { ApiError, send } from "../api.js";
 import { byId } from "../dom.js";
 import { Capture } from "../hooks/capture.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** The Incident page: the server renders it; the chart shows the values that the incident keeps. */
 import { listenToExplain, listenToMute, listenToSeen } from "../alerts/controls.js";
 import { OnsetChart } from "../alerts/onset.js";

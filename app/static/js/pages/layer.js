@@ -1,4 +1,3 @@
-// @ts-check
 /** The Layer page: everything about one module, live. */
 import { get, only } from "../api.js";
 import { ChannelView } from "../layer/channels.js";
@@ -10,6 +9,8 @@ import { MAX_PAGE } from "../limits.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
+
+/** @import { Tap } from "../layer/plan.js" */
 
 const page = open({
   kind: "",
@@ -29,7 +30,7 @@ else startChoice(page);
 
 /** @param {string} module its path */
 function start(module) {
-  /** @type {import("../layer/plan.js").Tap[]} */
+  /** @type {Tap[]} */
   let taps = [];
   /** @type {number | null} */
   let known = null;

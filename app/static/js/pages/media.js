@@ -1,4 +1,3 @@
-// @ts-check
 /** The Media page: the server renders everything except figures of Plotly. */
 import { get } from "../api.js";
 import { byId } from "../dom.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** The page Model: the model as a picture, played over the steps, with a drawer for one of its boxes. */
 import { byId } from "../dom.js";
 import { Drawer } from "../drawer/drawer.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** The Overview page: the server renders its parts, also when something has changed; the heatmap and the line are drawn
  * here. */
 import { listenToSeen } from "../alerts/controls.js";
@@ -42,8 +41,7 @@ function usualNames() {
 }
 
 /** Shows the chart's newest value in the scalar's cards. While the page is held, they keep the value that the server
- * rendered for that step, because the chart shows later ones too.
- * @param {string} name @param {number} value */
+ * rendered for that step, because the chart shows later ones too. @param {string} name @param {number} value */
 function showNewest(name, value) {
   if (page.follow.paused) return;
   const title = document.querySelector("#figure-loss dt")?.textContent;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The Ranks page: the server renders its parts, also when something has changed; the heatmap is drawn here. */
 import { LayerNames } from "../drawer/names.js";
 import { listenToLinks, Parts } from "../live/parts.js";

@@ -1,4 +1,3 @@
-// @ts-check
 /** The Runs page. The server renders its parts, also when something has changed. */
 import { byId, onClick } from "../dom.js";
 import { newsInPage } from "../live/news.js";
@@ -18,6 +17,8 @@ import {
   tag,
   tagsOf,
 } from "../runs/list.js";
+
+/** @import { Message } from "../answers.js" */
 
 const MAX_MS = 10_000;
 
@@ -59,7 +60,7 @@ if (list) start(list);
 byId("gone").addEventListener("renewed", announceGone);
 onClick("[data-restore]", ({ dataset }) => restore(dataset.restore, gone, refresh));
 
-/** @param {import("../answers.js").Message} said */
+/** @param {Message} said */
 function hear(said) {
   if (said.type !== "runs") return;
   // Without runs, the page shows how to begin instead of the list.

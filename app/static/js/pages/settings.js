@@ -1,4 +1,3 @@
-// @ts-check
 import { send } from "../api.js";
 import { byId, copyText, h, reveal } from "../dom.js";
 import { open } from "../page.js";

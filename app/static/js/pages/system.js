@@ -1,4 +1,3 @@
-// @ts-check
 /** The System page: the server renders the newest values, also when something has changed; the lines are drawn here. */
 import { byId } from "../dom.js";
 import { Parts } from "../live/parts.js";

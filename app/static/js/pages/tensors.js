@@ -1,4 +1,3 @@
-// @ts-check
 /** The page Tensors: the snapshots, a viewer, requests for more, and attention over all layers. */
 import { get, only } from "../api.js";
 import { byId, h } from "../dom.js";
@@ -10,6 +9,8 @@ import { toast } from "../popup.js";
 import { Asking, addFollowing } from "../tensors/capture.js";
 import { aboutStep, nearestOf, Rolled } from "../tensors/rolled.js";
 import { listed, showList, snapshotsOf, Viewer } from "../tensors/viewer.js";
+
+/** @import { Snapshot } from "../answers.js" */
 
 const DEFAULTS = {
   module: "",
@@ -34,10 +35,9 @@ const { state, follow } = page;
 const run = /** @type {string} */ (page.run);
 const viewer = new Viewer(page);
 const rolled = new Rolled(page);
-/** @type {import("../answers.js").Snapshot[]} */
+/** @type {Snapshot[]} */
 let kept = [];
-/** What is looked at as long as the reader chose nothing: the newest one there was first.
- * @type {import("../answers.js").Snapshot | null} */
+/** What is looked at as long as the reader chose nothing: the newest one there was first. @type {Snapshot | null} */
 let first = null;
 /** Of the requests for the snapshots: how many were sent, and which is the newest that was answered. */
 let [asked, answered] = [0, 0];

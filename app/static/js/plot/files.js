@@ -1,6 +1,6 @@
-// @ts-check
 /** Files that a page hands to the reader. */
 import { getFile } from "../api.js";
+/** @import { Query } from "../card.js" */
 
 /** A name that every file system takes. @param {...string} parts */
 export function fileName(...parts) {
@@ -9,8 +9,7 @@ export function fileName(...parts) {
 }
 
 /** A field of CSV: quoted if needed, NaN and the infinities as NumPy writes them, and no text that a spreadsheet would
- * run as a formula.
- * @param {unknown} value */
+ * run as a formula. @param {unknown} value */
 function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number" && !Number.isFinite(value))
@@ -56,8 +55,7 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** The server's data for this chart, in one of its formats.
- * @param {import("../card.js").Query} asked @param {"csv" | "json"} format */
+/** The server's data for this chart, in one of its formats. @param {Query} asked @param {"csv" | "json"} format */
 export async function fetchFile({ path, query }, format) {
   return (await getFile(path, { ...query, format })).blob();
 }

@@ -1,10 +1,11 @@
-// @ts-check
 /** A chart by Plotly that isn't over steps, such as points of runs. Its figure defines the chart. */
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { colors, onTheme } from "../theme.js";
 import { blobOf } from "./files.js";
 import { CONFIG, plotly } from "./library.js";
+
+/** @import { Page } from "../page.js" */
 
 /**
  * @typedef {object} Figure
@@ -22,9 +23,8 @@ export class FreeChart {
   #width = 0;
   #height = 0;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure
-   * @param {{title: string, onPick?: (key: string) => void}} options `onPick` gets the `customdata` of the clicked
-   * point */
+  /** @param {Page} page @param {HTMLElement} element the figure @param {{title: string, onPick?: (key: string) =>
+   * void}} options `onPick` gets the `customdata` of the clicked point */
   constructor(page, element, options) {
     made += 1;
     this.page = page;

@@ -1,4 +1,3 @@
-// @ts-check
 /** Plotly: loaded when it is needed first, with the settings of all charts. Only the charts of this folder use it. */
 
 export const CONFIG = {

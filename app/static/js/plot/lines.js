@@ -1,4 +1,3 @@
-// @ts-check
 /** What a chart of lines is made of: traces, axis, and layout for Plotly, words and a table for readers. No DOM. */
 import { number } from "../format.js";
 import { Scale, ticks } from "../scale.js";
@@ -8,9 +7,9 @@ import { escaped } from "./library.js";
 import { drawn } from "./thin.js";
 import { summaryOf, tableOf } from "./words.js";
 
-/** @typedef {import("./thin.js").Drawn} Drawn */
-/** @typedef {import("./thin.js").Line} Line */
-/** @typedef {import("../scale.js").Kind} ScaleName */
+/** @import { Drawn, Line } from "./thin.js"
+ * @import { Kind as ScaleName } from "../scale.js"
+ * @import { Clock } from "../timeline/clock.js" */
 
 const AIR = 0.06; // above and below the values
 /** @type {{digits: number, style: "auto"}} */
@@ -243,19 +242,17 @@ function marksOf(drawn, axis, colors) {
   });
 }
 
-/**
- * @typedef {{title?: string, scale?: ScaleName, fixed?: boolean, low?: number, high?: number}}
- * YAxis `scale` holds
- *   where the address says none; where it is `fixed` the address says nothing about it. low and high are always on
- * the axis. */
+/** @typedef {{title?: string, scale?: ScaleName, fixed?: boolean, low?: number, high?: number}} YAxis `scale` holds
+ * where the address says none; where it is `fixed` the address says nothing about it. low and high are always on the
+ * axis. */
 
 const MAX_POINTS = 1000;
 export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
 
 export class LineFigure {
-  /** @type {import("./thin.js").Line[]} */
+  /** @type {Line[]} */
   lines = [];
-  /** @type {import("./thin.js").Drawn[]} */
+  /** @type {Drawn[]} */
   drawn = [];
   /** The steps on the axis. @type {[number, number]} */
   range = [0, 1];
@@ -265,20 +262,18 @@ export class LineFigure {
   axis = null;
   /** What the lines are of. */
   about = "";
-  /** The lines of the held step alone, once they were asked for.
-   * @type {{step: number, lines?: import("./thin.js").Line[]} | null} */
+  /** The lines of the held step alone, once they were asked for. @type {{step: number, lines?: Line[]} | null} */
   exact = null;
 
-  /** @param {{state: {optional(name: string): string}, clock?: import("../timeline/clock.js").Clock,
-   *   follow: {span: [number, number] | null, range?: [number, number] | null}}} page
-   * @param {{title: string, y?: YAxis, legend?: boolean}} options */
+  /** @param {{state: {optional(name: string): string}, clock?: Clock, follow: {span: [number, number] | null, range?:
+   * [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean}} options */
   constructor(page, options) {
     this.page = page;
     this.options = options;
   }
 
   /** Takes lines. A zoom is of its subject: the values of another one are shown whole.
-   * @param {import("./thin.js").Line[]} lines @param {string} about */
+   * @param {Line[]} lines @param {string} about */
   take(lines, about) {
     if (about !== this.about) this.zoomed = null;
     this.about = about;
@@ -335,8 +330,7 @@ export class LineFigure {
   }
 
   /** The steps on the axis; null is all of the lines. Those of another run may reach farther than the steps of the
-   * page.
-   * @returns {[number, number] | null} */
+   * page. @returns {[number, number] | null} */
   get #span() {
     const { span, range = null } = this.page.follow;
     return range === null && this.lines.some(({ steps }) => steps) ? null : span;
@@ -349,8 +343,7 @@ export class LineFigure {
   }
 }
 
-/** The points where their steps stand on the axis. @param {import("./thin.js").Drawn} points
- * @param {import("../timeline/clock.js").Clock} [clock] @returns {import("./thin.js").Drawn} */
+/** The points where their steps stand on the axis. @param {Drawn} points @param {Clock} [clock] @returns {Drawn} */
 function onClock(points, clock) {
   if (!clock || clock.by === "step") return points;
   const marks = points.marks.map((mark) => ({ ...mark, x: clock.place(mark.x) }));
@@ -358,7 +351,7 @@ function onClock(points, clock) {
 }
 
 /** The steps on the axis: those of the page, so that all charts of it agree.
- * @param {[number, number] | null} span @param {import("./thin.js").Drawn[]} many @returns {[number, number]} */
+ * @param {[number, number] | null} span @param {Drawn[]} many @returns {[number, number]} */
 function rangeOf(span, many) {
   const firsts = many.filter(({ first }) => first.length).map(({ first }) => first[0]);
   const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);

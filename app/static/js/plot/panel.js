@@ -1,10 +1,12 @@
-// @ts-check
 /** The place of a chart in the page: its drawing area, its legend with values, its cursor, its words. No Plotly. */
 import { breakable, h, write } from "../dom.js";
 import { count } from "../format.js";
 import { colors } from "../theme.js";
 import { colorOf, MARGIN, SIGNS } from "./lines.js";
 import { heldWords, nearest, stepsAt, valueWords } from "./words.js";
+
+/** @import { Page } from "../page.js"
+ * @import { LineFigure } from "./lines.js" */
 
 const CLICK_PX = 4;
 const DOUBLE_MS = 300; // between two clicks
@@ -14,14 +16,13 @@ export class Panel {
   width = 0;
   height = 0;
   words = "";
-  /** What was drawn last. @type {import("./lines.js").LineFigure | null} */
+  /** What was drawn last. @type {LineFigure | null} */
   figure = null;
   /** Called when its size is another. */
   onSize = () => {};
   #gone = new AbortController();
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element
-   * @param {{title: string, legend?: boolean}} options */
+  /** @param {Page} page @param {HTMLElement} element @param {{title: string, legend?: boolean}} options */
   constructor(page, element, options) {
     made += 1;
     this.page = page;
@@ -130,7 +131,7 @@ export class Panel {
   }
 
   /** The cursor's line, and what each line says there: at the cursor, else at the step that is looked at.
-   * @param {import("./lines.js").LineFigure} figure */
+   * @param {LineFigure} figure */
   point(figure) {
     this.range = figure.range;
     this.figure = figure;
@@ -151,7 +152,7 @@ export class Panel {
     return MARGIN.l + ((clock.place(step) - left) / (right - left || 1)) * (this.width - MARGIN.l - MARGIN.r);
   }
 
-  /** A line at each annotated step. @param {import("./lines.js").LineFigure} figure */
+  /** A line at each annotated step. @param {LineFigure} figure */
   showNotes(figure) {
     this.range = figure.range;
     const [from, to] = this.range;
@@ -164,7 +165,7 @@ export class Panel {
     if (lines.length || this.notes.children.length) this.notes.replaceChildren(...lines);
   }
 
-  /** @param {import("./lines.js").LineFigure} figure @param {number | null} step
+  /** @param {LineFigure} figure @param {number | null} step
    * @param {number | null} held then the values of this step only */
   #tell(figure, step, held) {
     const palette = colors();
@@ -221,7 +222,7 @@ export class Panel {
   }
 }
 
-/** Whether each line has steps of its own on the axis. @param {import("./lines.js").LineFigure} figure */
+/** Whether each line has steps of its own on the axis. @param {LineFigure} figure */
 function areMoved({ lines }) {
   return lines.some(({ steps }) => steps);
 }
@@ -229,8 +230,7 @@ function areMoved({ lines }) {
 /** @type {Record<string, string>} */
 const MARKS = { nan: "\u2715", inf: "\u25b2", "-inf": "\u25bc" };
 
-/** The legend of non-finite values: the signs at the foot of the axis.
- * @param {import("./lines.js").LineFigure} figure */
+/** The legend of non-finite values: the signs at the foot of the axis. @param {LineFigure} figure */
 function marksOf(figure) {
   const there = new Set(figure.drawn.flatMap(({ marks }) => marks.map(({ sign }) => sign)));
   return [...there].map((sign) =>

@@ -1,4 +1,3 @@
-// @ts-check
 /** Charts of lines that a person inspects. */
 import { get } from "../api.js";
 import { Card } from "../card.js";
@@ -12,6 +11,12 @@ import { LineFigure } from "./lines.js";
 import { Panel } from "./panel.js";
 import { sketchOf } from "./sketch.js";
 import { isMerged } from "./words.js";
+
+/** @import { Series } from "../answers.js"
+ * @import { CardOptions } from "../card.js"
+ * @import { Page } from "../page.js"
+ * @import { YAxis } from "./lines.js"
+ * @import { Line } from "./thin.js" */
 
 const GAP_MS = 250; // one chart is drawn at most four times a second,
 const MAX_LIVE = 4; // and no more than four of a page are there at once
@@ -41,11 +46,11 @@ function listenToPage() {
  * Lines over steps, with a card around them. Zoom and cursor are those of the page.
  * @typedef {object} ChartOptions
  * @property {string} title
- * @property {import("./lines.js").YAxis} [y]
+ * @property {YAxis} [y]
  * @property {boolean} [legend] false for a single line, which the title names
- * @property {import("../card.js").CardOptions["query"]} [query] the same at full resolution
+ * @property {CardOptions["query"]} [query] the same at full resolution
  * @property {boolean} [pins] false if it is on the board already
- * @property {(series: import("../answers.js").Series[]) => import("./thin.js").Line[]} [linesOf] the lines of an answer
+ * @property {(series: Series[]) => Line[]} [linesOf] the lines of an answer
  *   to the query: that of a single step is asked for on a page that is held at one that shares a point with others
  * @property {Promise<unknown>} [after] what Plotly waits for, because it is needed more urgently
  */
@@ -60,7 +65,7 @@ export class LineChart {
   /** What is shown until Plotly is there. @type {SVGElement | null} */
   #sketch = null;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
+  /** @param {Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
   constructor(page, element, options) {
     listenToPage();
     this.page = page;
@@ -99,7 +104,7 @@ export class LineChart {
       .then(again, (error) => this.#sketch || this.say(error.message));
   }
 
-  /** @param {import("./thin.js").Line[]} lines
+  /** @param {Line[]} lines
    * @param {string} [about] what they are of, in a chart whose subject changes: a zoom ends with its subject */
   show(lines, about = "") {
     this.figure.take(lines, about);
@@ -313,8 +318,7 @@ export class PlannedCharts {
   /** @type {{plan: P, chart: LineChart, figure: HTMLElement}[]} */
   shown = [];
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} place
-   * @param {(plan: P) => Omit<ChartOptions, "title">} optionsOf */
+  /** @param {Page} page @param {HTMLElement} place @param {(plan: P) => Omit<ChartOptions, "title">} optionsOf */
   constructor(page, place, optionsOf) {
     this.page = page;
     this.place = place;
@@ -342,7 +346,7 @@ export class PlannedCharts {
     return { plan, figure, chart: new LineChart(this.page, figure, { title, ...this.optionsOf(plan) }) };
   }
 
-  /** @param {(plan: P) => import("./thin.js").Line[]} linesOf
+  /** @param {(plan: P) => Line[]} linesOf
    * @param {string} words in the place of a chart without lines @returns {boolean} whether there is any line */
   draw(linesOf, words) {
     const drawn = this.shown.map(({ plan, chart }) => {

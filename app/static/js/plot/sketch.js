@@ -1,4 +1,3 @@
-// @ts-check
 /** Lines as SVG, from what Plotly would be given: what a chart shows until Plotly, which takes longest of all a page
  * loads, is there. It stands where Plotly draws the same. */
 
@@ -25,8 +24,7 @@ function svg(tag, attributes, ...children) {
 }
 
 /** The path of a line with holes. Pure. @param {ArrayLike<number | null>} xs @param {ArrayLike<number | null>} ys
- * @param {To} toX
- * @param {To} toY */
+ * @param {To} toX @param {To} toY */
 export function pathOf(xs, ys, toX, toY) {
   let path = "";
   let pen = "M";

@@ -1,11 +1,9 @@
-// @ts-check
 /** Lines as they are drawn: smoothed first, then of no more points than can be seen. No extreme is lost. Pure. */
 
 /** The exponential mean: what lies `halfLife` steps back counts half. Weights go by the distance in steps, so that it
  * does not matter how many points there are, and they are normed, so that the first points are not drawn towards zero.
- * What is not finite is NaN in the answer and counts for nothing in what follows.
- * @param {ArrayLike<number>} steps ascending @param {ArrayLike<number>} values
- * @param {number} halfLife in steps; 0 is off @returns {Float64Array} */
+ * What is not finite is NaN in the answer and counts for nothing in what follows. @param {ArrayLike<number>} steps
+ * ascending @param {ArrayLike<number>} values @param {number} halfLife in steps; 0 is off @returns {Float64Array} */
 export function ema(steps, values, halfLife) {
   if (!(halfLife > 0)) return Float64Array.from(values);
   const smooth = new Float64Array(values.length).fill(NaN);

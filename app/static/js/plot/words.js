@@ -1,11 +1,9 @@
-// @ts-check
 /** A chart of lines in words and as a table: what a person reads who does not see it. Pure. */
 import { count, number } from "../format.js";
 import { countOf } from "../scale.js";
 import { drawn } from "./thin.js";
 
-/** @typedef {import("./thin.js").Drawn} Drawn */
-/** @typedef {import("./thin.js").Line} Line */
+/** @import { Drawn, Line } from "./thin.js" */
 
 /** @param {number} first @param {number} last */
 function endWords(first, last) {
@@ -112,15 +110,15 @@ export function valueWords(line, points, place) {
   return `${number(points.min[place])} to ${number(points.max[place])}`;
 }
 
-/** Whether a point of several steps covers this one. @param {import("./thin.js").Drawn} points @param {number} held */
+/** Whether a point of several steps covers this one. @param {Drawn} points @param {number} held */
 export function isMerged(points, held) {
   const place = covering(points, held);
   return place >= 0 && points.first[place] !== points.last[place];
 }
 
 /** The value, and a word on steps if it isn't that of the held one alone. What is smoothed has other steps in it.
- * @param {import("./thin.js").Line} line @param {import("./thin.js").Drawn} points @param {number} held
- * @param {import("./thin.js").Line[]} [exact] the lines of this step, if they are known @returns {[string, string]} */
+ * @param {Line} line @param {Drawn} points @param {number} held
+ * @param {Line[]} [exact] the lines of this step, if they are known @returns {[string, string]} */
 export function heldWords(line, points, held, exact) {
   const own = { ...points, smooth: [] };
   if (!isMerged(points, held)) return [valueWords(line, own, covering(points, held)), ""];

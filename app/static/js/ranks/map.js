@@ -1,4 +1,3 @@
-// @ts-check
 /** The heatmap of one value by rank and step. */
 import { get } from "../api.js";
 import { bitsOf, INFINITE, MISSING } from "../canvas/columns.js";
@@ -7,6 +6,8 @@ import { Heat } from "../heat/heat.js";
 import { rowOf } from "../heat/rows.js";
 import { failedWords, Refresh } from "../live/refresh.js";
 
+/** @import { Page } from "../page.js" */
+
 const ROW_PX = 14;
 const AROUND_PX = 52; // axis and legend
 
@@ -14,7 +15,7 @@ export class RankMap {
   #ranks = 64; // as long as their number is unknown
   #drawn = "";
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} figure */
+  /** @param {Page} page @param {HTMLElement} figure */
   constructor(page, figure) {
     this.page = page;
     this.figure = figure;

@@ -1,4 +1,3 @@
-// @ts-check
 /** The charts of the list of runs: values over steps, settings against results, and what differs. */
 import { get, numberOf } from "../api.js";
 import { byId, h, write } from "../dom.js";
@@ -10,8 +9,10 @@ import { LineChart } from "../plot/plot.js";
 import { RunsClock } from "../timeline/runsclock.js";
 import { GRADIENT_NORM } from "../vocabulary.js";
 import { differing, nameOf, parallel, resultOf, resultsOf, scatter, telling, wordsOf } from "./coordinates.js";
-
-/** @typedef {import("../answers.js").Run} Run */
+/** @import { Overlay, OverlayLine, Run } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { Line } from "../plot/thin.js"
+ * @import { Setting } from "./coordinates.js" */
 
 /** Ten hues that are distinguishable on light and dark backgrounds, also for most color-blind readers. */
 export const HUES = "#2f7ed8 #e07b17 #1f9d55 #b0479c #d03b3b #16a2b8 #8d6e1f #7b61d9 #7a8794 #c2558a".split(" ");
@@ -69,7 +70,7 @@ export class RunCharts {
   /** Those of which only the values over steps are known. */
   #older = 0;
 
-  /** @param {import("../page.js").Page} page @param {(run: string) => void} onPick of a run in a chart
+  /** @param {Page} page @param {(run: string) => void} onPick of a run in a chart
    * @param {(runs: readonly Run[]) => void} onKnown called with runs of the server */
   constructor(page, onPick, onKnown) {
     this.page = page;
@@ -222,7 +223,7 @@ export class RunCharts {
     element.textContent = this.clock.why;
   }
 
-  /** @param {import("../answers.js").OverlayLine} line @returns {import("../plot/thin.js").Line} */
+  /** @param {OverlayLine} line @returns {Line} */
   #lineOf(line) {
     const numbers = (/** @type {"mean" | "min" | "max"} */ part) => line[part].map(numberOf);
     const isBand = line.run === null;
@@ -280,7 +281,7 @@ export class RunCharts {
     return result || (resultsOf(this.#runs)[0] ?? "");
   }
 
-  /** @param {import("./coordinates.js").Setting[]} settings */
+  /** @param {Setting[]} settings */
   #settingIn(settings) {
     const { setting } = this.page.state.values;
     return settings.find(({ name }) => name === setting) ?? settings[0];
@@ -323,7 +324,7 @@ export class RunCharts {
     this.#drawDifferences(different);
   }
 
-  /** @param {import("./coordinates.js").Setting[]} settings */
+  /** @param {Setting[]} settings */
   #drawDifferences(settings) {
     const rows = settings.slice(0, MAX_ROWS);
     const { result } = this;
@@ -370,7 +371,7 @@ export class RunCharts {
   }
 }
 
-/** @param {import("../answers.js").Overlay} answer @param {boolean} isLogged @param {boolean} isPart of the steps */
+/** @param {Overlay} answer @param {boolean} isLogged @param {boolean} isPart of the steps */
 function emptyWords({ what, without }, isLogged, isPart) {
   const where = isPart ? " in these steps" : "";
   return without.length === 1

@@ -1,4 +1,3 @@
-// @ts-check
 /** Runs as lines over their settings, and as points of one setting against a result: figures for Plotly. Pure. */
 import { numberOf } from "../api.js";
 import { count, number, shorten } from "../format.js";
@@ -6,7 +5,9 @@ import { escaped } from "../plot/library.js";
 import { ticks as evenly, Scale } from "../scale.js";
 import { SANS } from "../theme.js";
 
-/** @typedef {import("../answers.js").Run} Run */
+/** @import { Run } from "../answers.js"
+ * @import { Figure } from "../plot/free.js" */
+
 /** @typedef {boolean | number | string | null | undefined} Value */
 
 /** @typedef {{name: string, source: "config" | "facts", values: Map<string, Value>}} Setting values by run */
@@ -134,8 +135,7 @@ export function nameOf(run) {
   return run.name || run.id;
 }
 
-/** Lines over the settings that differ, and the result: parallel coordinates. @param {Shown} shown
- * @returns {import("../plot/free.js").Figure} */
+/** Lines over the settings that differ, and the result: parallel coordinates. @param {Shown} shown @returns {Figure} */
 export function parallel({ runs, settings, result, colorOf }) {
   const chosen = settings.slice(0, MAX_AXES - 1);
   const axes = [
@@ -233,8 +233,7 @@ function layoutOf(axes, colors, width) {
   };
 }
 
-/** One setting against a result. @param {Shown} shown @param {Setting} setting
- * @returns {import("../plot/free.js").Figure} */
+/** One setting against a result. @param {Shown} shown @param {Setting} setting @returns {Figure} */
 export function scatter({ runs, result, colorOf }, setting) {
   const across = axisOf(setting.name, [...setting.values.values()]);
   const up = axisOf(

@@ -1,10 +1,12 @@
-// @ts-check
 /** The list of runs: the selected ones, the chosen columns, saved views, and actions. What was chosen is in the address. */
 import { get, send } from "../api.js";
 import { byId, h, makeButton, onClick } from "../dom.js";
 import { MAX_OVERLAID_RUNS } from "../limits.js";
 import { attempt, closeOutside, toast } from "../popup.js";
 import { AUTO_COLUMNS, NO_COLUMNS, VIEW_NAMES } from "../vocabulary.js";
+/** @import { Run } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { State } from "../state.js" */
 
 /** @typedef {{run: string, name: string}} Chosen a run and its name */
 
@@ -74,9 +76,8 @@ function named(runs) {
   return runs.length === 1 ? runs[0].name : `${runs.length} runs`;
 }
 
-/** Asks the same for each of some runs, and says which ones failed.
- * @param {Chosen[]} runs @param {string} what @param {(run: Chosen) => Promise<unknown>} ask
- * @returns the failed ones */
+/** Asks the same for each of some runs, and says which ones failed. @param {Chosen[]} runs @param {string} what @param
+ * {(run: Chosen) => Promise<unknown>} ask @returns the failed ones */
 async function forEach(runs, what, ask) {
   const done = await Promise.allSettled(runs.map(ask));
   const failed = runs.filter((_, place) => done[place].status === "rejected");
@@ -115,8 +116,7 @@ export async function archive(runs, archived, refresh) {
   refresh();
 }
 
-/** Adds tags to runs. @param {Chosen[]} runs @param {string[]} tags
- * @param {() => void} refresh */
+/** Adds tags to runs. @param {Chosen[]} runs @param {string[]} tags @param {() => void} refresh */
 export async function tag(runs, tags, refresh) {
   /** The tags that are new, by run. @type {Map<string, string[]>} */
   const added = new Map();
@@ -169,7 +169,7 @@ export function moved(shown, name, by) {
   return shown.toSpliced(place, 1).toSpliced(to, 0, name);
 }
 
-/** @param {import("../page.js").Page} page */
+/** @param {Page} page */
 export function rememberColumns(page) {
   const box = /** @type {HTMLDetailsElement | null} */ (document.getElementById("columns"));
   if (!box) return;
@@ -226,7 +226,7 @@ function shownIn(box, asked, clicked) {
   return [...boxes].filter((each) => each.checked !== (each.value === clicked)).map((each) => each.value);
 }
 
-/** @param {import("../page.js").Page} page @param {string} columns */
+/** @param {Page} page @param {string} columns */
 function choose(page, columns) {
   try {
     localStorage.setItem(KEPT, columns === AUTO_COLUMNS ? "" : columns);
@@ -250,7 +250,7 @@ export class Selection {
   /** @type {Ticked[]} */
   runs = [];
 
-  /** @param {import("../state.js").State} state @param {() => void} told called when the address has others */
+  /** @param {State} state @param {() => void} told called when the address has others */
   constructor(state, told) {
     this.state = state;
     this.#read();
@@ -294,8 +294,7 @@ export class Selection {
     return gone.length > 0;
   }
 
-  /** Takes what the server says about runs that no row of the list is of.
-   * @param {readonly import("../answers.js").Run[]} found */
+  /** Takes what the server says about runs that no row of the list is of. @param {readonly Run[]} found */
   know(found) {
     for (const { id, name, started_s: started, state, archived } of found) {
       const its = this.find(id);

@@ -1,4 +1,3 @@
-// @ts-check
 /** The charts of the machine, by the sampled values. Names are those of docs/machine.md. */
 import { get } from "../api.js";
 import { byId } from "../dom.js";
@@ -8,10 +7,12 @@ import { CurveFeed, lineIn } from "../live/curve.js";
 import { PlannedCharts } from "../plot/plot.js";
 import { SYSTEM } from "../vocabulary.js";
 
-/**
- * @typedef {{name: string, words: string, color?: string}} Part a line: the scalar, and what the legend calls it
- * @typedef {{id: string, title: string, unit: number, parts: Part[]}} Plan a chart; values are divided by `unit`
- */
+/** @import { Range } from "../live/curve.js"
+ * @import { Page } from "../page.js"
+ * @import { Line } from "../plot/thin.js" */
+
+/** @typedef {{name: string, words: string, color?: string}} Part a line: the scalar, and what the legend calls it
+ * @typedef {{id: string, title: string, unit: number, parts: Part[]}} Plan a chart; values are divided by `unit` */
 
 const GB = 1e9;
 const MB = 1e6;
@@ -130,8 +131,8 @@ function wordsOf(gpu) {
   return gpu.replace("gpu", "GPU ");
 }
 
-/** The line of a scalar in the units of its chart. @param {import("../plot/thin.js").Line} line @param {string} words
- * @param {number} unit @param {string} [color] @returns {import("../plot/thin.js").Line} */
+/** The line of a scalar in the units of its chart. @param {Line} line @param {string} words
+ * @param {number} unit @param {string} [color] @returns {Line} */
 export function lineOf(line, words, unit, color) {
   const scaled = (/** @type {ArrayLike<number> | undefined} */ values) => values && Array.from(values, (v) => v / unit);
   const merged = Array.from(line.first).some((first, place) => first !== line.last[place]);
@@ -141,7 +142,7 @@ export function lineOf(line, words, unit, color) {
 
 /** @extends {PlannedCharts<Plan>} */
 export class SystemCharts extends PlannedCharts {
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     super(page, byId("charts"), (plan) => {
       const name = plan.parts.map((part) => part.name);
@@ -170,7 +171,7 @@ export class SystemCharts extends PlannedCharts {
   }
 }
 
-/** @param {Plan} plan @param {(name: string) => import("../plot/thin.js").Line | null} find */
+/** @param {Plan} plan @param {(name: string) => Line | null} find */
 function linesOf(plan, find) {
   return plan.parts.flatMap(({ name, words, color }) => {
     const found = find(name);
@@ -184,9 +185,9 @@ class SystemFeed extends CurveFeed {
   /** @type {string[]} */
   #names = [];
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
-    const request = (/** @type {import("../live/curve.js").Range} */ range, /** @type {AbortSignal} */ signal) =>
+    const request = (/** @type {Range} */ range, /** @type {AbortSignal} */ signal) =>
       this.#parts().map((name) => get("scalars", { run: page.run, name, ...range }, signal));
     super(page, request, ({ name }) => name, { min: EVERY_MS });
     page.follow.on("change", () => this.load());
@@ -207,7 +208,7 @@ class SystemFeed extends CurveFeed {
     this.load();
   }
 
-  /** @param {string} name @returns {import("../plot/thin.js").Line | null} */
+  /** @param {string} name @returns {Line | null} */
   find(name) {
     return this.curves.get(name)?.line(name) ?? null;
   }

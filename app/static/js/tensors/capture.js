@@ -1,4 +1,3 @@
-// @ts-check
 /** Requests for a tensor: one, or one every so many steps as long as the page is open. Nothing of it is on the server. */
 import { get, send } from "../api.js";
 import { byId, h } from "../dom.js";
@@ -9,8 +8,10 @@ import { Refresh } from "../live/refresh.js";
 import { toast } from "../popup.js";
 import { Emitter } from "../state.js";
 
+/** @import { RequestedSnapshot, Snapshot } from "../answers.js"
+ * @import { Page } from "../page.js" */
+
 /** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
-/** @typedef {import("../answers.js").Snapshot} Snapshot */
 
 const MIN_MS = 300; // between two requests
 const SHORT_MS = 6000; // arrived and expired requests leave the list
@@ -43,26 +44,21 @@ export function fateOfAll(fates) {
   return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
 }
 
-/** Why the trainer didn't capture a tensor that was asked for, as it said last.
- * @param {string | null} run @param {string | null} module null: any @param {number} after how many events it was
- * asked for */
+/** Why the trainer didn't capture a tensor that was asked for, as it said last. @param {string | null} run @param
+ * {string | null} module null: any @param {number} after how many events it was asked for */
 export async function missedWords(run, module, after) {
   const { events } = await get("events", { run, name: "snapshot-missed", after, limit: MAX_PAGE });
   return events.findLast((event) => module === null || event.module === module)?.message;
 }
 
-/**
- * @typedef {{numbers: number[], label: string, module: string | null, after: number, line: HTMLElement,
- *   words: HTMLElement}}
- * Request
- */
+/** @typedef {{numbers: number[], label: string, module: string | null, after: number, line: HTMLElement, words:
+ * HTMLElement}} Request */
 
 export class Asking {
   /** @type {Set<Request>} */
   #open = new Set();
-  /** @param {import("../page.js").Page} page
-   * @param {() => Promise<import("../answers.js").Snapshot[]>} look gives the snapshots of now
-   * @param {(number: number) => void} show */
+  /** @param {Page} page @param {() => Promise<Snapshot[]>} look gives the snapshots of now @param {(number: number) =>
+   * void} show */
   constructor(page, look, show) {
     this.page = page;
     this.look = look;
@@ -115,7 +111,7 @@ export class Asking {
   async attention() {
     await this.#try(async (after) => {
       const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
-      const numbers = said.asked.map((/** @type {import("../answers.js").RequestedSnapshot} */ each) => each.number);
+      const numbers = said.asked.map((/** @type {RequestedSnapshot} */ each) => each.number);
       this.#add(
         numbers,
         numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
@@ -294,10 +290,8 @@ const ENDS = {
   removed: "The run was removed.",
 };
 
-/**
- * @param {import("../page.js").Page} page
- * @param {{look: () => Promise<Snapshot[]>, chosen: () => Snapshot | null | undefined,
- *   show: (number: number) => void}} tensors */
+/** @param {Page} page @param {{look: () => Promise<Snapshot[]>, chosen: () => Snapshot | null | undefined, show:
+ * (number: number) => void}} tensors */
 export function addFollowing(page, { look, chosen, show }) {
   const { run, state } = page;
   const button = /** @type {HTMLButtonElement} */ (byId("follow-tensor"));

@@ -1,4 +1,3 @@
-// @ts-check
 /** Attention over all layers: what each position of the last one sees of each before the first. */
 import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
@@ -8,6 +7,9 @@ import { failedWords, Refresh } from "../live/refresh.js";
 import { ROOT } from "../vocabulary.js";
 import { showScale, Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
+
+/** @import { Rollout, RolloutLayer } from "../answers.js"
+ * @import { Page } from "../page.js" */
 
 /** @typedef {{from?: number, to?: number}} Steps as `follow.values`: nothing for the newest */
 
@@ -49,19 +51,19 @@ export function squareOf(positions) {
   return null;
 }
 
-/** @param {import("../answers.js").RolloutLayer[]} layers */
+/** @param {RolloutLayer[]} layers */
 function namesOf(layers) {
   const names = layers.map((layer) => layer.tap.module || ROOT);
   return names.length <= LISTED ? names.join(", ") : `${names[0]} to ${names[names.length - 1]}`;
 }
 
 export class Rolled {
-  /** @type {(Omit<import("../answers.js").Rollout, "matrix"> & {matrix: number[][]}) | null} */
+  /** @type {(Omit<Rollout, "matrix"> & {matrix: number[][]}) | null} */
   said = null;
   /** @type {Tiles | Trace | null} */
   row = null;
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     const { state } = page;

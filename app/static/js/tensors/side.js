@@ -1,15 +1,15 @@
-// @ts-check
 /** The view of one snapshot: its picture, the value under the pointer, its statistics, its files. */
 import { get, getFile, numberOf, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent, tapWords } from "../format.js";
 import { besides, NONE, showScale, Tiles, wordsAt } from "./tiles.js";
 import { Trace } from "./trace.js";
+/** @import { Snapshot } from "../answers.js"
+ * @import { Page } from "../page.js"
+ * @import { Names } from "./tiles.js" */
 
-/**
- * @typedef {{name: string, words: string, pickers: {axis: number, words: string, size: number}[], draws: "tiles" |
- * "trace"}} View
- */
+/** @typedef {{name: string, words: string, pickers: {axis: number, words: string, size: number}[], draws: "tiles" |
+ * "trace"}} View */
 
 /** Whether the last two dimensions are positions by positions, judging by shape and name: images are square too.
  * @param {number[]} shape @param {string} label */
@@ -75,10 +75,9 @@ export function sliceOf(shape, view, picks, part = null) {
   return pieces.join(",");
 }
 
-/** The indices in the tensor of a cell of the picture; a range where a cell stands for several.
- * @param {number[]} shape @param {View} view @param {number[]} picks
- * @param {{tile: number, row: number, column: number}} cell @param {[number, number]} factors
- * @param {{rows: [number, number], columns: [number, number]} | null} [part] @returns {string[]} */
+/** The indices in the tensor of a cell of the picture; a range where a cell stands for several. @param {number[]} shape
+ * @param {View} view @param {number[]} picks @param {{tile: number, row: number, column: number}} cell @param {[number,
+ * number]} factors @param {{rows: [number, number], columns: [number, number]} | null} [part] @returns {string[]} */
 export function indicesOf(shape, view, picks, cell, factors, part = null) {
   const found = shape.map(() => "0");
   const fixed = new Map(view.pickers.map(({ axis }, place) => [axis, picks[place] || 0]));
@@ -132,10 +131,8 @@ export const TILES = 64; // on a page of them
 const TRACE = 800;
 
 /** @typedef {{rows: [number, number], columns: [number, number]}} Part */
-/**
- * @typedef {{view: View, picks: number[], part: Part | null, pool: string, scale: string, ends: string, after:
- * number}} Look
- */
+/** @typedef {{view: View, picks: number[], part: Part | null, pool: string, scale: string, ends: string, after:
+ * number}} Look */
 
 export class Side {
   /** @type {Tiles | Trace | null} */
@@ -147,11 +144,10 @@ export class Side {
   /** @type {Record<string, number>} */
   statistics = {};
   slice = "";
-  /** @type {import("./tiles.js").Names} */
+  /** @type {Names} */
   names = NONE;
 
-  /** @param {import("../page.js").Page} page @param {import("../answers.js").Snapshot} entry
-   * @param {number} [height] of its tiles, at most */
+  /** @param {Page} page @param {Snapshot} entry @param {number} [height] of its tiles, at most */
   constructor(page, entry, height) {
     this.page = page;
     this.entry = entry;
@@ -341,7 +337,7 @@ export class Side {
   }
 }
 
-/** @param {import("../answers.js").Snapshot} entry */
+/** @param {Snapshot} entry */
 export function aboutOf(entry) {
   const cut = entry.truncated
     ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit`

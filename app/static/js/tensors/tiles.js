@@ -1,16 +1,17 @@
-// @ts-check
 /** A tensor as tiles on one canvas: feature maps, attention heads, a matrix. Point at a cell to read it. */
 import { CanvasChart, penOf, pixelRatio } from "../canvas/chart.js";
 import { colorOf, makeBar, paintBar, paletteOf, swatch } from "../canvas/colors.js";
 import { number } from "../format.js";
 import { colors } from "../theme.js";
 
-/** @typedef {Pick<import("../answers.js").SnapshotNames, "axes" | "tokens" | "shared" | "labels" | "why">} Names */
+/** @import { SnapshotNames } from "../answers.js"
+ * @import { Palette } from "../canvas/colors.js"
+ * @import { Page } from "../page.js" */
 
-/**
- * @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}}
- * Layout
- */
+/** @typedef {Pick<SnapshotNames, "axes" | "tokens" | "shared" | "labels" | "why">} Names */
+
+/** @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}}
+ * Layout */
 
 const MIN_TILE = 48; // pixels of a small tile, in which patterns can still be read
 const GAP = 8;
@@ -46,9 +47,8 @@ export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
   return [(tile % across) * (tileWidth + gap), Math.floor(tile / across) * (tileHeight + gap)];
 }
 
-/** The cell at a point; null between tiles.
- * @param {Layout} layout @param {number} x @param {number} y
- * @param {[number, number, number]} shape tiles, rows, columns */
+/** The cell at a point; null between tiles. @param {Layout} layout @param {number} x @param {number} y @param {[number,
+ * number, number]} shape tiles, rows, columns */
 export function cellAt(layout, x, y, [tiles, rows, columns]) {
   const [at, line] = [
     Math.floor(x / (layout.tileWidth + layout.gap)),
@@ -111,10 +111,9 @@ export function isCausal(values, [tiles, rows, columns]) {
   return below;
 }
 
-/** The pixels of one tile, a pixel for each cell.
- * @param {ArrayLike<number>} values @param {number} start @param {number} rows @param {number} columns
- * @param {{low: number, high: number}} range
- * @param {import("../canvas/colors.js").Palette} palette @param {boolean} causal @returns {Uint32Array} */
+/** The pixels of one tile, a pixel for each cell. @param {ArrayLike<number>} values @param {number} start @param
+ * {number} rows @param {number} columns @param {{low: number, high: number}} range @param {Palette} palette @param
+ * {boolean} causal @returns {Uint32Array} */
 export function pixelsOf(values, start, rows, columns, range, palette, causal) {
   const scale = 255 / (range.high - range.low || 1);
   return Uint32Array.from({ length: rows * columns }, (_, place) => {
@@ -145,8 +144,7 @@ function tokensOf(names, sample) {
 }
 
 /** What the indices of a cell are called: "cat.png: the \u2192 cat"; a cell that stands for several has no tokens.
- * Pure.
- * @param {Names} names @param {string[]} indices of each dimension */
+ * Pure. @param {Names} names @param {string[]} indices of each dimension */
 export function wordsAt(names, indices) {
   const [sample] = indices;
   const tokens = tokensOf(names, Number(sample));
@@ -155,13 +153,10 @@ export function wordsAt(names, indices) {
   return [names.labels[Number(sample)], places].filter(Boolean).join(": ");
 }
 
-/**
- * The names of the rows and the columns of a picture of the last two dimensions, from the first of its part on. Pure.
- * @param {Names} names
- * @param {{dimensions: number, sample: number, cells: [number, number], factors: [number, number],
- *   part: {rows: [number, number], columns: [number, number]} | null}} picture
- * @returns {{rows: string[], columns: string[]} | undefined} undefined without any
- */
+/** The names of the rows and the columns of a picture of the last two dimensions, from the first of its part on. Pure.
+ * @param {Names} names @param {{dimensions: number, sample: number, cells: [number, number], factors: [number, number],
+ * part: {rows: [number, number], columns: [number, number]} | null}} picture @returns {{rows: string[], columns:
+ * string[]} | undefined} undefined without any */
 export function besides(names, { dimensions, sample, cells, factors, part }) {
   const tokens = tokensOf(names, sample);
   const of = (/** @type {number} */ place) => {
@@ -185,10 +180,9 @@ function edgesOf(pen, { rows, columns }, width) {
   return { left: most(rows), top: most(columns) };
 }
 
-/** Draws the names of rows at the left and of columns above, as many as have room.
- * @param {CanvasRenderingContext2D} pen @param {{rows: string[], columns: string[]}} names
- * @param {{left: number, top: number}} edges @param {{tileWidth: number, tileHeight: number}} layout
- * @param {[number, number]} cells */
+/** Draws the names of rows at the left and of columns above, as many as have room. @param {CanvasRenderingContext2D}
+ * pen @param {{rows: string[], columns: string[]}} names @param {{left: number, top: number}} edges @param {{tileWidth:
+ * number, tileHeight: number}} layout @param {[number, number]} cells */
 function drawNames(pen, { rows, columns }, { left, top }, layout, cells) {
   pen.save();
   pen.font = FONT;
@@ -221,8 +215,7 @@ function shortened(pen, text, room) {
   return `${text.slice(0, fits)}\u2026`;
 }
 
-/** Fills an element with the color bar of a picture. @param {HTMLElement} element
- * @param {Tiles | null} tiles */
+/** Fills an element with the color bar of a picture. @param {HTMLElement} element @param {Tiles | null} tiles */
 export function showScale(element, tiles) {
   element.replaceChildren();
   if (!tiles?.ranges.length) return;
@@ -263,7 +256,7 @@ export class Tiles extends CanvasChart {
   /** The picture without the cursor. */
   #drawn = document.createElement("canvas");
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element
+  /** @param {Page} page @param {HTMLElement} element
    * @param {{title: string, height?: number, onPoint: (cell: Cell | null, x: number, y: number) => void}} options */
   constructor(page, element, { title, height = HEIGHT, onPoint }) {
     super(page, element, { label: `${title}: arrow keys move the cursor`, name: "tiles" });

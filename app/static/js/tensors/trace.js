@@ -1,9 +1,10 @@
-// @ts-check
 /** A row of values as a line, from minimum to maximum where values share a pixel. Non-finite values are at the edge. */
 import { CanvasChart, penOf } from "../canvas/chart.js";
 import { number } from "../format.js";
 import { evenTicks } from "../scale.js";
 import { colors } from "../theme.js";
+
+/** @import { Page } from "../page.js" */
 
 const [LEFT, BOTTOM, TOP] = [56, 18, 8];
 
@@ -12,7 +13,7 @@ export class Trace extends CanvasChart {
   data = null;
   at = -1;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element
+  /** @param {Page} page @param {HTMLElement} element
    * @param {{title: string, height?: number, onPoint: (place: number, x: number, y: number) => void}} options */
   constructor(page, element, { title, height = 260, onPoint }) {
     super(page, element, { label: `${title}: arrow keys move the cursor`, height });

@@ -1,4 +1,3 @@
-// @ts-check
 /** The list of snapshots, the selected one, and another one to compare: one view, one part, one scale for both. */
 import { getAll } from "../api.js";
 import { Card } from "../card.js";
@@ -9,14 +8,17 @@ import { failedWords, isPassing, Refresh } from "../live/refresh.js";
 import { aboutOf, Side, TILES, viewsOf } from "./side.js";
 import { rangeOf } from "./tiles.js";
 
-/** @typedef {import("../answers.js").Snapshot} Snapshot */
+/** @import { Snapshot } from "../answers.js"
+ * @import { Finder } from "../finder.js"
+ * @import { Page } from "../page.js"
+ * @import { Look } from "./side.js" */
 
 const TRIFLES = ["view", "at", "pool", "scale", "ends", "part", "after"];
 
 export class Viewer {
   /** @type {Side[]} */
   sides = [];
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.figure = byId("viewer");
@@ -33,7 +35,7 @@ export class Viewer {
     page.keys.add("-", "zoom out", () => this.zoom("out", null), { group: "Tensor" });
   }
 
-  /** @param {import("../answers.js").Snapshot[]} entries one snapshot, or two */
+  /** @param {Snapshot[]} entries one snapshot, or two */
   show(entries) {
     this.refresh.stop();
     for (const side of this.sides) side.close();
@@ -45,7 +47,7 @@ export class Viewer {
     if (entries.length) return this.look();
   }
 
-  /** What the address says of how to look at it. @returns {import("./side.js").Look} */
+  /** What the address says of how to look at it. @returns {Look} */
   get wanted() {
     const { state } = this.page;
     const { kept_shape: shape, tap } = this.sides[0].entry;
@@ -85,7 +87,7 @@ export class Viewer {
     if (again) throw again;
   }
 
-  /** @param {import("./side.js").Look} look */
+  /** @param {Look} look */
   #draw(look) {
     const range =
       this.sides.length > 1
@@ -103,7 +105,7 @@ export class Viewer {
     this.card.refresh();
   }
 
-  /** @param {import("./side.js").Look} look */
+  /** @param {Look} look */
   #controls({ view, picks }) {
     const { entry } = this.sides[0];
     byId("viewer-title").textContent = tapWords(entry.tap);
@@ -128,7 +130,7 @@ export class Viewer {
     byId("zoom").hidden = view.draws === "trace" || entry.kept_shape.length < 2;
   }
 
-  /** Shows what the chosen sample is called. @param {import("./side.js").Look} look */
+  /** Shows what the chosen sample is called. @param {Look} look */
   #label({ view, picks }) {
     const place = view.pickers.findIndex(({ axis }) => axis === 0);
     const label = place < 0 ? "" : (this.sides[0]?.names.labels[picks[place]] ?? "");
@@ -152,7 +154,7 @@ export class Viewer {
     this.page.state.set({ part: next ? `${next.rows.join(":")},${next.columns.join(":")}` : "" });
   }
 
-  /** @param {import("./side.js").Look} look */
+  /** @param {Look} look */
   #pages({ after }) {
     const total = this.sides[0].total;
     const go = (/** @type {number} */ to, /** @type {string} */ words, /** @type {boolean} */ off) =>
@@ -208,9 +210,8 @@ const MIN_LENGTH = 4;
 
 /** @typedef {{rows: [number, number], columns: [number, number]}} Part */
 
-/** Half of it, twice of it, or the whole (null).
- * @param {number[]} shape rows and columns @param {Part | null} part @param {string} how in, out, whole
- * @param {{row: number, column: number} | null} [cell] to zoom at; else the middle
+/** Half of it, twice of it, or the whole (null). @param {number[]} shape rows and columns @param {Part | null} part
+ * @param {string} how in, out, whole @param {{row: number, column: number} | null} [cell] to zoom at; else the middle
  * @param {[number, number]} [factors] values of a cell @returns {Part | null} */
 export function zoomed(shape, part, how, cell = null, factors = [1, 1]) {
   if (how === "whole") return null;
@@ -246,7 +247,7 @@ export function listed(snapshots) {
   return [...snapshots].sort((one, two) => two.step - one.step || one.number - two.number);
 }
 
-/** @param {import("../page.js").Page} page @param {Snapshot[]} snapshots @param {import("../finder.js").Finder} finder
+/** @param {Page} page @param {Snapshot[]} snapshots @param {Finder} finder
  * @param {Snapshot | null | undefined} chosen the one that is looked at */
 export function showList(page, snapshots, finder, chosen) {
   const fits = listed(snapshots).filter((each) => finder.fits(each.tap.module));
@@ -262,7 +263,7 @@ export function showList(page, snapshots, finder, chosen) {
   if (snapshots.length) empty.textContent = "No snapshot matches the filter."; // otherwise the server's sentence stands
 }
 
-/** @param {import("../page.js").Page} page @param {Snapshot} each @param {Snapshot | null | undefined} chosen */
+/** @param {Page} page @param {Snapshot} each @param {Snapshot | null | undefined} chosen */
 function lineOf(page, each, chosen) {
   const { state } = page;
   const number = String(each.number);

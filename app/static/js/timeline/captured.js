@@ -1,4 +1,3 @@
-// @ts-check
 /** Where captured steps are on the timeline, loaded when they are needed: arrow keys and pointers stop there. */
 import { get } from "../api.js";
 import { countOf } from "../scale.js";

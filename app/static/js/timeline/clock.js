@@ -1,4 +1,3 @@
-// @ts-check
 /** What stands on the axis of the charts: steps, times, or samples, by straight lines between known steps. */
 import { get, numberOf } from "../api.js";
 import { count, counted } from "../format.js";
@@ -6,6 +5,8 @@ import { Refresh } from "../live/refresh.js";
 import { countOf, evenTicks } from "../scale.js";
 import { Emitter } from "../state.js";
 import { SAMPLES_RATE, STEPS_RATE, TIME } from "../vocabulary.js";
+/** @import { Follow } from "../follow.js"
+ * @import { State } from "../state.js" */
 
 /** @typedef {"step" | "time" | "samples"} By */
 
@@ -89,9 +90,8 @@ const SIZES = [
   ...[1, 2, 7, 14, 30, 90, 365].map((many) => many * DAY),
 ];
 
-/** Ticks at whole minutes, hours, or days of the reader's clock.
- * @param {number} from seconds since 1970 @param {number} to @param {number} many at most
- * @param {number} [offset] seconds that the reader's clock is ahead of UTC */
+/** Ticks at whole minutes, hours, or days of the reader's clock. @param {number} from seconds since 1970 @param
+ * {number} to @param {number} many at most @param {number} [offset] seconds that the reader's clock is ahead of UTC */
 export function timeTicks(from, to, many, offset = -60 * new Date(from * 1000).getTimezoneOffset()) {
   const rough = (to - from) / Math.max(1, many);
   if (rough < 1) return evenTicks(from, to, many).map((at) => ({ at, text: timeText(at, to - from, offset) }));
@@ -153,7 +153,7 @@ export class Clock extends Emitter {
   /** Why the axis is not what the reader chose. */
   why = "";
 
-  /** @param {{run: string | null, state: import("../state.js").State, follow: import("../follow.js").Follow}} page
+  /** @param {{run: string | null, state: State, follow: Follow}} page
    * @param {{ask?: (path: "scalars", query: Record<string, any>, signal: AbortSignal) => Promise<any>}} [world] */
   constructor({ run, state, follow }, { ask = get } = {}) {
     super();

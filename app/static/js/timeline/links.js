@@ -1,6 +1,7 @@
-// @ts-check
 /** The steps of this page go along to the run's other pages: in links, in forms, and where a script opens a page. */
 import { h } from "../dom.js";
+
+/** @import { Page } from "../page.js" */
 
 /** @typedef {{steps: string, step: string, by: string, range: [number, number] | null}} Shared "" is the default */
 
@@ -23,8 +24,7 @@ export function kept(href, { steps, step, by }) {
 }
 
 /** A link with these steps as far as it has none. One that leads to a certain step keeps it, and the range if that step
- * is in it.
- * @param {string} href @param {Shared} shared */
+ * is in it. @param {string} href @param {Shared} shared */
 export function added(href, { steps, step, by, range }) {
   return changed(href, (query) => {
     const own = query.get("step");
@@ -63,8 +63,7 @@ function changed(href, change) {
 }
 
 /** What other pages are to show; "" is what is usual. A page's own default (System shows all steps) is its own, unless
- * it is about a step (an incident).
- * @param {import("../page.js").Page} page @returns {Shared} */
+ * it is about a step (an incident). @param {Page} page @returns {Shared} */
 export function sharedOf({ follow, state }) {
   const steps = state.get("steps");
   const { steps: own, step: ownStep } = state.defaults;
@@ -80,14 +79,13 @@ export function sharedOf({ follow, state }) {
 }
 
 /** Opens a page of the run on the same steps.
- * @param {import("../page.js").Page} page @param {string} place @param {Record<string, string | number>} [query] */
+ * @param {Page} page @param {string} place @param {Record<string, string | number>} [query] */
 export function visit(page, place, query) {
   location.assign(new URL(added(page.address(place, query), sharedOf(page)), document.baseURI));
 }
 
 /** Links to the run's other pages show what this page shows: those of the frame at once, all others when they are
- * pointed at or reached by key.
- * @param {import("../page.js").Page} page */
+ * pointed at or reached by key. @param {Page} page */
 export function keepSteps(page) {
   if (page.run === null) return;
   const links = /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("a[data-keeps-steps]"));

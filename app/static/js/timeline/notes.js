@@ -1,4 +1,3 @@
-// @ts-check
 /** What readers noted at steps: the server draws it on the timeline, where charts find it. */
 import { send } from "../api.js";
 import { h, makeButton } from "../dom.js";
@@ -6,6 +5,7 @@ import { count } from "../format.js";
 import { MAX_NOTE } from "../limits.js";
 import { openDialog, toast } from "../popup.js";
 import { Emitter } from "../state.js";
+/** @import { Page } from "../page.js" */
 
 /** @typedef {{step: number, text: string}} Note */
 
@@ -36,7 +36,7 @@ export class Notes extends Emitter {
   }
 }
 
-/** Asks for what to note at a step. @param {import("../page.js").Page} page @param {number} step
+/** Asks for what to note at a step. @param {Page} page @param {number} step
  * @param {() => unknown} done after a change */
 export function writeNote(page, step, done) {
   const text = page.notes.at(step);

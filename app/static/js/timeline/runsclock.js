@@ -1,4 +1,3 @@
-// @ts-check
 /** What stands on the axis of charts with lines of several runs: steps, the time since each run's start, or samples.
  * Each run has its own pace. The steps of the axis are those of the run that reaches farthest; points of the others
  * stand at the step that this one had reached after as much time, or as many samples. */
@@ -7,8 +6,10 @@ import { count } from "../format.js";
 import { SAMPLES_RATE, STEPS_RATE, TIME } from "../vocabulary.js";
 import { Clock, elapsedText, elapsedTicks, pointsOf, sampleKnots, stepOf, timeKnots, valueAt } from "./clock.js";
 
-/** @typedef {import("./clock.js").Knots} Knots */
-/** @typedef {import("../plot/thin.js").Line} Line */
+/** @import { Page } from "../page.js"
+ * @import { Line } from "../plot/thin.js"
+ * @import { Knots } from "./clock.js" */
+
 /** @typedef {Pick<import("../answers.js").Run, "id" | "started_s" | "first_step" | "newest_step">} Run */
 
 const POINTS = 1000;
@@ -19,7 +20,7 @@ export class RunsClock extends Clock {
   /** Of each run, as far as they are known. @type {Map<string, Knots>} */
   #knots = new Map();
 
-  /** @param {import("../page.js").Page} page of no run
+  /** @param {Page} page of no run
    * @param {{ask?: (path: "overlay", query: Record<string, any>, signal: AbortSignal) => Promise<any>}} [world] */
   constructor(page, { ask = get } = {}) {
     super({ run: null, state: page.state, follow: page.follow });

@@ -1,4 +1,3 @@
-// @ts-check
 /** The timeline under the header. The server draws its line and marks; here are the range, the step, and their handles. */
 import { byId, h, onClick, reveal } from "../dom.js";
 import { count, stepWords } from "../format.js";
@@ -6,6 +5,8 @@ import { Parts } from "../live/parts.js";
 import { hideTip, showTip } from "../popup.js";
 import { movedBy, nextMark, readStep, Strip } from "./captured.js";
 import { writeNote } from "./notes.js";
+
+/** @import { Page } from "../page.js" */
 
 /** @typedef {"from" | "to" | "step"} Which */
 
@@ -116,7 +117,7 @@ export class Timeline {
   /** What this wrote to the step box; anything else was typed. */
   written = /** @type {HTMLInputElement} */ (byId("step-box")).defaultValue;
 
-  /** @param {import("../page.js").Page} page */
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.element = /** @type {HTMLElement} */ (byId("timeline"));

@@ -1,4 +1,3 @@
-// @ts-check
 /** A web worker that places the boxes of a model, so that the page stays quick meanwhile. */
 import { arrange } from "../model/arrange.js";
 
