@@ -2,7 +2,7 @@
 async ({ rows, steps, nanRow, nanStep, fit }) => {
   const at = (name) => import(new URL(`${document.body.dataset.static}/js/${name}`, document.baseURI).href);
   const [{ Heat }, { Emitter }, { Schedule }, { Cursor }, { Keys }, { Clock }] = await Promise.all(
-    ["heat/index.js", "emitter.js", "schedule.js", "cursor.js", "keys.js", "timeline/clock.js"].map(at),
+    ["heat/heat.js", "state.js", "schedule.js", "follow.js", "keys.js", "timeline/clock.js"].map(at),
   );
   const figure = document.createElement("figure");
   figure.className = "card chart";

@@ -281,7 +281,7 @@ def test_a_notice_with_undo_waits_while_the_pointer_or_focus_is_on_it(visit: Ope
         _connected_or_loaded(tab.page)
         folder = tab.page.evaluate("document.body.dataset.static")
         done = tab.page.evaluate(
-            "async folder => { const {toast} = await import(new URL(folder + '/js/toast.js', document.baseURI));"
+            "async folder => { const {toast} = await import(new URL(folder + '/js/popup.js', document.baseURI));"
             " window.said = []; toast('gone', {undo: () => said.push('undo'), done: () => said.push('done')});"
             " toast('other', {undo: () => said.push('undo 2'), done: () => said.push('done 2')}); return said }",
             folder,

@@ -1,4 +1,4 @@
-/** The reader's pointer and keys on a heatmap: what is under them, one cursor with the other charts, picking, zooming. */
+/** The reader's pointer and keys on a heatmap: what is there, one cursor with other charts, zoom. */
 import { Brush, movedBy } from "../canvas/chart.js";
 import { worse } from "../canvas/columns.js";
 import { isAside } from "../dom.js";

@@ -1,4 +1,4 @@
-/** The list of runs: the selected ones, the chosen columns, saved views, and actions. What was chosen is in the address. */
+/** The list of runs: the selected ones, the chosen columns, saved views, and actions. The address holds the choices. */
 import { get, send } from "../api.js";
 import { byId, h, makeButton, onClick } from "../dom.js";
 import { MAX_OVERLAID_RUNS } from "../limits.js";

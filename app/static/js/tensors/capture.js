@@ -1,4 +1,4 @@
-/** Requests for a tensor: one, or one every so many steps as long as the page is open. Nothing of it is on the server. */
+/** Requests for a tensor: one, or one every so many steps while the page is open. The server keeps nothing of it. */
 import { get, send } from "../api.js";
 import { byId, h } from "../dom.js";
 import { count, kindWords } from "../format.js";

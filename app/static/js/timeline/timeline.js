@@ -1,4 +1,4 @@
-/** The timeline under the header. The server draws its line and marks; here are the range, the step, and their handles. */
+/** The timeline under the header. The server draws its line and marks; here are its handles. */
 import { byId, h, onClick, reveal } from "../dom.js";
 import { count, stepWords } from "../format.js";
 import { Parts } from "../live/parts.js";
