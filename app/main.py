@@ -22,22 +22,19 @@ from hookcore.records import text_of
 from . import api, assets, live
 from .api import health, ingest, login
 from .api.routing import PROBLEM
-from .clickhouse.address import ClusterAddress
-from .clickhouse.client import ClickHouseError, UnreachableError
-from .clickhouse.cluster.partial import Partial
+from .clickhouse.client import ClickHouseError, ClusterAddress, UnreachableError
+from .clickhouse.cluster.entry import Partial
 from .clickhouse.cluster.shared import SharedRuns
 from .clickhouse.native import FormatError
 from .clickhouse.schema import SchemaError, connect
 from .pages import every
-from .pages.error import error_page, wants_page
-from .pages.views.run_lines import summary_of
+from .pages.settings import error_page, wants_page
+from .pages.views.run_list import summary_of
 from .runs import Runs
-from .runs.explaining import Explainer
+from .runs.alerts import Explainer, Notifications
 from .runs.keep import Keeper
-from .runs.notifying import Notifications
-from .serving.guard.access import Access
+from .serving.guard.access import Access, Usage
 from .serving.guard.security import Guard
-from .serving.guard.usage import Usage
 from .settings import ServerSettings
 
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from hookcore.records import STATS
 from hookcore.store.ladder import Ladder
 from hookcore.store.parts import SHARES
-from hookcore.store.schemas import STAT_SCHEMA
-from hookcore_app.clickhouse.cluster.following import FULL
-from hookcore_app.clickhouse.tables import LEVELS, SKETCH_LEVELS
+from hookcore.store.segments import STAT_SCHEMA
+from hookcore_app.clickhouse.cluster.shared import FULL
+from hookcore_app.clickhouse.schema import LEVELS, SKETCH_LEVELS
 from hookcore_app.collector.cutter import MAX_BYTES, MIN_ROWS
 from hookcore_app.collector.inserter import LOOK_S
 

@@ -15,18 +15,26 @@ import hookcore
 from benchmarks import traffic
 from hookcore.records import STAT_COLUMN, STATS, Tap, wire
 from hookcore.store import StepRange
-from hookcore.store.heatmap import Columns
 from hookcore.store.past import Wanted, rows_together
+from hookcore.store.rows import Columns
 from hookcore_app.clickhouse.adder import Adder
-from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.attempts import Attempt, RankRun
-from hookcore_app.clickhouse.client import Shard
-from hookcore_app.clickhouse.names import day_of, number_of_run
+from hookcore_app.clickhouse.client import ClusterAddress, Shard
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.runpast import RunPast
-from hookcore_app.clickhouse.schema import connect
+from hookcore_app.clickhouse.schema import (
+    ITEMS,
+    LANES,
+    ROLLUPS,
+    ROWS,
+    RUNS,
+    SKETCH_ROLLUPS,
+    SKETCHES,
+    connect,
+    day_of,
+    number_of_run,
+)
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.clickhouse.tables import ITEMS, LANES, ROLLUPS, ROWS, RUNS, SKETCH_ROLLUPS, SKETCHES
 from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block, without_key
 from tests.clickhouse_nodes import running
 

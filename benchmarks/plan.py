@@ -41,7 +41,7 @@ from benchmarks.demand import (
     work_of,
 )
 from benchmarks.ranks import Ranks
-from hookcore_app.clickhouse.tables import ITEMS, LEVELS, ROLLUPS, ROWS, SKETCH_LEVELS, SKETCH_ROLLUPS, SKETCHES
+from hookcore_app.clickhouse.schema import ITEMS, LEVELS, ROLLUPS, ROWS, SKETCH_LEVELS, SKETCH_ROLLUPS, SKETCHES
 from hookcore_app.collector.inserter import LOOK_S
 from tests.clickhouse_nodes import DATABASE, Cluster, Node, running
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks import traffic
 from benchmarks.demand import Demand
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap, wire
-from hookcore_app.clickhouse.names import number_of_run
+from hookcore_app.clickhouse.schema import number_of_run
 from tests.sketches import block_of, sketch_of
 
 VALUES: Final = 65_536  # of every tensor

@@ -18,7 +18,7 @@ import torch
 
 import hookcore
 from benchmarks.models import MODELS
-from hookcore.recorder.sentinel import Sentinel
+from hookcore.recorder.measured.sentinel import Sentinel
 
 LOOKS: Final = ("look", "look_before_step", "begin_step")
 SETTLE_STEPS: Final = 20

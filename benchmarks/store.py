@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hookcore.reading.answers import Differences
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
 from hookcore.store import DEFAULT_BYTES, Store
-from hookcore_app.analysis.different import Side, what_differs
+from hookcore_app.analysis.comparison import Side, what_differs
 from tests.sketches import block_of, sketch_of
 
 _MIB: Final = 2**20

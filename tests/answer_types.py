@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from hookcore.config.patterns.matching import MAX_LENGTH
+from hookcore.config.patterns import MAX_LENGTH
 from hookcore.reading import answers
 from hookcore.reading.answers.base import Answer
 from hookcore.reading.answers.live import Messages
@@ -16,14 +16,15 @@ from hookcore.records import ROOT
 from hookcore.records.vocabulary import KIND_WORDS, SAMPLES_RATE, STEPS_RATE, SYSTEM, TIME
 from hookcore_app import assets
 from hookcore_app.analysis import overlay
-from hookcore_app.api import overlay as overlays
-from hookcore_app.api import params, runs, saved, series
-from hookcore_app.clickhouse.cluster import partial
-from hookcore_app.live import requests
+from hookcore_app.api import compare as overlays
+from hookcore_app.api import params, runs, series
+from hookcore_app.api import runs as saved
+from hookcore_app.clickhouse.cluster import entry
+from hookcore_app.live import views as requests
 from hookcore_app.main import create_app
 from hookcore_app.pages import frame
-from hookcore_app.pages.views import run_columns, span
-from hookcore_app.runs import Runs, annotating, views
+from hookcore_app.pages.views import run_list, span
+from hookcore_app.runs import Runs, edits, shelf
 from hookcore_app.settings import ServerSettings
 
 # What the scripts must share with the server: each value, with its meaning.
@@ -35,12 +36,12 @@ WORDS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "SAMPLES_RATE": (SAMPLES_RATE, "The same, in samples"),
     "GRADIENT_NORM": (overlay.GRADIENT_NORM, "The norm of all gradients, as a line of several runs"),
     "LIVE_STEPS": (span.LIVE_STEPS, "How many steps of a live run are shown"),
-    "NO_COLUMNS": (run_columns.NONE, "No column of the list of runs, in an address"),
-    "AUTO_COLUMNS": (run_columns.AUTO, "Those columns that differ, also for a browser that remembers others"),
+    "NO_COLUMNS": (run_list.NONE, "No column of the list of runs, in an address"),
+    "AUTO_COLUMNS": (run_list.AUTO, "Those columns that differ, also for a browser that remembers others"),
     "VIEW_NAMES": (" ".join(saved.RunsView.model_fields), "What of the address of the Runs page a view has"),
     "THEMES": (frame.THEMES, "The themes, in turn"),
     "THEME_COOKIE": (frame.THEME_COOKIE, "The cookie with the chosen theme"),
-    "PARTIAL": (partial.HEADER, "The header that says what is missing in an answer"),
+    "PARTIAL": (entry.HEADER, "The header that says what is missing in an answer"),
 }
 LIMITS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "MAX_PAGE": (params.MAX_PAGE, "Items of an answer that has a next one"),
@@ -55,9 +56,9 @@ LIMITS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "MAX_LIVE_ROWS": (requests.MAX_ROWS, "Rows of a subscription"),
     "MAX_ID": (requests.MAX_ID, "The largest number of a subscription"),
     "MAX_PATTERN": (MAX_LENGTH, "Characters of what a find box or the palette is asked"),
-    "MAX_CHART_NAME": (views.MAX_NAME, "Characters of the name of a chart on the board"),
-    "MAX_CHART_QUERY": (views.MAX_CHART, "Characters of its query"),
-    "MAX_NOTE": (annotating.MAX_TEXT, "Characters of what is noted at a step"),
+    "MAX_CHART_NAME": (shelf.MAX_NAME, "Characters of the name of a chart on the board"),
+    "MAX_CHART_QUERY": (shelf.MAX_CHART, "Characters of its query"),
+    "MAX_NOTE": (edits.MAX_TEXT, "Characters of what is noted at a step"),
 }
 HEAD: Final = """\
 /** Generated from hookcore/reading/answers by `make format`: the answers of REST, and the messages of the socket. */

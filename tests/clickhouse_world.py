@@ -21,11 +21,19 @@ from starlette.testclient import TestClient
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.records.wire import Batch, DeliveryCounters, EndItem, RunInfo, decode_answer, encode, frame_item
-from hookcore_app.clickhouse.address import ClusterAddress
-from hookcore_app.clickhouse.names import day_of, number_of_run
-from hookcore_app.clickhouse.schema import connect
+from hookcore_app.clickhouse.client import ClusterAddress
+from hookcore_app.clickhouse.schema import (
+    LANES,
+    LEVELS,
+    RUNS,
+    SKETCH_LEVELS,
+    Inlet,
+    Table,
+    connect,
+    day_of,
+    number_of_run,
+)
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.clickhouse.tables import LANES, LEVELS, RUNS, SKETCH_LEVELS, Inlet, Table
 from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block
 from hookcore_app.collector.inserter import Inserter
 from hookcore_app.collector.service import create_collector

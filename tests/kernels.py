@@ -18,7 +18,7 @@ from hookcore.observe import _kernel, cpu, layout, portable, reference
 from hookcore.observe.arena import CpuArena
 from hookcore.observe.device import add_by_operators
 from hookcore.observe.harvest import unpack
-from hookcore.recorder.frames import stats_of
+from hookcore.recorder.leaving.frames import stats_of
 from hookcore.records import STATS
 from hookcore.records.sketch import BINS, bins_of
 

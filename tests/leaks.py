@@ -10,7 +10,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
 from hookcore.hooks import handle as handles
-from hookcore.hooks.saved import top_pair
+from hookcore.hooks.tensors import top_pair
 from tests.around import MODULE_TABLES
 
 

@@ -16,8 +16,7 @@ from starlette.testclient import TestClient
 from hookcore.records import Event, Frame, Tap, wire
 from hookcore_app.main import App, create_app
 from hookcore_app.runs import JointRun, Run, Runs
-from hookcore_app.serving.server import Server, complete, make_server
-from hookcore_app.serving.sockets import listen
+from hookcore_app.serving.server import Server, complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, stats_of
 from tests.waiting import wait_for

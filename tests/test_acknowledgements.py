@@ -12,9 +12,8 @@ import pytest
 import hookcore
 from hookcore.reading import quiet
 from hookcore.records import Event, Tap
-from hookcore_app.live.marks import mark_of
-from hookcore_app.live.requests import Subscribe, spec_of
-from hookcore_app.live.views import concern
+from hookcore_app.live.publisher import mark_of
+from hookcore_app.live.views import Subscribe, concern, spec_of
 from tests.api_world import World, open_run
 from tests.build import append
 from tests.serving import TOKEN, Served, served

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.clock.cadence import Cadence
 
 NAN = float("nan")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hookcore_app.runs import annotating
-from hookcore_app.runs.annotating import MAX_TEXT, annotations_in
+from hookcore_app.runs import edits
+from hookcore_app.runs.edits import MAX_TEXT, annotations_in
 from tests.api_world import World
 
 
@@ -45,7 +45,7 @@ def test_invalid_annotations_are_refused(world: World, step: Any, text: str) -> 
 
 
 def test_a_run_has_a_limited_number_of_annotations_and_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotating, "MAX_ANNOTATED", 2)
+    monkeypatch.setattr(edits, "MAX_ANNOTATED", 2)
     for step in (1, 2):
         annotate(world, step, "x")
     assert "2 annotated steps already" in annotate(world, 3, "x", 400)["error"]

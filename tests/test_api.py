@@ -13,8 +13,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import Answer, decode
 from hookcore.records import Snapshot, Tap
 from hookcore.store import STAT_NAMES
-from hookcore_app.api.examples import example_of
-from hookcore_app.api.steady import ATTEMPTS
+from hookcore_app.api.routing import ATTEMPTS, example_of
 from hookcore_app.formats import json_of
 from hookcore_app.runs import Run
 from tests.api_world import (

@@ -15,11 +15,11 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 
 from hookcore.errors import ArgumentError
-from hookcore.reading.slices import cut
+from hookcore.reading.pictures import cut
 from hookcore.records import Snapshot, Tap
 from hookcore.records.vocabulary import NAN_COLOR, rgb_of
 from hookcore.records.wire import DTYPES
-from hookcore_app.analysis.png import colors_of, png_of
+from hookcore_app.analysis.tiles import colors_of, png_of
 from tests.api_world import MATRIX, TAPS, World, csv_columns, floats, npy, same
 
 

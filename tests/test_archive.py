@@ -27,11 +27,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.delivery.archive import ArchiveSink, ArchiveWriter, folder_name, load_into, read_archive
-from hookcore.delivery.archive import files as archive_files
-from hookcore.delivery.archive.files import MERGE_AT
-from hookcore.delivery.archive.layout import SUFFIX, TABLES, parts_in
-from hookcore.delivery.archive.scribe import Scribe, Writes
-from hookcore.delivery.archive.writer import HANG_S
+from hookcore.delivery.archive import folder as archive_files
+from hookcore.delivery.archive.folder import MERGE_AT, SUFFIX, TABLES, parts_in
+from hookcore.delivery.archive.writer import HANG_S, Scribe, Writes
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import EndItem
@@ -400,7 +398,7 @@ def test_a_part_waits_for_a_pause_but_not_forever(
 
     written: list[int] = []
     looked: list[int] = []
-    monkeypatch.setattr("hookcore.delivery.archive.scribe.PATIENCE_S", patience_s)
+    monkeypatch.setattr("hookcore.delivery.archive.writer.PATIENCE_S", patience_s)
     Scribe(0.0, is_busy).add(Part())
     wait_for(lambda: bool(written))
     assert written == [looks]

@@ -20,10 +20,10 @@ import pyarrow.parquet
 import pytest
 
 from hookcore.delivery.archive import Archive, ArchiveWriter, load_into, read_archive
-from hookcore.delivery.archive import files as archive_files
+from hookcore.delivery.archive import folder as archive_files
 from hookcore.delivery.archive import folder as archive_folder
 from hookcore.delivery.archive import reader as archive_reader
-from hookcore.delivery.archive.layout import TABLES, WHOLE
+from hookcore.delivery.archive.folder import TABLES, WHOLE
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, ModuleRecord
 from hookcore.records.wire import EndItem

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.delivery.archive import load_into, read_archive
-from hookcore.delivery.archive.files import joined
+from hookcore.delivery.archive.folder import joined
 from hookcore.records import Event
 from hookcore.store import Store
 from tests.archive_world import (

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
-from hookcore.recorder.batchnames import MAX_BYTES, BatchNames, plain_names
+from hookcore.recorder.measured.snapshots import MAX_NAMED_BYTES, BatchNames, plain_names
 from hookcore.records import Names, Snapshot, Tap
 from hookcore.store import Store
-from hookcore_app.analysis.named import named
+from hookcore_app.analysis.tiles import named
 from hookcore_app.serving import server_thread
 from tests.api_world import World
 from tests.waiting import wait_for
@@ -176,7 +176,7 @@ def test_names_are_bounded_and_missing_ones_are_reported() -> None:
     assert {len(text) for text in kept.tokens[0]} == {100}
     assert left == f"{30 - len(kept.tokens)} of 30 samples without tokens"
     assert kept.labels == ("é", "\\udcff", "7")
-    assert plain_names(Names(labels=("y",) * MAX_BYTES)) == (Names(), "too many labels")
+    assert plain_names(Names(labels=("y",) * MAX_NAMED_BYTES)) == (Names(), "too many labels")
 
 
 def snapshot_of(shape: tuple[int, ...], names: Names, values: Any = None) -> Snapshot:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.recorder.between import MAX_NAMES, Between
+from hookcore.recorder.clock.cadence import MAX_NAMES, Between
 
 
 class Loop:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hookcore_app.runs.views import BOARD_FILE, Views
+from hookcore_app.runs.shelf import BOARD_FILE, Views
 from tests.api_world import World
 
 

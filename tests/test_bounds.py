@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.known.roots import find_tensors
 from tests.harness import process_state, read_step, seed_all, watch
 from tests.zoo.case import mean_square, mlp, noise, sgd
 

@@ -19,8 +19,8 @@ from torch import nn
 import hookcore
 from hookcore.config import Settings
 from hookcore.config.readers import BRIDGES
-from hookcore.delivery.bridges import Bridge, Summary, bridge
-from hookcore.delivery.bridges.writers import WRITERS, WeightsAndBiases
+from hookcore.delivery import bridges
+from hookcore.delivery.bridges import WRITERS, Bridge, Summary, WeightsAndBiases
 from hookcore.errors import ArgumentError
 from hookcore.records import STAT_COLUMN, Frame, Tap
 from tests.build import frame, stats_of
@@ -44,7 +44,7 @@ def train(steps: int = 3, bridge: str | None = None, **settings: Any) -> tuple[n
     seed_all()
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, bridge=bridge, **settings) as watcher:
+    with watch(model, bridge=bridges, **settings) as watcher:
         for _ in range(steps):
             loss = mean_square(model(torch.randn(4, 6)))
             loss.backward()
@@ -85,7 +85,7 @@ class Stuck(Recording):
 
 
 def _bridges() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == bridge.THREAD]
+    return [thread for thread in threading.enumerate() if thread.name == bridges.THREAD]
 
 
 # -- the summary --
@@ -200,7 +200,7 @@ def test_a_tool_that_is_not_installed_is_reported_with_the_command_before_anythi
     def find_nothing(name: str) -> ModuleSpec | None:
         return None
 
-    monkeypatch.setattr(bridge, "find_spec", find_nothing)
+    monkeypatch.setattr(bridges, "find_spec", find_nothing)
     for tool in BRIDGES:
         with pytest.raises(ArgumentError, match=rf"not installed: pip install {tool}$"):
             watch(mlp(), bridge=f"{tool}:x")
@@ -231,9 +231,9 @@ def test_only_rank_0_of_a_distributed_training_has_a_bridge(monkeypatch: pytest.
         with monkeypatch.context() as changed:
             for variable, value in others.items():
                 changed.setenv(variable, value)
-            assert bridge.bridge_for("tensorboard:x", "run") is None
+            assert bridges.bridge_for("tensorboard:x", "run") is None
     monkeypatch.setenv("RANK", "0")
-    assert bridge.bridge_for("tensorboard:x", "run") is not None
+    assert bridges.bridge_for("tensorboard:x", "run") is not None
 
 
 def test_a_bridge_that_cannot_be_opened_is_reported_once_and_the_run_continues(
@@ -267,7 +267,7 @@ def test_a_step_that_cannot_be_written_loses_no_other_step() -> None:
 
 
 def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "MAX_WAITING", 2)
+    monkeypatch.setattr(bridges, "MAX_WAITING", 2)
     writer, lost = Stuck(), list[str]()
     made = Bridge(lambda: writer, lambda *_: None, lambda name, *_: lost.append(name))
     for step in range(2):
@@ -284,7 +284,7 @@ def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.Monke
 
 
 def test_a_dropped_step_loses_no_other_step_of_the_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "MAX_WAITING", 1)
+    monkeypatch.setattr(bridges, "MAX_WAITING", 1)
     writer = Stuck()
     made = Bridge(lambda: writer, lambda *_: None, lambda *_: None)
     for step in range(2):

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.capsules import Replay, read_about, record, replay
 from hookcore.capsules import keeper as keeper_module
-from hookcore.capsules.file import read_step
+from hookcore.capsules.content import read_step
 from hookcore.delivery.dashboard.capsules import folder_of, saved
 from hookcore.reading import Mute
 from hookcore.records import Command, Event, Kind, Occasion, Tap, wire
 from hookcore.store.incidents import FirstError, Incident
 from hookcore.store.incidents.incident import Link
 from hookcore.store.incidents.occasions import occasion_of
-from hookcore_app.pages.views.saved_steps import capsule_of
-from hookcore_app.runs.explaining import Explainer
+from hookcore_app.pages.views.incident import capsule_of
+from hookcore_app.runs.alerts import Explainer
 from tests.build import frame, make_info, stats_of
 from tests.harness import digest, random_state, seed_all
 from tests.serving import TOKEN, World, make_batch, make_taps, make_world, served

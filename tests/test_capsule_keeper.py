@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 import hookcore
 from hookcore.capsules import CapsuleError, Replay, as_text, read_about, read_frames, record, replay
 from hookcore.capsules import keeper as keeper_module
-from hookcore.capsules.frames import MAX_BYTES, MAX_STEPS, RecentFrames
+from hookcore.capsules.keeper import MAX_BYTES, MAX_STEPS, RecentFrames
 from hookcore.delivery.dashboard import capsules as folder_module
 from hookcore.records import Event, Tap
-from hookcore_app.runs.explaining import Explainer
+from hookcore_app.runs.alerts import Explainer
 from tests.build import frame as make_frame
 from tests.build import stats_of
 from tests.capsule_files import capsules_of

@@ -17,11 +17,11 @@ import hookcore
 from hookcore import probes
 from hookcore.delivery.archive import load_into, read_archive
 from hookcore.errors import PatternError
-from hookcore.recorder import channels
-from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.measured import probes as channels
 from hookcore.records import Command, Frame, Snapshot, Tap
 from hookcore.store import Store
-from hookcore.store.channels import MAX_COLUMNS
+from hookcore.store.bounded import MAX_COLUMNS
 from tests.api_world import World, make_frame
 from tests.harness import digest, process_state, random_state, seed_all
 

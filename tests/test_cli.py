@@ -11,7 +11,7 @@ import pytest
 
 import hookcore
 from hookcore.config import SETTINGS
-from hookcore.config.environment import KNOWN
+from hookcore.config.settings import KNOWN
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from hookcore_app.cli import flags, servers, table

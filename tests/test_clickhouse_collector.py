@@ -17,15 +17,15 @@ from hookcore.records import ModuleRecord, Tap
 from hookcore.records.wire import Batch, Description, EndItem, Place, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse import schema
-from hookcore_app.clickhouse.address import ClusterAddress
-from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
-from hookcore_app.clickhouse.names import number_of_run, rank_shards
+from hookcore_app.clickhouse.client import Cluster, ClusterAddress, Shard, UnreachableError
 from hookcore_app.clickhouse.reading import description_of, listed, names_of
-from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, SchemaError
+from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, SchemaError, number_of_run, rank_shards
 from hookcore_app.clickhouse.writing import Sign
-from hookcore_app.collector import cutter, feed, homes, lane
-from hookcore_app.collector.cuts import CutError, Cuts
+from hookcore_app.collector import cutter, feed
+from hookcore_app.collector import feed as homes
+from hookcore_app.collector import lanes as lane
 from hookcore_app.collector.cutter import Job
+from hookcore_app.collector.feed import CutError, Cuts
 from tests.clickhouse_nodes import DATABASE, Node, running
 from tests.clickhouse_nodes import Cluster as Nodes
 from tests.clickhouse_world import (

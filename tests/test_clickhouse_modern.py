@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from hookcore.records.wire import frame_item
-from hookcore_app.clickhouse.address import ClusterAddress
-from hookcore_app.clickhouse.client import Cluster
-from hookcore_app.clickhouse.names import number_of_run
+from hookcore_app.clickhouse.client import Cluster, ClusterAddress
 from hookcore_app.clickhouse.native import encode
-from hookcore_app.clickhouse.schema import OF_RUNS, connect
+from hookcore_app.clickhouse.schema import OF_RUNS, connect, number_of_run
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from tests.clickhouse_nodes import Cluster as Nodes
 from tests.clickhouse_nodes import running

@@ -17,26 +17,22 @@ from hypothesis import strategies as st
 from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.records.wire import frame_item
 from hookcore.store import Store
-from hookcore.store.heatmap import Columns
 from hookcore.store.past import Past
+from hookcore.store.rows import Columns
 from hookcore.store.together import RowsOf, rows_of_all
-from hookcore_app.clickhouse import asked, past, rankshares, rankspast, runpast
-from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse import asked, rankshares, rankspast, runpast
+from hookcore_app.clickhouse import runpast as past
 from hookcore_app.clickhouse.attempts import Attempt, RankRun
-from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
+from hookcore_app.clickhouse.client import Cluster, ClusterAddress, Shard, UnreachableError
 from hookcore_app.clickhouse.cluster import ranks as ranks_of_cluster
 from hookcore_app.clickhouse.cluster.ranks import SumOfRanks
-from hookcore_app.clickhouse.levels import EXACT, Budget, pieces_of
-from hookcore_app.clickhouse.names import number_of_run
 from hookcore_app.clickhouse.native import Answer
-from hookcore_app.clickhouse.rankanswers import nbytes_of
+from hookcore_app.clickhouse.questions import EXACT, Budget, pieces_of
+from hookcore_app.clickhouse.rankrows import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
-from hookcore_app.clickhouse.recent import Recent
-from hookcore_app.clickhouse.runanswers import rows_of
-from hookcore_app.clickhouse.runpast import RunPast
-from hookcore_app.clickhouse.schema import connect
+from hookcore_app.clickhouse.runpast import Recent, RunPast, rows_of
+from hookcore_app.clickhouse.schema import LEVELS, connect, number_of_run
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.clickhouse.tables import LEVELS
 from hookcore_app.runs.assembly import Assembly
 from tests.build import frame
 from tests.clickhouse_nodes import running

@@ -18,11 +18,9 @@ from hookcore.records import STATS, Event, Frame, SketchBlock, Snapshot, Tap
 from hookcore.records.sketch import BINS
 from hookcore.records.wire import EndItem, FrameItem, Item, frame_item, frame_of, snapshot_item
 from hookcore.store import STAT_NAMES, Store
-from hookcore_app.clickhouse.address import PASSWORD, ClusterAddress, shown
-from hookcore_app.clickhouse.names import lane_of_scalar, number_of_run, rank_shards
+from hookcore_app.clickhouse.client import PASSWORD, ClusterAddress, shown
 from hookcore_app.clickhouse.native import Answer, FormatError, Lists, decode, encode
-from hookcore_app.clickhouse.segments import Piece, blocks_of, head_of, item_of
-from hookcore_app.clickhouse.tables import (
+from hookcore_app.clickhouse.schema import (
     BOTH,
     EVENTS,
     ITEMS,
@@ -38,9 +36,13 @@ from hookcore_app.clickhouse.tables import (
     SKETCHES,
     Inlet,
     Table,
+    lane_of_scalar,
+    number_of_run,
+    rank_shards,
 )
-from hookcore_app.collector.cuts import Cut, Cuts, Share, ranges_of
+from hookcore_app.clickhouse.segments import Piece, blocks_of, head_of, item_of
 from hookcore_app.collector.cutter import Job
+from hookcore_app.collector.feed import Cut, Cuts, Share, ranges_of
 from hookcore_app.collector.inserter import _Slot
 from tests.build import frame
 

@@ -17,16 +17,27 @@ from hookcore.records.wire import Batch, EndItem, Place, RunInfo, frame_item
 from hookcore.store import Store
 from hookcore_app.clickhouse import adder, rankspast, ranksums
 from hookcore_app.clickhouse import client as clickhouse_client
-from hookcore_app.clickhouse.address import ClusterAddress
-from hookcore_app.clickhouse.client import ClickHouseError
+from hookcore_app.clickhouse.client import ClickHouseError, ClusterAddress
 from hookcore_app.clickhouse.client import Cluster as Client
-from hookcore_app.clickhouse.cluster import entry, following, listing, loading, opening, retention, shared, views
-from hookcore_app.clickhouse.cluster.retention import Retention, days_of
-from hookcore_app.clickhouse.names import number_of_run, rank_shards
+from hookcore_app.clickhouse.cluster import entry, shared, views
+from hookcore_app.clickhouse.cluster import entry as opening
+from hookcore_app.clickhouse.cluster import shared as following
+from hookcore_app.clickhouse.cluster import shared as listing
+from hookcore_app.clickhouse.cluster import shared as loading
+from hookcore_app.clickhouse.cluster import views as retention
+from hookcore_app.clickhouse.cluster.views import Retention, days_of
 from hookcore_app.clickhouse.native import FormatError
-from hookcore_app.clickhouse.record import Extent
-from hookcore_app.clickhouse.schema import OF_RUNS, OF_SUMS, SchemaError, connect
-from hookcore_app.clickhouse.tables import ROWS, SKETCHES
+from hookcore_app.clickhouse.reading import Extent
+from hookcore_app.clickhouse.schema import (
+    OF_RUNS,
+    OF_SUMS,
+    ROWS,
+    SKETCHES,
+    SchemaError,
+    connect,
+    number_of_run,
+    rank_shards,
+)
 from hookcore_app.runs import JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.serving import server as serving

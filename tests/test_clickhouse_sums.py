@@ -15,23 +15,33 @@ from hypothesis import strategies as st
 
 from hookcore.errors import HookcoreError
 from hookcore.records.wire import frame_item
-from hookcore.store.heatmap import Columns
-from hookcore.store.rows import Rows
+from hookcore.store.rows import Columns, Rows
 from hookcore.store.sketches import SketchRows, sum_up
 from hookcore_app.clickhouse import adder as adders
-from hookcore_app.clickhouse import past as past_module
-from hookcore_app.clickhouse import rankspast, ranksums, sumstore
+from hookcore_app.clickhouse import rankspast, ranksums
+from hookcore_app.clickhouse import ranksums as sumstore
+from hookcore_app.clickhouse import runpast as past_module
 from hookcore_app.clickhouse.adder import Adder
 from hookcore_app.clickhouse.attempts import Attempt
 from hookcore_app.clickhouse.client import Cluster, Shard
-from hookcore_app.clickhouse.names import number_of_run
-from hookcore_app.clickhouse.rankanswers import nbytes_of
+from hookcore_app.clickhouse.rankrows import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
-from hookcore_app.clickhouse.ranksums import Marks
-from hookcore_app.clickhouse.recent import Recent
-from hookcore_app.clickhouse.schema import MIGRATIONS, OF_SUMS, Schema, connect
+from hookcore_app.clickhouse.ranksums import SumMarks
+from hookcore_app.clickhouse.runpast import Recent
+from hookcore_app.clickhouse.schema import (
+    LEAF,
+    MIGRATIONS,
+    OF_SUMS,
+    RANK_ROLLUPS,
+    RANK_SKETCH_ROLLUPS,
+    SKETCH_LEVELS,
+    SUM_LEVELS,
+    Schema,
+    SumTable,
+    connect,
+    number_of_run,
+)
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.clickhouse.tables import LEAF, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SKETCH_LEVELS, SUM_LEVELS, SumTable
 from tests.test_clickhouse_past import (  # noqa: F401
     LENGTHS,
     WORLD,
@@ -68,7 +78,7 @@ def test_every_step_of_a_span_is_covered_once_or_left_out(
     numbers = np.array(sorted({*leaves, 46}), np.int64)
     steps = np.full(len(numbers), 1 << LEAF)
     steps[-1] = in_last  # the last step of an attempt that has ended
-    marks = Marks({LEAF: (numbers, steps), 8: (np.array([1, 2, 5]), np.array([256, 256, 256]))})
+    marks = SumMarks({LEAF: (numbers, steps), 8: (np.array([1, 2, 5]), np.array([256, 256, 256]))})
     covered, left = marks.cover(level, (first, last))
     spans = sorted([*((each.begin, each.end) for each in covered), *left])
     assert [step for begin, end in spans for step in range(begin, end + 1)] == [*range(first, last + 1)]
@@ -255,13 +265,13 @@ def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: p
         table: sum(shard.read(f"SELECT count() AS found FROM {table}").one("found") for shard in homes(ranks))
         for table in ("rank_rollups", "rank_sketch_rollups")
     }
-    known = Marks.of
+    known = SumMarks.of
     looks = {"rank_rollups": iter(range(3)), "rank_sketch_rollups": iter(range(3))}
 
-    def look(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> Marks:
-        return known(attempt, table) if next(looks[table.name], None) is None else Marks({}, table.levels)
+    def look(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> SumMarks:
+        return known(attempt, table) if next(looks[table.name], None) is None else SumMarks({}, table.levels)
 
-    monkeypatch.setattr(Marks, "of", look)
+    monkeypatch.setattr(SumMarks, "of", look)
     for shard in homes(ranks):
         shard.do("SYSTEM STOP MERGES")
     assert add_all(ranks.past) >= 6
@@ -300,7 +310,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_of(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> list[int]:
-    return Marks.of(attempt, table).stored.get(LEAF, (np.empty(0, np.int64),))[0].tolist()
+    return SumMarks.of(attempt, table).stored.get(LEAF, (np.empty(0, np.int64),))[0].tolist()
 
 
 @pytest.mark.usefixtures("at_once")
@@ -414,7 +424,7 @@ def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
     assert leaves_of(over) == [0], "steps 64 to 99 are less than a bucket, and more may arrive, even from a lost rank"
     add_all(past)
     assert leaves_of(over) == [0, 1, 2, 3]
-    assert Marks.of(over).stored[LEAF][1].tolist() == [64, 64, 64, 8]
+    assert SumMarks.of(over).stored[LEAF][1].tolist() == [64, 64, 64, 8]
 
 
 def test_steps_of_a_live_training_are_summed_once_there_are_many_or_it_ends(
@@ -453,4 +463,4 @@ def test_nothing_is_stored_while_ranks_are_missing_or_taps_have_no_names(shards:
     add_all(past)
     assert leaves_of(attempt) == []
     assert not Adder(lambda: [replace(attempt, world=3)], past, settled_s=0.0).advance()
-    assert sumstore.missing(Marks(), LEAF, sumstore.Reach(69, True)) == [0, 1]
+    assert sumstore.missing(SumMarks(), LEAF, sumstore.Reach(69, True)) == [0, 1]

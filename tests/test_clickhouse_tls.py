@@ -13,9 +13,8 @@ from typing import Final
 import pytest
 
 from hookcore.errors import ArgumentError
-from hookcore_app.clickhouse.address import PASSWORD as VARIABLE
-from hookcore_app.clickhouse.address import ClusterAddress
-from hookcore_app.clickhouse.client import Shard, UnreachableError
+from hookcore_app.clickhouse.client import PASSWORD as VARIABLE
+from hookcore_app.clickhouse.client import ClusterAddress, Shard, UnreachableError
 from hookcore_app.clickhouse.schema import connect
 from tests.clickhouse_nodes import PASSWORD, USER, Node, running
 from tests.clickhouse_world import Collector, collecting, count_once, wait_until_stored

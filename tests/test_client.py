@@ -28,8 +28,7 @@ from hookcore.reading.remote import RemoteReader
 from hookcore.records import Event, Snapshot, Tap
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
-from hookcore_app.serving.server import complete, make_server
-from hookcore_app.serving.sockets import listen
+from hookcore_app.serving.server import complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.api_world import COVERAGE, HOOKS, MATRIX, MODULES, STEPS, TAPS, fill, make_frame, open_run, same
 from tests.serving import READ_TOKEN, TOKEN, Served, served

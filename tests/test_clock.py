@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hookcore.recorder import clock
+from hookcore.recorder.clock import clock
 from tests.harness import read_step, seed_all, watch
 
 SETTINGS: Final[dict[str, dict[str, Any]]] = {

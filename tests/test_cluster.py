@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from hookcore.records.wire import encode
-from hookcore_app.clickhouse.address import PASSWORD, ClusterAddress
+from hookcore_app.clickhouse.client import PASSWORD, ClusterAddress
 from hookcore_app.collector.service import router
 from hookcore_app.settings import TABLES
 from tests.clickhouse_nodes import PASSWORD as SECRET

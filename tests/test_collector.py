@@ -38,14 +38,13 @@ from hookcore.records.wire import (
 )
 from hookcore_app import cli
 from hookcore_app.clickhouse.native import Answer as Found
-from hookcore_app.collector import cuts, cutter, feed
-from hookcore_app.collector.cuts import CutError, Cuts, Share
+from hookcore_app.collector import cutter, feed
+from hookcore_app.collector import feed as cuts
 from hookcore_app.collector.cutter import Cutter
-from hookcore_app.collector.feed import Feed
+from hookcore_app.collector.feed import CutError, Cuts, Feed, Share
 from hookcore_app.collector.lanes import Lanes
 from hookcore_app.collector.service import create_collector
-from hookcore_app.collector.spool import Spool, SpoolError
-from hookcore_app.collector.spoolfile import UNSEALED, Record, Segment
+from hookcore_app.collector.spool import UNSEALED, Record, Segment, Spool, SpoolError
 from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.receiver import Receiver, a_frame, a_run, serving
 from tests.serving import BATCH, TOKEN, make_batch

@@ -18,8 +18,8 @@ from hookcore import hooks
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.hooks import internals
-from hookcore.recorder import inventory as listing
-from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.known import description as listing
 from hookcore.recorder.recorder import Recorder
 from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord
 from hookcore.store import Store

@@ -12,8 +12,7 @@ import pytest
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore_app.analysis.comparison import ComparisonQuery, Pairs, compare, differences
-from hookcore_app.analysis.renaming import renamer
+from hookcore_app.analysis.comparison import ComparisonQuery, Pairs, compare, differences, renamer
 
 from .api_world import STEPS, TAPS, World, make_frame, open_run, value_at
 

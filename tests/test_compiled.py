@@ -19,7 +19,6 @@ import hookcore
 from hookcore import hooks
 from hookcore.hooks import internals
 from hookcore.hooks.compiled import (
-    Inside,
     QuietHooks,
     StepAside,
     clean_path,
@@ -31,7 +30,8 @@ from hookcore.hooks.compiled import (
     is_region,
     unwrap,
 )
-from hookcore.recorder.backward import BackwardPasses
+from hookcore.hooks.inside import Inside
+from hookcore.recorder.clock.passes import BackwardPasses
 from hookcore.records import Tap
 
 pytestmark = [  # warnings of torch, with or without hookcore

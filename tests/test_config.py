@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hookcore.config import LIVE, SETTINGS, Settings, bytes_of, nearest
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import TENSOR_KINDS, ModuleRecord
-from hookcore_app.api.bodies import SettingsChanges
+from hookcore_app.api.params import SettingsChanges
 from tests.build import make_info
 from tests.serving import World, make_batch, make_world
 

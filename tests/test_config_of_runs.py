@@ -25,12 +25,17 @@ from hookcore.config import Settings, facts_of_job, flatten
 from hookcore.config.flat import MAX_CHARACTERS, MAX_VALUES
 from hookcore.delivery import facts
 from hookcore.delivery.archive import read_archive
-from hookcore.delivery.archive.layout import RUN_FILE
+from hookcore.delivery.archive.folder import RUN_FILE
 from hookcore.delivery.delivery import new_run
 from hookcore.errors import ArgumentError, WireError
-from hookcore.recorder.facts import Facts, facts_of_models, facts_of_optimizers, facts_of_packages
-from hookcore.recorder.options import options_of_script
-from hookcore.recorder.schedulers import facts_of_schedulers
+from hookcore.recorder.known.facts import (
+    Facts,
+    facts_of_models,
+    facts_of_optimizers,
+    facts_of_packages,
+    facts_of_schedulers,
+    options_of_script,
+)
 from hookcore.records.values import MAX_VALUES as MAX_IN_MESSAGE
 from hookcore.records.wire import RunInfo, decode_batch, encode
 from hookcore_app.runs.limits import check, shortened, tamed

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from hookcore.delivery.dashboard import process as dashboard
-from hookcore.delivery.dashboard.home import home
-from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
+from hookcore.delivery.dashboard.process import find, home, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
 from tests.waiting import wait_for
 

@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from hookcore.commands.demo import Demo, train
-from hookcore.commands.demo.models import CALLED, MODELS
-from hookcore.commands.demo.troubles import TROUBLES
+from hookcore.commands.demo.networks import CALLED, MODELS, TROUBLES
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 from hookcore.records import Kind, Tap
 from hookcore.store import Store
 from hookcore_app import cli
-from hookcore_app.cli import demo as command
+from hookcore_app.cli import training as command
 from tests.serving import TOKEN, run_named, served
 from tests.waiting import wait_for
 from tests.warm import python

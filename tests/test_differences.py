@@ -17,7 +17,7 @@ from hookcore.records import Tap
 from hookcore.records.sketch import BINS
 from hookcore.store import Store
 from hookcore.store.unlike import Distribution, Sample, apart, distributions, shares_apart
-from hookcore_app.analysis.different import Side, message_of, what_differs
+from hookcore_app.analysis.comparison import Side, message_of, what_differs
 from tests.api_world import STEPS, fill_ranks, open_run
 from tests.build import frame, make_info, stats_of
 from tests.serving import make_world

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore.recorder.roots import unique_root_name
+from hookcore.recorder.known.roots import unique_root_name
 from tests.harness import read_step, seed_all, watch
 from tests.zoo import CASES
 from tests.zoo.case import mean_square, mlp, noise, sgd

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import hookcore
-from hookcore.commands.doctor.tested import TESTED
+from hookcore.commands.doctor.machine import TESTED
 from hookcore_app.serving import server_thread
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of, tokens_of
 from tests.project import PROJECT
@@ -42,7 +42,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Serve watchers without a `server` setting from this process, so that no page starts a dashboard."""
     monkeypatch.setenv("HOOKCORE_SERVER", "thread")
     monkeypatch.setenv("HOOKCORE_PORT", "0")
-    monkeypatch.setattr("hookcore.findings.ownrules.registry._registered", [])
+    monkeypatch.setattr("hookcore.findings.ownrules._registered", [])
     yield
     for thread in threading.enumerate():
         if thread.name == server_thread.THREAD:

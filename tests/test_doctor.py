@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hookcore.commands.doctor import Finding, as_text, examine, machine, tested, training
+from hookcore.commands.doctor import Finding, as_text, machine, training
+from hookcore.commands.doctor import machine as examine
+from hookcore.commands.doctor import machine as tested
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from tests.manual import ROOT
@@ -17,7 +19,7 @@ from tests.serving import TOKEN, served
 
 
 def levels(environment: dict[str, str]) -> dict[str, Finding]:
-    return {each.about: each for each in machine.examine(environment)}
+    return {each.about: each for each in machine.examine_machine(environment)}
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def well(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_healthy_installation_has_no_problems(well: dict[str, str]) -> None:
-    findings = [each for each in machine.examine(well) if each.about != "tested"]
+    findings = [each for each in machine.examine_machine(well) if each.about != "tested"]
     assert {each.level for each in findings} == {"ok"}
     assert as_text(findings).endswith("no problems found")
     assert f"port {well['HOOKCORE_PORT']} is free" in as_text(findings)
@@ -49,7 +51,7 @@ def test_doctor_says_whether_the_installed_pair_was_tested(
 ) -> None:
     monkeypatch.setattr(tested.metadata, "version", lambda _name: version)
     monkeypatch.setattr(tested.platform, "python_version", lambda: "3.11.7")
-    found = tested.examine()
+    found = tested.examine_tested()
     assert (found.level, words in found.text) == (level, True)
 
 
@@ -80,7 +82,7 @@ def test_doctor_writes_no_files_where_a_training_would(monkeypatch: pytest.Monke
 
 
 def test_doctor_never_shows_a_token(well: dict[str, str]) -> None:
-    told = as_text(machine.examine(well | {"HOOKCORE_TOKEN": TOKEN}))
+    told = as_text(machine.examine_machine(well | {"HOOKCORE_TOKEN": TOKEN}))
     assert TOKEN not in told
     assert "HOOKCORE_TOKEN is set" in told
 

@@ -10,7 +10,7 @@ import torch
 import hookcore
 from hookcore.records import Failure
 from hookcore.records.wire import EndItem
-from hookcore_app.pages.views.verdict import progress_of
+from hookcore_app.pages.views.span import progress_of
 from tests.build import make_info
 from tests.serving import World, make_frame, make_taps, make_world
 

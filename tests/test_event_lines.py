@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.records import Event, Kind, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident, Link
-from hookcore_app.pages.views.event_list import Filter, Line, all_lines, markdown_of
-from hookcore_app.pages.views.provenance import provenance_of
-from hookcore_app.pages.views.run_lines import summary_of
+from hookcore_app.pages.views.events import Filter, Line, all_lines, markdown_of, provenance_of
+from hookcore_app.pages.views.run_list import summary_of
 from hookcore_app.runs import Run
 from hookcore_app.runs.parts import End
 from tests.build import make_info

@@ -24,8 +24,8 @@ from hookcore.errors import CapsuleError, ServerError
 from hookcore.reading import Client
 from hookcore.reading.answers import Capsule
 from hookcore.records import Command
-from hookcore_app.runs import explaining
-from hookcore_app.runs.explaining import Explainer
+from hookcore_app.runs import alerts
+from hookcore_app.runs.alerts import Explainer
 from hookcore_app.runs.parts import End
 from tests.archive_world import make_info
 from tests.serving import READ_TOKEN, TOKEN, Served, make_world, served
@@ -199,7 +199,7 @@ def test_explanations_need_the_right_token_run_and_capsule(
             with pytest.raises(ServerError) as unknown:
                 client.explain(id, "other")
             assert unknown.value.status in (404, 405)
-        monkeypatch.setattr(explaining, "MAX_RUNNING", 0)
+        monkeypatch.setattr(alerts, "MAX_RUNNING", 0)
         with pytest.raises(ServerError, match="try again") as busy:
             client.explain(capsule.id, run)
         assert busy.value.status == 409

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import hookcore
-from hookcore.delivery import failures, signals
+from hookcore.delivery import failures
+from hookcore.delivery import failures as signals
 from hookcore.delivery.archive import Archive, read_archive
 from hookcore.records import Event
 from tests.warm import python

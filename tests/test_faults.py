@@ -19,21 +19,22 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
-from hookcore.recorder import dispatch as dispatch_code
-from hookcore.recorder import errorlog, given
-from hookcore.recorder import queue as queue_code
-from hookcore.recorder import shipping as shipping_code
-from hookcore.recorder import statistics as statistics_code
-from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.calls import Call
-from hookcore.recorder.clock import Clock
-from hookcore.recorder.dispatch import Dispatcher
-from hookcore.recorder.idle import Idle
-from hookcore.recorder.models import Models
-from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.scalers import ScalerLink
-from hookcore.recorder.statistics import Statistics
-from hookcore.recorder.steps import Steps
+from hookcore.recorder.calls import dispatch as dispatch_code
+from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.calls.plans import Call
+from hookcore.recorder.clock import errors
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.clock.clock import Clock
+from hookcore.recorder.clock.owners import ScalerLink
+from hookcore.recorder.clock.steps import Steps
+from hookcore.recorder.known.models import Models
+from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.leaving import frames as queue_code
+from hookcore.recorder.leaving import given
+from hookcore.recorder.leaving import shipping as shipping_code
+from hookcore.recorder.leaving.thread import Idle
+from hookcore.recorder.measured import statistics as statistics_code
+from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import TENSOR_KINDS
 from hookcore.store import Store
 from tests.harness import digest, process_state, read_step, seed_all, watch
@@ -150,7 +151,7 @@ def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     monkeypatch.setattr(Cadence, "wants", explode)
-    monkeypatch.setattr(errorlog, "MAX_KEPT_ERRORS", 2)
+    monkeypatch.setattr(errors, "MAX_KEPT_ERRORS", 2)
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
@@ -187,7 +188,7 @@ def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
-    assert watcher.error_count == errorlog.MAX_ERRORS
+    assert watcher.error_count == errors.MAX_ERRORS
     assert {event.module for event in watcher.errors} == {"1"}
     reasons = {coverage.path: coverage.reason for coverage in watcher.coverage()}
     assert "no longer captured after 3 errors" in reasons["1"]

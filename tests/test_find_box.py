@@ -13,7 +13,7 @@ from hookcore.errors import PatternError
 from hookcore.findings import FindingsCache
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore_app.analysis.selection import finder_of
+from hookcore_app.analysis.modules import finder_of
 
 from .api_world import COVERAGE, HOOKS, MODULES, TAPS, World, make_frame, open_run, value_at
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hookcore.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of
 from hookcore.findings.advice import ADVICE
 from hookcore.findings.finding import WINDOW
-from hookcore.findings.order import groups_of
+from hookcore.findings.magnitudes import groups_of
 from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import around

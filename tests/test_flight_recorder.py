@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from hookcore.delivery.dashboard.lives import lives_as, mark_of
+from hookcore.delivery.dashboard.private import lives_as, mark_of
 from hookcore.records.wire import RunInfo
 from hookcore_app.runs import Run, Runs
-from hookcore_app.runs.lost import ELSEWHERE, ENDED, STUCK, LostMarks
+from hookcore_app.runs.run import GONE_AFTER_S
 from hookcore_app.runs.saved import show_all
-from hookcore_app.runs.state import GONE_AFTER_S
+from hookcore_app.runs.undelivered import ELSEWHERE, ENDED, STUCK, LostMarks
 from tests.build import make_info
 from tests.serving import TOKEN, make_batch, make_world, served
 from tests.waiting import wait_for

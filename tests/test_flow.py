@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore.recorder import flows, lesson
+from hookcore.recorder.measured import flows
+from hookcore.recorder.measured import flows as lesson
 from hookcore.records.flow import Flow
 from tests.flow_world import BasicBlock, Residual, batch, watch
 from tests.harness import digest, random_state, seed_all

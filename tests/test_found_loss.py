@@ -18,10 +18,9 @@ from hookcore import Watcher
 from hookcore.findings import findings_of
 from hookcore.findings.course import course_of
 from hookcore.findings.keyfigures import key_figures_of
-from hookcore.findings.loss import Losses
-from hookcore.recorder import clock
-from hookcore.recorder.foundloss import FIRST_STEPS, FoundLoss, Sum
-from hookcore.recorder.scalars import read_memory, scalar_of
+from hookcore.findings.losses import Losses
+from hookcore.recorder.clock import clock
+from hookcore.recorder.measured.scalars import FIRST_STEPS, FoundLoss, Sum, read_memory, scalar_of
 from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss, losses_among
 
 STEPS = 6

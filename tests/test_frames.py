@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hookcore.recorder.frames import MAX_KNOWN_ROWS, ShownRows
+from hookcore.recorder.leaving.frames import MAX_KNOWN_ROWS, ShownRows
 
 
 def test_frames_of_the_same_slots_share_one_read_only_array_of_taps() -> None:

@@ -533,7 +533,7 @@ def test_device_memory_does_not_grow_and_is_released() -> None:
 
 
 def test_another_thread_can_wait_while_a_graph_is_captured() -> None:
-    from hookcore.observe.captures import wait_for
+    from hookcore.observe.copies import wait_for
 
     failures: list[Exception] = []
     event = torch.cuda.Event()

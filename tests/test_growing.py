@@ -9,7 +9,7 @@ import pytest
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import Tap
 from hookcore.records.wire import Batch, EndItem
-from hookcore_app.runs.growing import Growing
+from hookcore_app.runs.keep import Growing
 from hookcore_app.runs.saved import show_all
 from tests.keep_world import INFO, TAPS, ServerProcess, batch, stop
 from tests.receiver import a_frame, a_run

@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_module
 
 import hookcore
 from hookcore.capsules import read_about, replay
-from hookcore.recorder import holding as holding_module
+from hookcore.recorder.calls import keeping as holding_module
 from tests.capsule_files import capsules_of
 from tests.harness import digest, random_state, seed_all
 from tests.test_capsule_keeper import BAD, Net, Standardize, batches, events_of, guilty

@@ -175,7 +175,7 @@ def test_an_error_of_the_recording_is_counted_and_the_training_continues(monkeyp
     def fail(_buffer: torch.Tensor) -> None:
         raise ArithmeticError("no norm")
 
-    monkeypatch.setattr("hookcore.hooks.buckets._norm", fail)
+    monkeypatch.setattr("hookcore.hooks.distributed._norm", fail)
     model = wrap(build())
     handle = hooks.on_communication(model)
     assert all(map(torch.equal, train(model, 0), train(wrap(build()), 0)))

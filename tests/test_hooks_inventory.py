@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_modules
 from hookcore import hooks
 from hookcore.errors import ArgumentError
 from hookcore.hooks import internals
-from hookcore.hooks.origin import find_origin
+from hookcore.hooks.inventory import find_origin
 from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 THIS = __name__

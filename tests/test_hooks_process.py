@@ -19,9 +19,9 @@ from torch.package import PackageExporter
 
 from hookcore import hooks
 from hookcore.errors import ArgumentError, HookError
-from hookcore.hooks import saved
+from hookcore.hooks import tensors
 from hookcore.hooks.internals import top_saved_pair
-from hookcore.hooks.saved import top_pair
+from hookcore.hooks.tensors import top_pair
 from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 # -- steps ---------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_saved_tensors_go_through_the_pair_and_can_be_replaced() -> None:
         packed.append(float(tensor))
         return tensor.detach()
 
-    with hooks.on_saved_tensors(pack, lambda saved: saved * 10) as handle:
+    with hooks.on_saved_tensors(pack, lambda saved: tensors * 10) as handle:
         assert handle.active
         y = x * x
     x * x
@@ -190,7 +190,7 @@ def test_a_pair_removed_out_of_order_leaves_the_others_in_order() -> None:
 def test_if_torch_cannot_say_which_pair_is_on_top_a_lower_pair_stays_until_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(saved, "_read_top", None)
+    monkeypatch.setattr(tensors, "_read_top", None)
     packed: list[torch.Tensor] = []
     lower = hooks.on_saved_tensors(lambda tensor: packed.append(tensor), same)
     upper = hooks.on_saved_tensors(same, same)

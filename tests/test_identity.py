@@ -247,7 +247,7 @@ def test_proxies_of_the_environment_are_not_used(
             assert watcher.flush(60.0)
             assert cli.main(["link"]) == 0
             assert "/login?code=" in capsys.readouterr().out
-            (found,) = [each for each in machine.examine(os.environ) if each.about == "dashboard"]
+            (found,) = [each for each in machine.examine_machine(os.environ) if each.about == "dashboard"]
             assert "it answers" in found.text
             with Client() as client:
                 assert len(client.runs()) == 1

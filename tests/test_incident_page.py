@@ -14,8 +14,7 @@ from hookcore.records import STATS, Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
 from hookcore.store.incidents import Evidence, Incident, Link, Logged
-from hookcore_app.pages.views.incident import default_stat, view_of
-from hookcore_app.pages.views.incident_graph import graph_of
+from hookcore_app.pages.views.incident import default_stat, graph_of, view_of
 from tests.api_world import World, fill, open_run
 from tests.build import frame, stats_of_magnitudes
 

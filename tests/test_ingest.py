@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from hookcore.records import Event, Snapshot, Tap, wire
 from hookcore_app.runs import Run
-from hookcore_app.runs import commands as commands_module
+from hookcore_app.runs import parts as commands_module
 from tests.build import make_info
 from tests.serving import (
     BATCH,

@@ -22,20 +22,16 @@ from hookcore.records import STAT_COLUMN, Coverage, Event, Failure, Frame, Modul
 from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
-from hookcore.store.copies import Difference
-from hookcore_app.analysis.ranks import ranks_of
-from hookcore_app.analysis.rankstores import stores_of
+from hookcore.store.rankstep import Difference
+from hookcore_app.analysis.ranks import ranks_of, stores_of
 from hookcore_app.runs import Changes, JointRun, Run
-from hookcore_app.runs.absences import LATE_S
 from hookcore_app.runs.assembly import GRACE_S
-from hookcore_app.runs.commands import Commands
 from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
-from hookcore_app.runs.pending import RankProgress
-from hookcore_app.runs.rankwords import desync_of, words_of
+from hookcore_app.runs.parts import Commands
+from hookcore_app.runs.ranks import IN_PARTS, LATE_S, RankProgress, desync_of, words_of
 from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
-from hookcore_app.runs.structures import IN_PARTS
 from tests.build import frame, make_info, stats_of
 from tests.serving import World, make_world
 from tests.waiting import wait_for

@@ -22,9 +22,9 @@ from hookcore.errors import HookcoreError
 from hookcore.records import Failure, ModuleRecord
 from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, RunInfo, frame_item
 from hookcore.store import StepRange
-from hookcore_app.runs import AwayError, Run, Runs, catalog, pagefiles
-from hookcore_app.runs import removed as removed_module
-from hookcore_app.runs import views as views_module
+from hookcore_app.runs import AwayError, Run, Runs, keep, saved
+from hookcore_app.runs import memory as removed_module
+from hookcore_app.runs import shelf as views_module
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.saved import show, show_all
 from hookcore_app.runs.shelf import bytes_below
@@ -83,14 +83,14 @@ def test_an_edit_is_saved_although_the_page_file_is_just_being_written(
     world.client.patch("/api/v1/runs/run-1", json={"tags": ["early"]})
     run = world.runs.get("run-1")
     assert run is not None
-    write = pagefiles.write_page
+    write = saved.write_page
 
     def writing(folder: Path, said: dict[str, object]) -> None:
         write(folder, said)
         run.edits.notes = "just now"  # by a reader, in another thread, which writes it next
 
     with monkeypatch.context() as busy:
-        busy.setattr(pagefiles, "write_page", writing)
+        busy.setattr(saved, "write_page", writing)
         world.app.state.keeper._pages.note(run)
     run.edited()
     assert run.edits.notes == "just now"
@@ -623,7 +623,7 @@ def test_runs_that_are_too_many_or_damaged_are_named_and_links_to_the_former_wor
         os.utime(path, (1e9 - age, 1e9 - age))
     newest = kept_in(tmp_path)[-1]
     (newest / "run.json").write_text("{")
-    monkeypatch.setattr(catalog, "MAX_LISTED", 3)
+    monkeypatch.setattr(keep, "MAX_LISTED", 3)
     world = start(settings, 2)
     wait_for(lambda: "1 older saved run is not listed" in world.runs.unlisted.words)
     for said in (unescape(world.client.get("/").text), world.client.get("/api/v1/runs").json()["partial"]):
@@ -660,7 +660,7 @@ def test_a_change_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: 
 
     world = start(ServerSettings(keep=str(tmp_path)), 0)
     finish(world, 0)
-    monkeypatch.setattr(pagefiles, "write_page", refuse)
+    monkeypatch.setattr(saved, "write_page", refuse)
     assert world.client.patch("/api/v1/runs/run-0", json={"name": "better"}).status_code == 200
     events = world.client.get("/api/v1/events?run=run-0&name=not-kept").json()["events"]
     assert "No space left on device" in events[0]["message"]

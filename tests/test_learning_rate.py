@@ -12,7 +12,7 @@ from torch import nn
 
 import hookcore
 from hookcore.findings import Finding, examine, findings_of, follow
-from hookcore.recorder.cadence import RARE_EVERY, RARE_FIRST, Cadence
+from hookcore.recorder.clock.cadence import RARE_EVERY, RARE_FIRST, Cadence
 from hookcore.records import STAT_COLUMN, Tap
 from hookcore.store import Store
 from tests.build import append, frame, stats_of_magnitudes

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hookcore.records import Tap
-from hookcore_app.live.marks import Steps, mark_of
 from hookcore_app.live.news import MAX_SCALARS, _new_scalars
+from hookcore_app.live.publisher import Steps, mark_of
 from hookcore_app.pages.report import View, report_of
-from hookcore_app.pages.views.event_list import markdown_of
+from hookcore_app.pages.views.events import markdown_of
 from hookcore_app.runs import Run
 from tests.api_world import World as Filled
 from tests.api_world import arrow_columns, attend, csv_columns, fill, fill_ranks, npy

@@ -14,9 +14,8 @@ import pytest
 from hookcore.reading.answers.live import ColorScale
 from hookcore_app import live
 from hookcore_app.formats import json_of
-from hookcore_app.live import frames, publisher
-from hookcore_app.live.marks import Steps, mark_of, new_steps
-from hookcore_app.live.publisher import ChangeTicker, MessageCache, Publisher, TapCache
+from hookcore_app.live import publisher, views
+from hookcore_app.live.publisher import ChangeTicker, MessageCache, Publisher, Steps, TapCache, mark_of, new_steps
 from hookcore_app.live.socket import Pace
 from hookcore_app.runs import Changes, Runs
 from hookcore_app.serving.protocol import WriteDeadline
@@ -193,21 +192,21 @@ def test_an_array_in_json_keeps_non_finite_values() -> None:
 
 def test_finite_values_stay_finite_in_transit() -> None:
     given = np.array([1e300, -1e300, np.inf, np.nan, 0.0])
-    sent = frames.as_f4(given, np.array([False, False, False, False, True]))
+    sent = views.as_f4(given, np.array([False, False, False, False, True]))
     assert np.isfinite(sent[:2]).all()
-    assert sent.view("<u4").tolist()[2:] == [0x7F800000, 0x7FC00000, frames.ABSENT_BITS]
+    assert sent.view("<u4").tolist()[2:] == [0x7F800000, 0x7FC00000, views.ABSENT_BITS]
 
 
 def test_colors_go_from_low_to_high_on_both_scales() -> None:
     values, none = np.array([-5.0, 0.0, 5.0, -np.inf, np.inf]), np.zeros(5, bool)
-    assert frames.as_colors(values, none, ColorScale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
-    assert frames.as_colors(values, none, ColorScale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
+    assert views.as_colors(values, none, ColorScale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
+    assert views.as_colors(values, none, ColorScale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
 
 
 @pytest.mark.parametrize("values", [[], [np.nan], [0.0], [2.0, 2.0], [1e-3, 5.0]])
 @pytest.mark.parametrize("kind", ["log", "linear"])
 def test_a_scale_is_found_for_any_values(kind: str, values: list[float]) -> None:
-    scale = frames.scale_for(kind, np.array(values))
+    scale = views.scale_for(kind, np.array(values))
     assert (0 if kind == "log" else -np.inf) < scale.low < scale.high < np.inf
 
 

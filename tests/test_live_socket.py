@@ -20,10 +20,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from hookcore.records import STAT_COLUMN, ModuleRecord, Snapshot, Tap, wire
 from hookcore_app.live import publisher_of, views
-from hookcore_app.live.marks import mark_of
-from hookcore_app.live.publisher import TapCache
-from hookcore_app.live.requests import Subscribe, read, spec_of
-from hookcore_app.live.views import Made, concern, make
+from hookcore_app.live.publisher import TapCache, mark_of
+from hookcore_app.live.views import Made, Subscribe, concern, make, read, spec_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings

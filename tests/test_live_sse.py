@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.store import STAT_NAMES
-from hookcore_app.live import marks, news
-from hookcore_app.live.marks import Cursor, mark_of
+from hookcore_app.live import news
+from hookcore_app.live import publisher as marks
 from hookcore_app.live.news import StreamQuery, begin, make_blocks
-from hookcore_app.live.publisher import Publisher
+from hookcore_app.live.publisher import Cursor, Publisher, mark_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings

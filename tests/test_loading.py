@@ -17,7 +17,7 @@ import hookcore
 from hookcore.hooks import loading
 from hookcore.hooks.internals import LOADER_METHODS
 from hookcore.hooks.loading import observe_loading
-from hookcore.recorder import placement
+from hookcore.recorder.calls import placement
 from hookcore.records.vocabulary import TIME_BEFORE, TIME_LOADING
 from tests.harness import seed_all
 

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.recorder.idle import IDLE_S, Idle
-from hookcore.recorder.machine import Gpus, Host, Sample, Sampler, open_host
-from hookcore.recorder.machine.sampler import MAX_FAILURES
-from hookcore.recorder.throughput import Ended, Throughput, cuda_devices
+from hookcore.recorder.leaving.thread import IDLE_S, Idle
+from hookcore.recorder.leaving.throughput import Ended, Throughput, cuda_devices
+from hookcore.recorder.machine import MAX_FAILURES, Gpus, Host, Sample, Sampler, open_host
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
     CPU_PROCESS,
@@ -275,7 +274,7 @@ def train(model: nn.Module, steps: int = 1, rows: int = 4, micro: int = 1) -> No
 
 
 def test_samples_are_part_of_the_step_in_which_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore.recorder.throughput.Sampler", Given)
+    monkeypatch.setattr("hookcore.recorder.leaving.throughput.Sampler", Given)
     model = nn.Linear(2, 1)
     watcher = hookcore.watch(model, server=None, every=2, budget=None)
     machine: Any = watcher._recorder._machine

@@ -19,8 +19,8 @@ from torch import nn
 import hookcore
 from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
-from hookcore.recorder.errorlog import ErrorLog
-from hookcore.recorder.media import MAX_WAITING, MediaQueue
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.leaving.given import MAX_WAITING, MediaQueue
 from hookcore.records import Snapshot, Tap, wire
 from hookcore.records.vocabulary import MAX_MEDIA_BYTES, TABLE_TYPE
 from hookcore.store import Store
@@ -295,7 +295,7 @@ def test_a_table_that_is_larger_than_any_logged_one_is_neither_taken_nor_parsed(
     item = wire.snapshot_item(0, Snapshot(Tap("tensor", "output"), 2, 1.0, "uint8", (len(small),), small))
     assert make_world().post(wire.Batch(run=make_info("one"), items=(item,))).status_code == 200
     client = served(("table", 2, TABLE_TYPE, table))  # saved by an earlier version
-    monkeypatch.setattr("hookcore_app.pages.media.parsed", pytest.fail)
+    monkeypatch.setattr("hookcore_app.pages.tensors.parsed", pytest.fail)
     assert "This page can't show it" in client.get("/runs/one/media", headers={"Accept": "text/html"}).text
 
 

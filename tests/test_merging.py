@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hookcore_app.clickhouse import sharing
 from hookcore_app.clickhouse.sharing import History, SharedPage
-from hookcore_app.runs.merging import changes, merged
+from hookcore_app.runs.edits import changes, merged
 
 
 def test_only_local_changes_are_merged_into_the_newest_content() -> None:

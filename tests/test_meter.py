@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookcore.recorder.cadence import TIME_EVERY, WARM_UP, Cadence
-from hookcore.recorder.meter import Meter
+from hookcore.recorder.clock.cadence import TIME_EVERY, WARM_UP, Cadence
+from hookcore.recorder.clock.steptimes import Meter
 from tests.harness import watch
 
 

@@ -14,9 +14,9 @@ import hookcore
 from hookcore.records import Event, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app import assets
-from hookcore_app.analysis.coverage import why_uncaptured
+from hookcore_app.analysis.modules import why_uncaptured
 from hookcore_app.pages.frame import PLACES
-from hookcore_app.pages.views.model import box_id
+from hookcore_app.pages.views.layer import box_id
 from hookcore_app.runs.parts import End
 from tests.api_world import World, open_run
 from tests.build import append, frame, stats_of

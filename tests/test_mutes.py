@@ -16,13 +16,12 @@ from hookcore.reading import Mute, Quiet, quiet
 from hookcore.records import Event, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Found
-from hookcore.store.incidents.standing import MAX_STANDING
+from hookcore.store.incidents.accounts import MAX_STANDING
 from hookcore_app.cli import main
 from hookcore_app.pages.frame import alerts_of
-from hookcore_app.pages.views.span import span_of
-from hookcore_app.pages.views.verdict import claim_of
+from hookcore_app.pages.views.span import claim_of, span_of
 from hookcore_app.runs import Run
-from hookcore_app.runs.notifying import Lookout
+from hookcore_app.runs.alerts import Lookout
 from hookcore_app.runs.shelf import PAGE_FILE
 from tests.api_world import World, open_run
 from tests.archive_world import save_layer

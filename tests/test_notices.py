@@ -17,8 +17,8 @@ from hookcore.delivery.dashboard.notices import post_notice, take_orphans
 from hookcore.delivery.dashboard.process import find, stop_dashboard
 from hookcore.errors import ServerError
 from hookcore.records.wire import RunInfo
-from hookcore_app.runs import orphans
-from hookcore_app.runs.orphans import list_orphan
+from hookcore_app.runs import undelivered
+from hookcore_app.runs.undelivered import list_orphan
 from tests.build import make_info
 from tests.receiver import a_run
 from tests.serving import (
@@ -157,7 +157,7 @@ def test_a_temporarily_unreadable_folder_does_not_end_the_search(
         state.stopping = True
         return found
 
-    monkeypatch.setattr(orphans, "take_orphans", look)
-    monkeypatch.setattr(orphans, "LOOK_EVERY_S", 0.0)
-    orphans._follow(state)
+    monkeypatch.setattr(undelivered, "take_orphans", look)
+    monkeypatch.setattr(undelivered, "LOOK_EVERY_S", 0.0)
+    undelivered._follow(state)
     assert caplog.text.count("stale file handle") == 1

@@ -19,14 +19,15 @@ from torch import nn
 import hookcore
 from hookcore.config import Settings
 from hookcore.delivery.failures import event_of
-from hookcore.delivery.notify import Note, Notifier, child, notifier, targets, targets_of
+from hookcore.delivery.notify import Note, Notifier, child, notifier, targets_of
+from hookcore.delivery.notify import notifier as targets
 from hookcore.delivery.notify.notifier import ATTEMPTS, MAX_SENTENCE, MAX_SHOWN, MAX_WAITING, message_of
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, Failure
 from hookcore.records.wire import RunInfo
 from hookcore_app import cli
-from hookcore_app.runs.lost import LostMarks
-from hookcore_app.runs.notifying import Notifications
+from hookcore_app.runs.alerts import Notifications
+from hookcore_app.runs.undelivered import LostMarks
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of
 from tests.harness import random_state
@@ -268,7 +269,7 @@ def test_a_process_that_does_not_answer_is_a_failure(hook: Webhook, monkeypatch:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore.delivery.notify.targets.find_spec", lambda name: None)
+    monkeypatch.setattr("hookcore.delivery.notify.notifier.find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match="pip install apprise"):
         targets_of(["json://127.0.0.1/"])
     assert targets_of([]) == ()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.known.roots import find_tensors
 from tests.harness import digest, read_step, watch
 
 

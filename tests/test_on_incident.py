@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.errors import ArgumentError, ClosedError, ServerError, StopTraining
 from hookcore.reading.answers import Incident, Incidents
-from hookcore.recorder.boundary import MAX_WAITING, Boundary
+from hookcore.recorder.clock.passes import MAX_WAITING, Boundary
 from hookcore.store.incidents.incident import SCALER_SEARCH
 from hookcore.watcher.callbacks import Callbacks
 from hookcore_app.serving import server_thread

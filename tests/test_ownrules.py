@@ -17,11 +17,11 @@ from torch import nn
 
 import hookcore
 from hookcore.errors import ArgumentError
-from hookcore.findings import FindingsCache, follow
-from hookcore.findings.ownrules import FrameView, OwnRule, OwnRules, own_rule_of, own_rules, registry, rules_in, running
+from hookcore.findings import FindingsCache, follow, ownrules
+from hookcore.findings.ownrules import FrameView, OwnRule, OwnRules, own_rule_of, own_rules, rules_in
 from hookcore.records import Frame, Tap
 from hookcore.store import Store
-from hookcore_app.runs.notifying import Lookout
+from hookcore_app.runs.alerts import Lookout
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
 from tests.archive_world import kept_in
@@ -35,10 +35,10 @@ LAYERS = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param_grad", "weight
 
 @pytest.fixture(autouse=True)
 def no_registered_rules() -> Iterator[None]:
-    before = list(registry._registered)
-    registry._registered.clear()
+    before = list(ownrules._registered)
+    ownrules._registered.clear()
     yield
-    registry._registered[:] = before
+    ownrules._registered[:] = before
 
 
 def frame_of(step: int, values: list[float], **more: Any) -> Frame:
@@ -137,7 +137,7 @@ def test_an_invalid_query_is_an_error_that_helps() -> None:
 
 
 def test_the_cache_for_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(ownrules, "KEPT_BYTES", 1000)
     rules = runner(lambda given: None)
     for step in range(100):
         rules.examine(frame_of(step, [1.0, 1.0]), LAYERS)
@@ -202,7 +202,7 @@ def test_a_result_of_another_type_is_a_fault(said: Any) -> None:
 
 
 def test_a_rule_that_repeats_itself_endlessly_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "MAX_ONSETS", 3)
+    monkeypatch.setattr(ownrules, "MAX_ONSETS", 3)
     store = play(runner(large), ([50.0] + [1.0] * 2) * 10)
     assert len(events(store, "own-large")) == 3
     assert "found 3 problems" in events(store, "own-rule-off")[0]

@@ -23,8 +23,9 @@ from hookcore.records import KINDS, STAT_COLUMN, Event, Failure, HookRecord, Mod
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app import assets
-from hookcore_app.analysis.figures.spark import HEIGHT, WIDTH, spark_of
-from hookcore_app.pages import filters, frame, hooks, settings
+from hookcore_app.analysis.figures.lines import SPARK_HEIGHT, SPARK_WIDTH, spark_of
+from hookcore_app.pages import frame, hooks, settings
+from hookcore_app.pages import frame as filters
 from hookcore_app.pages.overview import usual_kind
 from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
@@ -176,8 +177,8 @@ def test_a_sparkline_has_gaps_and_marks_non_finite_values() -> None:
     assert spark.path.count("M") == 2
     assert len(spark.bad_x) == 3  # both ends of the long gap, and the short gap
     numbers = [float(each) for each in re.findall(r"[\d.]+", spark.path.replace("h.1", ""))]
-    assert max(numbers[0::2]) <= WIDTH
-    assert max(numbers[1::2]) <= HEIGHT
+    assert max(numbers[0::2]) <= SPARK_WIDTH
+    assert max(numbers[1::2]) <= SPARK_HEIGHT
 
 
 @pytest.mark.parametrize("values", [[5.0, 5.0], [np.nan, np.nan], [1e308, -1e308], [7.0]])

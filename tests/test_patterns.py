@@ -11,8 +11,8 @@ import re2  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookcore.config.patterns import matching
-from hookcore.config.patterns.matching import matcher
+from hookcore.config import patterns
+from hookcore.config.patterns import matcher
 from hookcore.errors import PatternError
 
 NAMES = [f"blocks.{number}.attn.{'a' * 80}.c" for number in range(10_000)]
@@ -22,18 +22,18 @@ SIGNS = "ab.-]![*?_x\\^&~|é\n"
 @given(st.text(SIGNS, max_size=8), st.text(SIGNS, max_size=8))
 def test_a_glob_means_the_same_as_in_the_standard_library(glob: str, name: str) -> None:
     if "--" not in glob:  # ranges that begin or end with a hyphen are parsed differently there
-        assert matching.glob(glob)(name) == fnmatch.fnmatchcase(name, glob)
+        assert patterns.glob(glob)(name) == fnmatch.fnmatchcase(name, glob)
 
 
 @given(st.text(max_size=20))
 def test_any_name_matches_the_star_and_nothing_else_raises(name: str) -> None:
-    assert matching.glob("*")(name)
-    assert matching.expression("(?s).*")(name)
+    assert patterns.glob("*")(name)
+    assert patterns.expression("(?s).*")(name)
 
 
 def test_half_a_surrogate_pair_in_a_name_is_not_an_error() -> None:
-    assert matching.glob("a*")("a\udc80")
-    assert not matching.glob("\udc80b")("a")
+    assert patterns.glob("a*")("a\udc80")
+    assert not patterns.glob("\udc80b")("a")
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_a_refused_expression_writes_nothing_to_the_terminal() -> None:
 
 
 def test_no_compiled_pattern_stays_in_a_cache() -> None:
-    assert matching.expression("a+")("aa")
+    assert patterns.expression("a+")("aa")
     assert re2._Regexp._make.cache_info().currsize == 0

@@ -19,7 +19,7 @@ from torch import nn
 
 import hookcore
 from hookcore.config import launched, launchers, rank
-from hookcore.delivery import place as places
+from hookcore.delivery import facts as places
 from hookcore.delivery.archive import read_archive
 from hookcore.records.wire import Place
 from hookcore.watcher import watcher

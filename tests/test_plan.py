@@ -33,8 +33,8 @@ from benchmarks.demand import (
 )
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore_app.clickhouse.cluster.following import FULL
-from hookcore_app.clickhouse.tables import LEVELS
+from hookcore_app.clickhouse.cluster.shared import FULL
+from hookcore_app.clickhouse.schema import LEVELS
 from hookcore_app.collector.cutter import MIN_ROWS
 from hookcore_app.collector.inserter import LOOK_S
 from tests.build import frame, stats_of

@@ -21,9 +21,8 @@ from torch import nn
 import hookcore
 from hookcore.delivery.dashboard import private
 from hookcore.delivery.dashboard import process as dashboard
-from hookcore.delivery.dashboard.home import home
 from hookcore.delivery.dashboard.private import PrivateFolder
-from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
+from hookcore.delivery.dashboard.process import find, home, join_or_start, status, stop_dashboard
 from hookcore.delivery.http import HttpSink
 from hookcore.errors import ServerError
 from tests.waiting import wait_for

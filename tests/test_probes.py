@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore import probes
 from hookcore.errors import ArgumentError, PatternError
-from hookcore.recorder.probes import MAX_PROBES
+from hookcore.recorder.measured.probes import MAX_PROBES
 from tests.harness import digest, random_state, seed_all
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hookcore.findings import Finding, findings_of
-from hookcore.findings.progress import is_validation
+from hookcore.findings.losses import is_validation
 from hookcore.records import Tap
 from hookcore.store import Store
 from tests.build import append

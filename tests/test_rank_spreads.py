@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookcore.findings import RULES
-from hookcore.findings.stragglers import STEPS, Waits, late_rank, waits_of
+from hookcore.findings.times import STEPS, Waits, late_rank, waits_of
 from hookcore.records import Tap
 from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, REDUCTION_WAIT
 from hookcore.store import Store
-from hookcore_app.analysis.rankstores import OfRank
-from hookcore_app.analysis.spreads import layers_of, spreads_in
+from hookcore_app.analysis.ranks import OfRank, layers_of, spreads_in
 from tests.build import append, frame, stats_of
 
 LIMITS = RULES["late-rank"].limits

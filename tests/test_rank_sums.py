@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hookcore.records import STAT_COLUMN, STATS, UNKNOWN_OWNER, SketchBlock
 from hookcore.records.sketch import BINS
-from hookcore.store.copies import Rows
-from hookcore.store.rankstep import Repeated, StepOfRanks
+from hookcore.store.rankstep import Repeated, Rows, StepOfRanks
 from tests.kernels import Measured, measure
 
 EXACT = ("count", "nan", "inf", "zero", "min", "max", "sketched", "parts")

@@ -12,7 +12,7 @@ import hookcore
 from hookcore.findings import RULES, reach_of, without_data
 from hookcore.records import Kind, Tap
 from hookcore.store import Store
-from hookcore_app.pages.views.verdict import claim_of
+from hookcore_app.pages.views.span import claim_of
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
 from tests.build import append, frame, open_run, stats_of_magnitudes

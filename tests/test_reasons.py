@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore.observe import device
-from hookcore.recorder import unseen
-from hookcore.recorder.coverage import NO_ROOM
-from hookcore.recorder.plans import Plan
+from hookcore.recorder.calls import coverage as unseen
+from hookcore.recorder.calls.coverage import NO_ROOM
+from hookcore.recorder.calls.plans import Plan
 from tests.harness import watch
 from tests.zoo.case import mean_square
 

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookcore.observe import captures, cpu, device, layout, reference
+from hookcore.observe import copies, cpu, device, layout, reference
 from hookcore.observe.arena import CpuArena
-from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena
+from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.observe.plain import make_plain, unseen
-from hookcore.observe.transfer import HostBuffers
-from hookcore.recorder.scalars import number_of
+from hookcore.recorder.measured.scalars import number_of
 from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, floats32
 
@@ -302,7 +301,7 @@ def test_a_thread_that_reads_a_number_does_not_affect_captures(monkeypatch: pyte
             seen.append("read")
             return 2.5
 
-    monkeypatch.setattr(captures, "_exchange", lambda: exchange)
+    monkeypatch.setattr(copies, "_exchange", lambda: exchange)
     assert number_of(Later()) == 2.5
     assert seen == [1, "read", 0]
 

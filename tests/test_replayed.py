@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hookcore.capsules.main_script import only_definitions
+from hookcore.capsules.content import only_definitions
 from hookcore.records import STAT_COLUMN, Event, Tap
 from hookcore.records.replayed import MAX_LAYERS, MEASURED, REPLAYED, ReplayedTap, packed, unpacked
 from hookcore.store import Store

@@ -29,7 +29,7 @@ import hookcore
 from hookcore.hooks.internals import root_mesh_of
 from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
 from hookcore.store.rankstep import Repeated, StepOfRanks
-from hookcore.store.schemas import merge_stats
+from hookcore.store.segments import merge_stats
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")

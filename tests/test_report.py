@@ -21,9 +21,8 @@ from hookcore.store import Store
 from hookcore_app.analysis import figures
 from hookcore_app.cli import main
 from hookcore_app.pages.report import MAX_BYTES, View, report_of
-from hookcore_app.pages.report.pictures import line_of, picture_of
-from hookcore_app.pages.report.view import alerts_of
-from hookcore_app.pages.views.verdict import progress_of
+from hookcore_app.pages.report.charts import alerts_of, line_of, picture_of
+from hookcore_app.pages.views.span import progress_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.runs.saved import show
@@ -293,7 +292,7 @@ def _frames() -> list[Any]:
 
 
 def test_an_unwritable_path_is_reported(tmp_path: Path) -> None:
-    from hookcore_app.cli.report import _write
+    from hookcore_app.cli.saved import _write
 
     with pytest.raises(ArgumentError, match="can't write"):
         _write(tmp_path / "no" / "such" / "folder.html", b"", False)

@@ -22,7 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from hookcore.records import Failure
 from hookcore.records.wire import Batch, EndItem, Place
 from hookcore.store import Store
-from hookcore_app.runs import Runs, catalog
+from hookcore_app.runs import Runs, keep
 from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
 from tests.keep_world import INFO, SERVER_SETTINGS, TAPS, ServerProcess, batch, start, stop
@@ -207,7 +207,7 @@ def test_a_run_that_ended_before_a_restart_stays_ended(tmp_path: Path) -> None:
 def test_a_saved_run_that_is_opened_or_found_later_has_no_trainer_to_wait_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "MAX_LISTED", 0)
+    monkeypatch.setattr(keep, "MAX_LISTED", 0)
     world = start(ServerSettings(keep=str(tmp_path)), 0)
     world.take(batch(INFO, range(3), first=True))
     stop(world)

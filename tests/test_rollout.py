@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hookcore.errors import ArgumentError
 from hookcore.records import STAT_COLUMN, ModuleRecord, Snapshot, Tap
-from hookcore_app.analysis.rollout import AttentionLayer, is_attention, maps_of, rollout
+from hookcore_app.analysis.attention import AttentionLayer, is_attention, maps_of, rollout
 from tests.api_world import World, csv_columns, floats, make_frame, npy, same
 
 FUSES = ("mean", "max", "min")

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from hookcore.delivery.archive import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, follow
-from hookcore.findings.follower import MAX_LOOKS, Follower
-from hookcore.findings.gate import BLOCK, Gate
-from hookcore.findings.history import settle
+from hookcore.findings.follower import BLOCK, MAX_LOOKS, Follower, Gate
+from hookcore.findings.ranking import settle
 from hookcore.records import Event, Severity, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Found, Incident, Incidents
-from hookcore.store.incidents.standing import GRACE, MAX_STANDING, RECURS
+from hookcore.store.incidents.accounts import GRACE, MAX_STANDING, RECURS
 from tests import build
 from tests.archive_world import keep, kept_in
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hookcore_app.pages.views.run_columns import MAX_CHOICES, MAX_COLUMNS, Columns, columns_of, order_of
-from hookcore_app.runs.traits import Traits
+from hookcore_app.pages.views.run_list import MAX_CHOICES, MAX_COLUMNS, Columns, columns_of, order_of
+from hookcore_app.runs.query import Traits
 from tests.build import append, open_run
 from tests.serving import World, make_world
 

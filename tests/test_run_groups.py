@@ -11,11 +11,10 @@ import pytest
 
 from hookcore.errors import ArgumentError
 from hookcore_app import assets
-from hookcore_app.api.saved import RunsView
-from hookcore_app.pages.views.run_columns import groupings_of, groups_of
-from hookcore_app.pages.views.run_lines import line_of
-from hookcore_app.runs.traits import Traits
-from hookcore_app.runs.views import MAX_VIEWS, VIEWS_FILE, Views
+from hookcore_app.api.runs import RunsView
+from hookcore_app.pages.views.run_list import groupings_of, groups_of, line_of
+from hookcore_app.runs.query import Traits
+from hookcore_app.runs.shelf import MAX_VIEWS, VIEWS_FILE, Views
 from tests.build import append, open_run
 from tests.serving import World, make_world
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hookcore.errors import ArgumentError
 from hookcore_app.runs.parts import End
-from hookcore_app.runs.query import find_runs
-from hookcore_app.runs.traits import Traits
+from hookcore_app.runs.query import Traits, find_runs
 from tests.build import append, open_run
 from tests.serving import World, make_world
 

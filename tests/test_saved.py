@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 from hookcore.delivery.archive import Scribe, read_archive
-from hookcore.delivery.archive.scribe import Writes
+from hookcore.delivery.archive.writer import Writes
 from hookcore.delivery.http import Address, HttpSink
-from hookcore.delivery.http.batches import batch_of
 from hookcore.delivery.http.outbox import Outbox
+from hookcore.delivery.http.sender import batch_of
 from hookcore.records import Tap
 from hookcore.records.wire import Answer, Batch, DeliveryCounters, EndItem, encode, frame_item
 from hookcore_app.collector.lanes import Lanes

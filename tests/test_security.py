@@ -18,7 +18,7 @@ from hookcore.errors import ArgumentError
 from hookcore_app import assets
 from hookcore_app.serving.guard import access, security
 from hookcore_app.serving.guard.access import Access
-from hookcore_app.serving.guard.headers import HEADERS
+from hookcore_app.serving.guard.security import HEADERS
 from hookcore_app.serving.server import complete
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info

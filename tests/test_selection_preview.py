@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hookcore.config.patterns import Facts, select, select_among
 from hookcore.records import ModuleRecord
 from hookcore.store import Store
-from hookcore_app.analysis.selection import Patterns, Switch, settings_facts, switched
+from hookcore_app.analysis.modules import Patterns, Switch, settings_facts, switched
 
 from .api_world import World, open_run
 

@@ -48,7 +48,7 @@ def test_nothing_is_explained_by_itself_if_the_setting_says_never() -> None:
 
 
 def test_a_capsule_that_is_too_large_is_not_replayed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore.watcher.explaining.MAX_BYTES", 10)
+    monkeypatch.setattr("hookcore.watcher.callbacks.MAX_BYTES", 10)
     seed_all()
     model = Net()
     watcher = watch(model, explain="auto")

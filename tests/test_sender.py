@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hookcore.delivery.http import Address, HttpSink, retries
-from hookcore.delivery.http.messages import return_message
+from hookcore.delivery.http import Address, HttpSink
+from hookcore.delivery.http import connection as retries
+from hookcore.delivery.http.sender import return_message
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
 from hookcore.records.wire import Batch, DeliveryCounters, EndItem

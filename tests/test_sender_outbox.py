@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hookcore.delivery.archive.writer import ArchiveWriter
 from hookcore.delivery.http import parcels as parcels_module
 from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
-from hookcore.delivery.sizes import size_of
+from hookcore.delivery.sinks import size_of
 from hookcore.records import ModuleRecord, Names, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.wire import Answer, Batch, DeliveryCounters, FrameItem, decode_batch, encode, frame_item, frame_of

@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hookcore
 from hookcore.delivery import delivery
 from hookcore.delivery.archive import read_archive
-from hookcore.delivery.dashboard.launch import Dashboard
-from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
+from hookcore.delivery.dashboard.process import Dashboard, find, join_or_start, status, stop_dashboard
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.watcher import NullWatcher, Watcher

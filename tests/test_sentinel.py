@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookcore
 from hookcore.observe import finite
-from hookcore.recorder import foundloss
-from hookcore.recorder import sentinel as sentinel_module
-from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.lookouts import first_of_flow
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.measured import scalars
+from hookcore.recorder.measured import sentinel as sentinel_module
+from hookcore.recorder.measured.sentinel import first_of_flow
 from hookcore.records import Event
 from hookcore.records.flow import FlowCall
 from tests.harness import seed_all
@@ -368,7 +368,7 @@ def test_what_a_device_computes_is_reported_later_with_its_step(monkeypatch: pyt
     monkeypatch.setattr(sentinel_module, "is_elsewhere", lambda tensor: True)
     monkeypatch.setattr(sentinel_module, "start_reading", _LateReading)
     monkeypatch.setattr(_LateReading, "done", False)
-    monkeypatch.setattr(foundloss, "_number", _LateNumber)
+    monkeypatch.setattr(scalars, "_number", _LateNumber)
     model = _net(BACKWARD["the root of zero"], (5,))
     with _watched(model) as watcher:
         _train(model, 9)

@@ -31,7 +31,7 @@ from hookcore_app import cli
 from hookcore_app.cli import flags
 from hookcore_app.runs import Runs
 from hookcore_app.serving import server as serve
-from hookcore_app.serving import sockets
+from hookcore_app.serving import server as sockets
 from hookcore_app.serving.guard.access import Access
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info

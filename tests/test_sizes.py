@@ -17,7 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hookcore
 from hookcore.delivery.archive import load_into, read_archive
-from hookcore.recorder import flops, sizes
+from hookcore.recorder.measured import sizes
+from hookcore.recorder.measured import sizes as flops
 from hookcore.records.flow import CallSize, Flow, FlowCall, TensorForm
 from hookcore.store import Store
 from tests.flow_world import BasicBlock, Residual, watch

@@ -20,8 +20,8 @@ import hookcore
 from hookcore.errors import ArgumentError
 from hookcore.hooks import internals
 from hookcore.observe import copies
-from hookcore.recorder import snapshot_copies
-from hookcore.recorder import snapshots as limits
+from hookcore.recorder.measured import snapshots as limits
+from hookcore.recorder.measured import snapshots as snapshot_copies
 from hookcore.records import TENSOR_KINDS, Command, Event, Kind, Snapshot, Tap
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, watch
 from tests.zoo import CASES, Case, Trial

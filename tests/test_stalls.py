@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import hookcore
 from hookcore.findings import findings_of
 from hookcore.hooks.loading import observe_loading
-from hookcore.recorder.stalls import FACTOR, FIRST_STEP, LOOK_S, MIN_S, QUIET_S, WORK, Stalls
+from hookcore.recorder.clock.steptimes import FACTOR, FIRST_STEP, LOOK_S, MIN_S, QUIET_S, WORK, Stalls
 from hookcore.records.vocabulary import ENDED, STALLED
 
 

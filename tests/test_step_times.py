@@ -21,10 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
-from hookcore.recorder.meter import Meter
-from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.steptimes import StepTimes
-from hookcore.recorder.throughput import Ended, Throughput
+from hookcore.recorder.clock.steptimes import Meter, StepTimes
+from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.leaving.throughput import Ended, Throughput
 from hookcore.records.vocabulary import (
     SAMPLES_RATE,
     STEPS_RATE,

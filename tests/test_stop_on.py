@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookcore.errors import ArgumentError
-from hookcore.frameworks import stopping
-from hookcore.frameworks.stopping import AGREE_EVERY, Stopping
+from hookcore.frameworks import watching
+from hookcore.frameworks.watching import AGREE_EVERY, Stopping
 from tests.ranks import run_ranks
 from tests.zoo.case import mean_square, mlp
 
@@ -175,7 +175,7 @@ def test_a_rank_that_watches_nothing_participates_in_the_exchange(monkeypatch: p
         exchanged.append(bool(stop))
         stop.fill_(len(exchanged) == 2)  # then, another rank stops
 
-    monkeypatch.setattr(stopping, "_ranks", lambda: WORLD)
+    monkeypatch.setattr(watching, "_ranks", lambda: WORLD)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     rank = Stopping(stop_on="error", **SETTINGS)

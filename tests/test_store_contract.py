@@ -19,8 +19,8 @@ import pytest
 from hookcore.records import STATS, Event, ModuleRecord, Names, SketchBlock, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.wire import Batch, Description, EndItem, Item, Place, RunInfo, frame_item, snapshot_item
-from hookcore_app.clickhouse import record
-from hookcore_app.clickhouse.cluster import opening
+from hookcore_app.clickhouse import reading
+from hookcore_app.clickhouse.cluster import entry
 from tests.build import frame
 from tests.clickhouse_nodes import PASSWORD, Cluster, running
 from tests.clickhouse_world import Collector, new_database
@@ -179,9 +179,9 @@ def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         long = make_world(unhurried, store=url)
         long.app.state.shared.start()
         with patch.context() as small:
-            small.setattr(opening, "WHOLE_ROWS", 100)
-            small.setattr(opening, "WINDOW_ROWS", 700)
-            small.setattr(record, "FRAME_ROWS", 1)
+            small.setattr(entry, "WHOLE_ROWS", 100)
+            small.setattr(entry, "WINDOW_ROWS", 700)
+            small.setattr(reading, "FRAME_ROWS", 1)
             for run in long.runs.every():
                 long.runs.read(run)
         yield Servers(memory, followed, opened, long, written)

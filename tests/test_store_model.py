@@ -16,7 +16,7 @@ from hookcore.records import STAT_COLUMN, STATS, Frame, Tap
 from hookcore.records.sketch import NAN, NEG_INF, POS_INF, Sketch
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.ladder import Ladder
-from hookcore.store.schemas import STAT_SCHEMA
+from hookcore.store.segments import STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
 from tests import build
 from tests.sketches import block_of, merged, rebin, sketch_of

@@ -12,7 +12,7 @@ import pytest
 from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.store import Store
 from hookcore.store.ladder import Ladder
-from hookcore.store.schemas import STAT_SCHEMA
+from hookcore.store.segments import STAT_SCHEMA
 from tests.build import frame
 
 TAPS = 24

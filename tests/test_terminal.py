@@ -17,7 +17,7 @@ from hookcore.delivery.delivery import Delivery, new_run
 from hookcore.delivery.sinks import StoreSink
 from hookcore.records.wire import Place
 from hookcore.store import Store
-from hookcore.watcher.terminal import MAX_LINES, MINUTE_S, Terminal
+from hookcore.watcher.callbacks import MAX_LINES, MINUTE_S, Terminal
 from tests.serving import TOKEN, served
 from tests.waiting import wait_for
 

@@ -15,8 +15,8 @@ import hookcore
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.findings import RULES, THRESHOLDS, chosen_in, findings_of, follow, read_choices, started_with
-from hookcore.findings.choices import MAX_CHANGES, changed, changes_in, words_of
-from hookcore.findings.rule import RuleName
+from hookcore.findings.follower import MAX_CHANGES, changed, changes_in, words_of
+from hookcore.findings.rules import RuleName
 from hookcore.records import Tap
 from hookcore.records.wire import Batch, EndItem
 from hookcore.store import Store

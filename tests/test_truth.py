@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hookcore
 from hookcore.hooks.tracing import Layer, LayerCall
-from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.known.roots import find_tensors
 from tests.harness import STEPS, Key, assert_stats, digest, read_step, reference_stats, seed_all, watch
 from tests.twin import OptimizerTwin, Twin, TwinHooks, counting_backwards
 from tests.zoo import CASES, Case

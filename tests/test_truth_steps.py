@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore.hooks.checkpoints import IN_ANY_ORDER
-from hookcore.recorder.statistics import Statistics
+from hookcore.hooks.backward import IN_ANY_ORDER
+from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
 from tests.zoo.case import mean_square, noise, sgd
@@ -543,8 +543,8 @@ def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest
                 compared.append(clock.step)
             return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
 
-        monkeypatch.setattr("hookcore.recorder.witnesses.marks_of", marks_of)
-        monkeypatch.setattr("hookcore.recorder.comparison.marks_of", marks_of)
+        monkeypatch.setattr("hookcore.recorder.clock.owners.marks_of", marks_of)
+        monkeypatch.setattr("hookcore.recorder.clock.owners.marks_of", marks_of)
 
         def train(model: nn.Module) -> None:
             optimizer = sgd(model.parameters())

@@ -19,7 +19,7 @@ ASKED = {
     'hookcore.Client("http://localhost").runs()': "list[hookcore.reading.answers.runs.Run]",
     'hookcore.Client("http://localhost").latest()': "hookcore.reading.answers.series.Latest",
     "watcher.reader()": "hookcore.reading.reader.Reader",
-    "watcher.incidents()[0]": "hookcore.reading.answers.incidents.Incident",
+    "watcher.incidents()[0]": "hookcore.reading.answers.findings.Incident",
     "watcher.store": "hookcore.store.store.Store",
     "watcher.settings": "hookcore.config.settings.Settings",
 }

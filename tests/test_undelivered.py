@@ -17,11 +17,10 @@ import torch
 
 import hookcore
 from hookcore.delivery.archive import read_archive, spool
+from hookcore.delivery.archive.folder import hold
 from hookcore.delivery.archive.spool import RunSpool, spools_in
-from hookcore.delivery.archive.state import hold
-from hookcore.delivery.dashboard.home import undelivered_folder
-from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
-from hookcore.delivery.http import Address, HttpSink, spooling
+from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard, undelivered_folder
+from hookcore.delivery.http import Address, HttpSink, sender
 from hookcore.records import Event, ModuleRecord, Snapshot, Tap
 from hookcore_app.api.ingest import take_into_runs
 from hookcore_app.cli import main
@@ -126,7 +125,7 @@ def test_what_an_absent_server_misses_is_a_saved_run(caplog: pytest.LogCaptureFi
 def test_a_trainer_that_is_killed_loses_only_what_was_not_written_yet(
     monkeypatch: pytest.MonkeyPatch, worlds: list[World]
 ) -> None:
-    monkeypatch.setattr(spooling, "PART_S", 0.05)
+    monkeypatch.setattr(sender, "PART_S", 0.05)
     sink = make_sink(close_s=0.0)
     sink.start(dead(), is_checked=True)
     send(sink, range(20))

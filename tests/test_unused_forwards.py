@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.recorder.unused import MAX_REPORTED, UNUSED
+from hookcore.recorder.known.ownership import MAX_REPORTED, UNUSED
 from hookcore.records import Event, Tap
-from hookcore_app.analysis.modulerows import calls_of, rows_of
+from hookcore_app.analysis.modules import calls_of, rows_of
 from tests.harness import assert_stats, read_step, seed_all, watch
 from tests.manual import ROOT
 from tests.zoo.case import mean_square, mlp, noise, sgd

@@ -23,7 +23,7 @@ from hookcore.records.vocabulary import (
 )
 from hookcore.watcher.notebook import _facts_of
 from hookcore_app.analysis.figures import LIGHT
-from hookcore_app.analysis.png import colors_of
+from hookcore_app.analysis.tiles import colors_of
 from hookcore_app.pages.views.overview import scalar_lines
 from tests.api_world import TAPS, World, make_frame, open_run
 from tests.manual import ROOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hookcore.findings import Finding, findings_of
-from hookcore.recorder.throughput import Evaluations
+from hookcore.recorder.leaving.throughput import Evaluations
 from hookcore.records import Tap
 from hookcore.records.vocabulary import (
     EVALUATED,

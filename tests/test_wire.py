@@ -51,8 +51,8 @@ from hookcore.records.wire import (
     frame_of,
     snapshot_item,
     snapshot_of,
+    weigh,
 )
-from hookcore.records.wire.weigh import weigh
 from tests.build import frame, stats_of
 
 INFO = RunInfo(id="run-1", key="secret", name="a run")

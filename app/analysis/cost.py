@@ -1,4 +1,4 @@
-"""What watching a run costs: the numbers, and the one sentence that every page and the API use for them."""
+"""The speed of a run, and what watching it costs: the numbers, and the one sentence that every page and the API use."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookcore.findings.keyfigures import newest_of
+from hookcore.findings.times import Rates, rates_of, recent
 from hookcore.records.vocabulary import COST, EFFECTIVE_COST, STRIDE
 from hookcore.store import Store
 
 from ..runs import Run
+
+# What watching a run costs: the numbers, and the one sentence that every page and the API use for them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +139,9 @@ def ordinal(number: int) -> str:
     """Return 1st, 2nd, 3rd, 11th, 1,000th."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number:,}{ending}"
+
+
+def run_rates(run: Run, first: int | None = None, last: int | None = None) -> Rates:
+    """Return the rates of some steps of a run; without any, of the newest ones if it is live, else of all."""
+    is_whole = (first, last) == (None, None)
+    return rates_of(run.store, recent(run.store) if is_whole and run.state == "live" else first, last)

@@ -1,10 +1,15 @@
-"""Numbers and times as a person reads them: letter for letter what js/format.js writes once the page's script runs."""
+"""Numbers, times, and titles as a person reads them: letter for letter what js/format.js writes once a page is live."""
 
 from __future__ import annotations
 
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Final
+
+from hookcore.findings import RULES, Rule
+from hookcore.records.vocabulary import OWN_RULE
+
+# Numbers and times as a person reads them: letter for letter what js/format.js writes once the page's script runs.
 
 DIGITS: Final = 4
 _SMALL: Final = 1e-3  # below it, and from _LARGE on, a number has an exponent
@@ -100,3 +105,17 @@ def size(nbytes: float) -> str:
         nbytes /= 1000
         units.pop(0)
     return f"{_plain(_significant(nbytes, 3))} {units[0]}"
+
+
+# The titles of rules and events, as all pages show them.
+
+
+def title_of_rule(name: str) -> str:
+    """Return the title of a rule; one of the user has none but its name."""
+    rule: Rule | None = RULES.get(name)  # type: ignore[call-overload]
+    return title_of(name) if rule is None else rule.title
+
+
+def title_of(name: str) -> str:
+    """Return the name of an event as a title."""
+    return name.removeprefix(OWN_RULE).replace("-", " ").capitalize()

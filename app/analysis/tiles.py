@@ -1,12 +1,19 @@
-"""Tensors as pictures: tiles of limited size, and the exact statistics of a part. Arithmetic only."""
+"""Tensors as pictures: tiles of limited size, the names of their dimensions, and a PNG of a matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hookcore.reading.pictures import image_of
+from hookcore.records import Names, Snapshot
+from hookcore.records.vocabulary import NAN_COLOR, counted, rgb_of
+
+from .attention import looks_like_attention
 
 Pool = Literal["worst", "mean", "min", "max"]
 Floats = NDArray[np.float64]
@@ -101,3 +108,102 @@ def _quantiles(finite: Floats) -> dict[str, float]:
         return dict.fromkeys(names, np.nan)
     with np.errstate(over="ignore", invalid="ignore"):
         return dict(zip(names, np.quantile(finite, QUANTILES).tolist(), strict=True))
+
+
+# The dimensions of a tensor that have the names of its batch's tokens and samples.
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The names that fit a tensor, and why others don't."""
+
+    axes: tuple[int, ...] = ()  # the dimensions that are positions
+    tokens: tuple[tuple[str, ...], ...] = ()  # of each sample; one row of all of them if `shared`
+    shared: bool = False
+    labels: tuple[str, ...] = ()
+    why: str = ""
+
+    def tokens_of(self, sample: int) -> tuple[str, ...]:
+        """Return the names of the positions of a sample, if there are any."""
+        row = 0 if self.shared else sample
+        return self.tokens[row] if row < len(self.tokens) else ()
+
+
+def named(snapshot: Snapshot) -> Named:
+    """Return what fits. A dimension has names only if its size is their number, and no other one may be meant."""
+    names, shape = snapshot.names, snapshot.values.shape
+    if names is None:
+        return Named()
+    if snapshot.truncated or len(shape) < 2:
+        return Named(why="Names are shown only for whole tensors with a sample dimension.")
+    axes, problems = _axes(names, snapshot)
+    labels = names.labels
+    if labels and len(labels) != shape[0]:
+        problems.append(f"{counted(len(labels), 'label')} for {counted(shape[0], 'sample')}: give one for each sample.")
+        labels = ()
+    return Named(axes, names.tokens if axes else (), names.shared, labels, " ".join(problems))
+
+
+def _axes(names: Names, snapshot: Snapshot) -> tuple[tuple[int, ...], list[str]]:
+    shape = snapshot.values.shape
+    sizes = {len(row) for row in names.tokens}
+    if not sizes:
+        return (), []
+    if len(sizes) > 1:
+        return (), ["The samples have different numbers of tokens: name the padding, too."]
+    if not names.shared and len(names.tokens) > shape[0]:
+        return (), [f"Tokens of {counted(len(names.tokens), 'sample')} were given for {shape[0]}."]
+    (size,) = sizes
+    fits = tuple(axis for axis in range(1, len(shape)) if shape[axis] == size)
+    last = (len(shape) - 2, len(shape) - 1)
+    if fits[-2:] == last and looks_like_attention(snapshot):
+        return last, []
+    if len(fits) == 1:
+        return fits, []
+    return (), [
+        f"{size} tokens were given, and several dimensions have this size."
+        if fits
+        else f"{size} tokens were given, but no dimension has this size."
+    ]
+
+
+# A PNG of a matrix, gray where no value is negative, else blue below zero and red above it.
+
+
+def png_of(matrix: NDArray[Any]) -> bytes:
+    """Encode one pixel per value as PNG, with the first row at the top."""
+    return image_of(colors_of(matrix))
+
+
+def colors_of(matrix: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return red, green, and blue of each value. An infinity has the color of the largest magnitude of its sign."""
+    values = np.abs(matrix) if matrix.dtype.kind == "c" else matrix
+    values = np.asarray(values, np.float64)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        pixels = _gray(values, low, high) if low >= 0 and not np.isneginf(values).any() else _diverging(values)
+    pixels[np.isnan(values)] = rgb_of(NAN_COLOR)
+    return pixels
+
+
+def _gray(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
+    """Map the smallest value to black and the largest to white."""
+    share = (np.clip(values, low, high) - low) / (high - low) if high > low else np.where(values > high, 1.0, 0.0)
+    level = _level(share)
+    return np.stack([level, level, level], axis=-1)
+
+
+def _diverging(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Map zero to white, and the largest magnitude to red above zero and to blue below it."""
+    magnitudes = np.abs(values)
+    most = float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0)) or 1.0
+    share = np.clip(values, -most, most) / most
+    full = np.full(values.shape, 255, np.uint8)
+    weaker = 255 - _level(np.abs(share))
+    red, blue = np.where(share < 0, weaker, full), np.where(share > 0, weaker, full)
+    return np.stack([red, weaker, blue], axis=-1).astype(np.uint8)
+
+
+def _level(share: NDArray[np.float64]) -> NDArray[np.uint8]:
+    return np.rint(np.nan_to_num(share) * 255).astype(np.uint8)

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore.findings.rule import OF_LOSS
+from hookcore.findings.rules import OF_LOSS
 from hookcore.reading import answers
 from hookcore.reading.answers import TimelineMark
 from hookcore.records import ROOT, SEVERITIES, Tap
@@ -19,7 +19,7 @@ from hookcore.store import Store
 from hookcore.store.incidents import Incident
 
 from ..runs import Run
-from .titles import title_of, title_of_rule
+from .numerals import title_of, title_of_rule
 
 COLUMNS: Final = 600
 MAX_MARKS: Final = 200  # spans of steps; what happens in the same one shares a mark

@@ -2,27 +2,7 @@
 
 from __future__ import annotations
 
-from . import (  # each adds its routes to the router
-    capsules,
-    compare,
-    different,
-    figure,
-    incidents,
-    media,
-    notifications,
-    overlay,
-    overview,
-    ranks,
-    report,
-    rollout,
-    rules,
-    runs,
-    series,
-    snapshots,
-    timeline,
-    trainer,
-    views,
-)
+from . import compare, different, findings, ranks, report, runs, series, snapshots  # each adds its routes to the router
 from .routing import router
 
 __all__ = ["router"]

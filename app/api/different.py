@@ -9,7 +9,7 @@ from fastapi import Depends, Query
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 
-from ..analysis.different import Side, what_differs
+from ..analysis.comparison import Side, what_differs
 from ..formats import ARRAYS
 from ..runs import Run
 from .params import MAX_STEP, RUN_PATTERN, MatchParam, OfKind, RunParam, RunsParam, SpanParam, run_named

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from hookcore.errors import HookcoreError, WireError
 from hookcore.records import wire
 
-from ..clickhouse.address import shown
+from ..clickhouse.client import shown
 from ..runs import AwayError, JointRun, Run, Runs, limits
 from ..runs.disk import WrongKeyError
 from ..serving.guard.query import ONLY_KNOWN

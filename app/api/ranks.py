@@ -14,10 +14,7 @@ from hookcore.records.vocabulary import ELAPSED
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
-from ..analysis.rankmaps import map_of
-from ..analysis.ranks import ranks_of
-from ..analysis.rankstores import every_store_of, stores_at
-from ..analysis.spreads import SpreadSort, layers_of, spreads_of
+from ..analysis.ranks import SpreadSort, every_store_of, layers_of, map_of, ranks_of, spreads_of, stores_at
 from ..formats import ARRAYS
 from ..runs import JointRun
 from ..runs.ranked import joint_of, read_every

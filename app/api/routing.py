@@ -1,24 +1,88 @@
-"""The routes of REST: how they are described, and how an answer is sent in the requested format."""
+"""The routes of REST: how they are described, with examples, and how an answer is sent in the requested format."""
 
 from __future__ import annotations
 
 import hashlib
+import pathlib
 import secrets
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cache, wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from hookcore.reading import answers
 from hookcore.reading.answers.base import SCHEMAS
 
 from ..formats import ARRAYS, MEDIA_TYPES, StrictJson, Table, choose, json_of
 from ..runs import Run
+from ..runs.memory import has_swapped, watch_reads
 from ..serving.guard.query import ONLY_KNOWN
-from .examples import example_of
-from .steady import SteadyRoute
+
+ATTEMPTS: Final = 3
+
+
+class SteadyRoute(APIRoute):
+    """A route that answers a GET again if a run that it reads was unloaded or read again meanwhile.
+
+    The store that takes its place has only the range of steps, so the run's tensors would seem unknown.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request."""
+        answer = super().get_route_handler()
+
+        async def answer_steadily(request: Request) -> Response:
+            if request.method != "GET":
+                return await answer(request)
+            for _ in range(ATTEMPTS):
+                read = watch_reads()
+                try:
+                    made = await answer(request)
+                except Exception:
+                    if not has_swapped(read):
+                        raise
+                else:
+                    if not has_swapped(read):
+                        return made
+            raise HTTPException(503, "the run leaves memory again and again: try again", {"Retry-After": "2"})
+
+        return answer_steadily
+
+
+# By class. A class also has the values of its base classes; parts without values are the examples of their classes.
+WRITTEN: Final[dict[str, dict[str, Any]]] = msgspec.json.decode(
+    pathlib.Path(__file__).with_name("examples.json").read_bytes()
+)
+_fields: Final[Callable[..., tuple[msgspec.structs.FieldInfo, ...]]] = cache(msgspec.structs.fields)
+
+
+def example_of(answer: type[Any], given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return an example of an answer, with the given values instead of those of its class."""
+    values: dict[str, Any] = {}
+    for kind in reversed(answer.__mro__):
+        values |= WRITTEN.get(kind.__name__, {})
+    values |= given or {}
+    for field in _fields(answer):
+        part, are_many = _part_of(field.type)
+        own = values.get(field.encode_name, [{}] if are_many else {})
+        if part is not None and own is not None:
+            values[field.encode_name] = [example_of(part, each) for each in own] if are_many else example_of(part, own)
+    return {field.encode_name: values[field.encode_name] for field in _fields(answer) if field.encode_name in values}
+
+
+def _part_of(hint: Any) -> tuple[type[Any] | None, bool]:
+    """Return the class of a field's answer or answers, if it has any, and whether it has several."""
+    origin = get_origin(hint)
+    if origin is None:
+        return (hint, False) if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else (None, False)
+    part, are_many = _part_of(get_args(hint)[0])
+    return part, are_many or origin is tuple
+
 
 SomeRun = TypeVar("SomeRun", bound=Run)
 Reading = TypeVar("Reading", bound=Callable[..., Any])

@@ -1,24 +1,46 @@
-"""Numbers over time: series, heatmaps, histograms, the newest values, and logged scalars."""
+"""Numbers over time: series, heatmaps, histograms, the newest values, and logged scalars; also as Plotly figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from fastapi import Query
+from fastapi import Depends, Query, Response
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.reading.answers.series import MAX_CHOSEN, MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SCALARS, MAX_SERIES
-from hookcore.records import Kind
+from hookcore.reading.pictures import cells_of, cut
+from hookcore.records import KINDS, Kind
 from hookcore.records.sketch import BINS
-from hookcore.store.checks import quantile_of, unknown
+from hookcore.records.vocabulary import KIND_WORDS, OWN
+from hookcore.store import STAT_NAMES
+from hookcore.store.checks import quantile_of, require, unknown
 
-from ..formats import ARRAYS
-from .params import After, MatchParam, OfKind, RunParam, SpanParam, StatName, StatsOrQuantiles, check_cells, page_of
-from .routing import router
+from ..analysis.comparison import counted_series
+from ..formats import ARRAYS, words_of
+from ..runs import Run
+from .params import (
+    RUN_PATTERN,
+    After,
+    MatchParam,
+    OfKind,
+    RunParam,
+    RunsParam,
+    SpanParam,
+    StatName,
+    StatsOrQuantiles,
+    check_cells,
+    page_of,
+    run_named,
+)
+from .routing import ReplyParam, described, router
+
+if TYPE_CHECKING:
+    from ..analysis.figures import Style
 
 MAX_POINTS: Final = 10_000
 MAX_BINS: Final = 3_000_000  # bins of all columns of all histograms of an answer
@@ -184,3 +206,196 @@ def scalars(
     found = run.reader.scalars(names, span.first, span.last, points, match)
     shown, page = page_of(found.names, after, limit)
     return replace(found, **page, names=tuple(shown))
+
+
+# Charts as Plotly figures, for scripts and notebooks.
+
+Chart = Literal["heatmap", "series", "histograms", "profile", "fan", "scalars", "compare", "tensor"]
+MAX_LINES: Final = 50
+MAX_VALUES: Final = 500_000
+FAN: Final = ("p1", "p5", "p25", "p50", "p75", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class FigureQuery:
+    """The parameters of a chart. Each chart reads those that it needs."""
+
+    span: SpanParam
+    match: MatchParam
+    kind: Annotated[
+        str, Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas")
+    ] = "output"
+    stat: Annotated[str, Query(max_length=50, description="a stat, or for a series a quantile such as p99")] = "rms"
+    tap: Annotated[TapText | None, Query(description="for series, histograms and fan: one tap")] = None
+    name: Annotated[
+        list[Annotated[str, Query(max_length=1000)]] | None,
+        Query(max_length=MAX_LINES, description="for scalars: their names; default: the user's own"),
+    ] = None
+    step: Annotated[int | None, Query(ge=0, le=2**53, description="for a profile: the step; default: the newest")] = (
+        None
+    )
+    other: Annotated[
+        str | None, Query(pattern=RUN_PATTERN, description="for compare: the run to compare `run` with")
+    ] = None
+    number: Annotated[int | None, Query(ge=0, le=2**62, description="for a tensor: the snapshot's number")] = None
+    part: Annotated[str, Query(alias="slice", max_length=500, description="for a tensor: a slice such as 0,:,3:7")] = ""
+    points: Annotated[int, Query(ge=1, le=10_000, description="maximum points per line")] = 1000
+    columns: Annotated[int, Query(ge=1, le=5000, description="maximum columns of a heatmap")] = 500
+    rows: Annotated[int, Query(ge=1, le=5000, description="maximum rows of a heatmap; neighbors share one")] = 200
+    bins: Annotated[int, Query(ge=5, le=BINS, description="maximum bins of histograms")] = 80
+    scale: Annotated[Literal["auto", "log", "linear"], Query(description="the scale of the values")] = "auto"
+    smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 disables smoothing")] = 0.0
+
+    def __post_init__(self) -> None:
+        check_cells(self.columns, self.rows)
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        """The first and the last step."""
+        return self.span.first, self.span.last
+
+    @property
+    def one_kind(self) -> Kind:
+        """The only kind in the query, for charts of a single kind."""
+        require("kind", self.kind, KINDS)
+        return cast("Kind", self.kind)
+
+
+@router.get("/figure", summary="A chart for Plotly", responses=described(("json",), answers.Figure))
+def figure(
+    runs: RunsParam,
+    run: RunParam,
+    reply: ReplyParam,
+    asked: Annotated[FigureQuery, Depends()],
+    chart: Annotated[Chart, Query(description="the kind of chart")],
+    theme: Annotated[Literal["light", "dark"], Query(description="the color theme")] = "light",
+) -> Response:
+    """Return a chart for Plotly.js and Plotly for Python. Its arrays are typed, so that NaN stays NaN."""
+    # Plotly is loaded for the first chart, so a server that draws none does without.
+    from ..analysis.figures import THEMES
+
+    if chart == "compare":
+        other = reply.about(run_named(runs, _needs(asked.other, "other", "compare")))
+        return reply.json(lambda: _compare(run, other, asked, THEMES[theme]))
+    return reply.json(lambda: _CHARTS[chart](run, asked, THEMES[theme]))
+
+
+def _heatmap(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import heatmap
+
+    found = run.reader.heatmap(asked.one_kind, asked.stat, asked.match, *asked.bounds, asked.columns, asked.rows)
+    return heatmap(found, style, f"{asked.stat} of {KIND_WORDS[asked.one_kind]}", asked.scale)
+
+
+def _series(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import series
+
+    reader = run.reader
+    wanted = [reader.find(asked.tap)] if asked.tap is not None else reader.taps(asked.match, asked.one_kind).taps
+    about = asked.stat, *asked.bounds, asked.points
+    many = [(tap.label, counted_series(reader, tap, *about)) for tap in wanted[:MAX_LINES]]
+    title = many[0][0] if len(many) == 1 else f"{asked.stat} of {KIND_WORDS[asked.one_kind]}{_of(many, wanted)}"
+    return series(many, style, title, asked.stat, asked.scale, asked.smooth)
+
+
+def _scalars(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import series
+
+    every = run.store.scalar_names()
+    wanted = asked.name or [name for name in every if not name.startswith(OWN)]
+    names = wanted[:MAX_LINES]
+    missing = next((name for name in names if name not in set(every)), None)
+    if missing is not None:
+        raise HTTPException(404, unknown("scalar", missing, every))
+    many = [(each.name, each) for each in run.reader.scalars(names, *asked.bounds, asked.points).series]
+    title = many[0][0] if len(many) == 1 else f"scalars{_of(many, wanted)}"
+    return series(many, style, title, "value", asked.scale, asked.smooth)
+
+
+def _histograms(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import histograms
+
+    found = run.reader.histograms(_needs(asked.tap, "tap", "histograms"), *asked.bounds, asked.columns, asked.bins)
+    return histograms(found, style, found.tap.label)
+
+
+def _fan(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import fan
+
+    tap = run.reader.find(_needs(asked.tap, "tap", "fan"))
+    *quantiles, counted = run.reader.stats(tap, (*FAN, "nonfinite"), *asked.bounds, asked.points)
+    return fan(quantiles, counted, style, f"percentiles of {tap.label}")
+
+
+def _profile(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import ends_of, profile
+
+    require("stat", asked.stat, STAT_NAMES)
+    step = asked.step if asked.step is not None else run.store.steps().newest
+    kinds = []
+    cut = ""
+    for kind in dict.fromkeys(asked.kind.split(",")):
+        require("kind", kind, KINDS)
+        wanted = run.reader.taps(asked.match, cast("Kind", kind)).taps
+        taps = wanted[: asked.rows]
+        cut = cut or _of(taps, wanted)
+        found = [run.reader.series(tap, asked.stat, step, step, 1) for tap in taps]
+        kinds.append((kind, [each for each in found if each.present is not None and each.present.any()]))
+    known = [each for each in kinds if each[1]]
+    first, last = ends_of(known) if known else (step, step)
+    steps = "step -" if first is None or last is None else words_of(first, last)
+    where = "at" if first == last else "as the mean of"
+    return profile(known, style, f"{asked.stat} {where} {steps}{cut}", asked.stat, asked.scale)
+
+
+def _tensor(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import tensor
+
+    number = asked.number
+    if number is None:
+        raise ArgumentError("chart=tensor needs number=: give the number of a snapshot, which /snapshots lists")
+    found = run.reader.snapshot(number)
+    if found is None:
+        raise HTTPException(
+            404, f"there is no snapshot {number} in the run {run.id}: /snapshots lists the existing ones"
+        )
+    values = cut(found.values, asked.part)
+    if values.ndim > 2 or cells_of(values) > MAX_VALUES:
+        shape = " x ".join(map(str, values.shape))
+        raise ArgumentError(
+            f"a tensor {shape} can't be a picture: use slice= to get at most two dimensions and {MAX_VALUES} values"
+        )
+    title = f"{found.tap.label} at step {found.step}" + (f" [{asked.part}]" if asked.part else "")
+    return tensor(found, values, style, title, asked.scale)
+
+
+def _compare(run: Run, other: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
+    from ..analysis.figures import difference, same_maps
+
+    found = same_maps(
+        run.reader, other.reader, asked.one_kind, asked.stat, asked.match, asked.bounds, asked.columns, asked.rows
+    )
+    title = f"{asked.stat} of {KIND_WORDS[asked.one_kind]}: {other.name} against {run.name}"
+    return difference(*found, style, title)
+
+
+def _of(shown: Sequence[Any], wanted: Sequence[Any]) -> str:
+    """Return what the title of a chart adds if it doesn't show all."""
+    return f" (the first {len(shown):,} of {len(wanted):,})" if len(shown) < len(wanted) else ""
+
+
+def _needs(given: str | None, name: str, chart: str) -> str:
+    if given is None:
+        raise ArgumentError(f"chart={chart} needs {name}=: give it")
+    return given
+
+
+_CHARTS: Final[dict[str, Callable[[Run, FigureQuery, Any], dict[str, Any]]]] = {
+    "heatmap": _heatmap,
+    "series": _series,
+    "scalars": _scalars,
+    "histograms": _histograms,
+    "fan": _fan,
+    "profile": _profile,
+    "tensor": _tensor,
+}

@@ -14,8 +14,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import SEVERITIES
 from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, counted
 
-from .flags import Commands, add_command
-from .source import add_source, run_of_server, saved_run
+from .flags import Commands, add_command, add_source, run_of_server, saved_run
 
 if TYPE_CHECKING:
     from hookcore.findings import Diagnosis
@@ -125,7 +124,7 @@ def _fails(checked: Checked, level: str) -> bool:
 
 
 def _look(given: argparse.Namespace) -> Checked:
-    from ..runs.rules import rules_of
+    from ..runs.edits import rules_of
 
     run = saved_run(given)
     if run is not None:

@@ -13,7 +13,8 @@ import hookcore
 from hookcore.config import did_you_mean, unknown_variables
 from hookcore.errors import HookcoreError
 
-from . import check, dashboards, demo, doctor, replay, report, run, servers
+from . import check, saved, servers, training
+from . import servers as dashboards
 
 OTHER_NAMES: Final = {"--url": "--server"}  # HOOKCORE_URL is also called HOOKCORE_SERVER
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -22,14 +23,14 @@ INTERRUPTED: Final = 130
 UNREAD: Final = 141  # the exit code that a shell reports for a command whose pipe was closed
 # Each function adds its sub-commands to the parser, in the order of the help.
 FAMILIES: Final = (
-    demo.add,
-    run.add,
-    servers.add,
-    dashboards.add,
-    report.add,
+    training.add_demo,
+    training.add_run,
+    servers.add_servers,
+    dashboards.add_dashboards,
+    saved.add_report,
     check.add,
-    replay.add,
-    doctor.add,
+    saved.add_replay,
+    training.add_doctor,
 )
 EXAMPLES: Final = """examples:
   hookcore demo                                    train a small network and watch it

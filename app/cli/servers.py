@@ -1,4 +1,4 @@
-"""`serve`, `open`, and `collect`: servers that run until Ctrl+C."""
+"""`serve`, `open`, `collect`, and requests to a running dashboard."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from hookcore.errors import ArgumentError
+from hookcore.config import token_of
+from hookcore.delivery.dashboard import process as dashboard
+from hookcore.delivery.dashboard.process import FILE, undelivered_folder
+from hookcore.errors import ArgumentError, ServerError
+from hookcore.reading.exchange import Exchange
 
 from ..settings import CollectorSettings, ServerSettings
 from .flags import Commands, add_command, add_flags, add_server_flags, server_settings_of
@@ -48,7 +52,7 @@ COLLECTOR_FLAGS: Final = frozenset(
 COLLECTOR_PORT: Final = "8643"  # so that it fits next to a server on the same machine
 
 
-def add(commands: Commands) -> None:
+def add_servers(commands: Commands) -> None:
     serve = add_command(commands, "serve", "Receive runs from trainers and serve them, until Ctrl+C.", SERVE_EXAMPLES)
     serve.usage = "hookcore serve [flags]"
     add_server_flags(serve)
@@ -81,7 +85,7 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     for path in given.file:
         if not path.exists():
             raise ArgumentError(f"{str(path)!r} is not a file or folder: give the path of a saved run")
-    from ..runs.growing import Growing
+    from ..runs.keep import Growing
     from ..runs.saved import show_all
     from ..serving.server import run
 
@@ -106,3 +110,103 @@ def _collect(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         given.port = COLLECTOR_PORT
     run(server_settings_of(given, environment), CollectorSettings.of(vars(given), environment))
     return ""
+
+
+ASK_S: Final = 60.0  # a test waits for every target
+LINK_EXAMPLES: Final = """
+  hookcore link                                    for your own dashboard
+  HOOKCORE_TOKEN=... hookcore link https://box:8642 --read-only
+                                                   for a server; the browser can't change anything
+"""
+TEST_EXAMPLES: Final = """
+  hookcore notify-test                             to the targets of your own dashboard
+  HOOKCORE_TOKEN=... hookcore notify-test https://box:8642
+                                                   to those of a server
+"""
+LOGOUT_EXAMPLES: Final = """
+  hookcore logout                                  log out of your own dashboard
+  HOOKCORE_TOKEN=... hookcore logout https://box:8642
+                                                   log out of a server
+"""
+
+
+def add_dashboards(commands: Commands) -> None:
+    status = add_command(commands, "status", "Show where your dashboard is.", "\n  hookcore status\n")
+    status.set_defaults(run=_status)
+    stop = add_command(commands, "stop", "Stop your dashboard.", "\n  hookcore stop\n")
+    stop.set_defaults(run=_stop)
+    link = add_command(commands, "link", "Create a one-time link that logs in one browser.", LINK_EXAMPLES)
+    logout = add_command(commands, "logout", "Log all browsers out of a server.", LOGOUT_EXAMPLES)
+    test = add_command(commands, "notify-test", "Send a test message to all notification targets.", TEST_EXAMPLES)
+    test.set_defaults(run=_test)
+    for command in (link, logout, test):
+        command.add_argument("url", nargs="?", default="", help="address of the server (default: your own dashboard)")
+        command.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
+    logout.set_defaults(run=_logout)
+    link.add_argument("--read-only", action="store_true", help="let the browser read everything, but change nothing")
+    link.set_defaults(run=_link)
+
+
+def _stop(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    return dashboard.stop_dashboard(environment)
+
+
+def _status(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    return "\n".join([_dashboard_line(environment), *_spool_line(environment)])
+
+
+def _dashboard_line(environment: Mapping[str, str]) -> str:
+    found = dashboard.status(environment)
+    if not found.running:
+        return "no dashboard is running"
+    if not found.url:
+        return f"a dashboard is starting, or {found.folder / FILE} is damaged; log file: {found.log}"
+    return f"the dashboard is at {found.url}/ (process {found.pid}); log file: {found.log}"
+
+
+def _spool_line(environment: Mapping[str, str]) -> list[str]:
+    """Return what trainers couldn't deliver, if there is anything."""
+    from hookcore.delivery.archive.spool import LIMIT_BYTES, bytes_of_spool, spools_in  # only if asked for
+
+    folder = undelivered_folder(environment)
+    spools = spools_in(folder)
+    if not spools:
+        return []
+    size, limit = (f"{nbytes / 1e6:,.1f} MB" for nbytes in (sum(map(bytes_of_spool, spools)), LIMIT_BYTES))
+    waits = "1 run waits" if len(spools) == 1 else f"{len(spools):,} runs wait"
+    return [f"{waits} for a dashboard, or for its server, in {folder} ({size} of at most {limit})"]
+
+
+def _link(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    role = "reader" if given.read_only else "owner"
+    return str(_post(given, environment, "/api/v1/login-link", {"role": role})["url"])
+
+
+def _logout(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    ended = _post(given, environment, "/api/v1/logout", {"everyone": True})["sessions"]
+    browsers = "1 browser was" if ended == 1 else f"{ended} browsers were"
+    return f"{browsers} logged out, and unopened login links no longer work"
+
+
+def _test(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    targets = _post(given, environment, "/api/v1/notifications/test", {})["targets"]
+    failed = [each["name"] for each in targets if not each["works"]]
+    if failed:
+        raise ServerError(
+            f"the test message did not reach {', '.join(failed)}: check the address with `apprise -vv -b test ADDRESS`"
+        )
+    return f"the test message reached {', '.join(each['name'] for each in targets)}"
+
+
+def _post(given: argparse.Namespace, environment: Mapping[str, str], path: str, asked: dict[str, Any]) -> Any:
+    url, token = given.url, given.token or token_of(environment)
+    if not url:
+        found = dashboard.find(environment)
+        if found is None:
+            raise ArgumentError("no dashboard is running: give the address of a server")
+        url, token = found.url, found.token
+    exchange = Exchange(url, token or None, ASK_S)
+    try:
+        return exchange.ask(dict[str, Any], "POST", path, asked)
+    finally:
+        exchange.close()

@@ -1,16 +1,67 @@
-"""The queries for numbers over time, as SQL. Pure."""
+"""The queries for numbers over time, as SQL, at the level that answers them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.errors import HookcoreError
 from hookcore.records import STATS
-from hookcore.store.heatmap import Columns
+from hookcore.store.rows import Columns
 
-from .levels import EXACT, Piece
-from .tables import CHUNK, FRAME, PART
+from .schema import CHUNK, FRAME, PART
+
+# Which rows of ClickHouse answer a question: exact ones, or enough buckets, but not too many. Pure.
+
+EXACT: Final = 0  # the level of single steps
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Steps that are read on one level: buckets, or single steps, from `first` to `last`."""
+
+    level: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of what is read of one lane: the fewest buckets, the most exact rows, and the most buckets."""
+
+    least: int
+    exact: int
+    buckets: int
+
+    def level(self, steps: int, levels: Sequence[int], spread: float = 1.0) -> int:
+        """Return the level for so many steps, of which one in `spread` is captured: the finest that isn't too much."""
+        if steps <= self.exact * spread:
+            return EXACT
+        enough = [level for level in levels if steps >> level >= self.least]
+        cheap = [level for level in enough if steps >> level <= self.buckets]
+        return min(cheap) if cheap else max(enough, default=EXACT)
+
+
+def pieces_of(first: int, last: int, level: int, levels: Sequence[int]) -> Iterator[Piece]:
+    """Split a span into whole buckets of a level, and what is left at its ends, on finer levels."""
+    if level == EXACT:
+        yield Piece(EXACT, first, last)
+        return
+    begin, end = (first + (1 << level) - 1) >> level, (last + 1) >> level
+    finer = max((each for each in levels if each < level), default=EXACT)
+    if begin >= end:
+        yield from pieces_of(first, last, finer, levels)
+        return
+    if first < begin << level:
+        yield from pieces_of(first, (begin << level) - 1, finer, levels)
+    yield Piece(level, begin << level, (end << level) - 1)
+    if end << level <= last:
+        yield from pieces_of(end << level, last, finer, levels)
+
 
 _DERIVED: Final = {"zero_fraction": "`zero` / `count`", "nonfinite": "`nan` + `inf`"}
 
@@ -178,3 +229,62 @@ def latest_sql(run: int, taps: Sequence[int], chunks: tuple[int, int], steps: tu
 def ranks_sql(runs: Sequence[int], lanes: Sequence[int], steps: tuple[int, int]) -> str:
     """Return the part of a query that chooses the rows of some runs."""
     return f"{in_runs(runs)} AND {in_lanes(lanes)} AND {in_steps(*steps)}"
+
+
+# Groups of neighbors: of rows that are alike, and of items that can be read at once. Pure.
+
+Item = TypeVar("Item")
+
+
+def begins_of(*columns: NDArray[Any]) -> NDArray[np.intp]:
+    """Return where a new group begins among rows that are sorted by these columns."""
+    is_new = np.ones(len(columns[0]), bool)
+    is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return np.flatnonzero(is_new)
+
+
+def portions(
+    items: Iterable[Item], sizes_of: Callable[[Item], tuple[int, ...]], most: tuple[int, ...]
+) -> Iterator[list[Item]]:
+    """Divide items into parts whose sizes, added up, aren't larger than these. One that is larger is a part."""
+    part: list[Item] = []
+    used = (0,) * len(most)
+    for item in items:
+        sizes = sizes_of(item)
+        used = tuple(map(sum, zip(used, sizes, strict=True)))
+        if part and any(one > limit for one, limit in zip(used, most, strict=True)):
+            yield part
+            part, used = [], sizes
+        part.append(item)
+    if part:
+        yield part
+
+
+# How much is added up for one question, at most.
+
+Found = TypeVar("Found")
+
+
+class TooManyError(HookcoreError):
+    """More rows than are added up for one question. `rest` is the answer without them, if there is one."""
+
+    def __init__(self, message: str, rest: Any = None) -> None:
+        super().__init__(message)
+        self.rest = rest
+
+
+def or_too_many(find: Callable[[], Found]) -> Found | TooManyError:
+    """Return an answer, or that it would be too much."""
+    try:
+        return find()
+    except TooManyError as error:
+        return error
+
+
+def check(count: int, most: int, what: str) -> None:
+    """Raise TooManyError if a count is above its limit."""
+    if count > most:
+        raise TooManyError(
+            f"this needs the sum of {count:,} {what} of ranks, and {most:,} is the limit: choose "
+            "fewer steps or tensors, or open the run of a single rank"
+        )

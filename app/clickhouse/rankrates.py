@@ -14,15 +14,11 @@ from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Steps
 
 from .attempts import Attempt, Progress, RankRun, by_shard, of_runs
-from .levels import Budget
-from .names import SCALARS, lane_of_scalar
-from .questions import in_steps
-from .rankanswers import in_time, rows_of_scalar
-from .rankrows import Logged, merge_scalar
+from .questions import Budget, check, in_steps
+from .rankrows import Logged, in_time, merge_scalar, rows_of_scalar
 from .rankshares import RankShares
 from .ranksums import OfAttempt, RankSums, number_of_sum
-from .tables import CHUNK, FRAME, PART
-from .toomany import check
+from .schema import CHUNK, FRAME, PART, SCALARS, lane_of_scalar
 
 RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
 _FIRST: Final = 8  # captured steps of each rank, which show of which taps it has values of its own
@@ -61,7 +57,7 @@ class RankRates:
         return at[found], total[found]
 
     def _holders_of(self, attempt: Attempt) -> frozenset[int] | None:
-        """Return the ranks with batches of their own; None if that isn't known. Memory goes by `runs/shares.py`."""
+        """Return the ranks with batches of their own; None if that isn't known. Memory goes by `runs/ranks.py`."""
         taps = [tap for tap in self.taps() if tap.kind in ACTIVATION_KINDS and not self.leaves_out(tap)]
         key = number_of_sum(attempt), frozenset(taps)
         if key not in self._known:

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from hookcore.records import STAT_COLUMN, STATS, SketchBlock, Tap
 from hookcore.store.segments import Steps
 
-from .asked import Asked, Part
+from .asked import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Asked, Losses, Part, Sent, are_whole, have_all
 from .attempts import Progress, RankRun, by_shard, uneven
 from .client import Shard
-from .losses import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Losses, Sent, are_whole, have_all
 from .questions import in_lanes
 from .rankrows import Logged, RankRows, Shares, Sums, add_up, lacking
-from .tables import CHUNK, FRAME, PART
+from .schema import CHUNK, FRAME, PART
 
 MAX_KNOWN: Final = 256  # spans that are known to have all rows
 _SKETCHED: Final = STAT_COLUMN["sketched"]

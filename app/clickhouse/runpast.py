@@ -2,31 +2,215 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.errors import HookcoreError
 from hookcore.records import STATS
+from hookcore.records.sketch import places_of
 from hookcore.store import StepRange
-from hookcore.store.heatmap import Cells, Columns
 from hookcore.store.past import Lane, Past, Span, Together, Wanted
-from hookcore.store.rows import Rows
+from hookcore.store.rows import Cells, Columns, Rows
 from hookcore.store.segments import Floats, Steps
-from hookcore.store.sketches import SketchRows
+from hookcore.store.sketches import SketchRows, narrow
 
 from .client import Shard
-from .groups import portions
-from .levels import Budget, Piece, pieces_of
-from .names import lane_of_scalar, number_of_run
 from .native import Answer
-from .past import StoredPast
-from .questions import OfRun, cells_sql, latest_sql, newest_sql, rows_sql, sketches_sql
-from .runanswers import Places, all_sketches_of, cells_of, of_run, rows_of, sketches_of
-from .tables import CHUNK, FRAME, LEVELS, SKETCH_LEVELS
+from .questions import (
+    EXACT,
+    Budget,
+    OfRun,
+    Piece,
+    cells_sql,
+    latest_sql,
+    newest_sql,
+    pieces_of,
+    portions,
+    rows_sql,
+    sketches_sql,
+)
+from .schema import CHUNK, FRAME, LEVELS, SKETCH_LEVELS, lane_of_scalar, number_of_run
+
+# What ClickHouse answers about runs, in the form in which a store reads it. Pure.
+
+Places = NDArray[np.intp]
+
+
+def of_run(found: Answer, run: int) -> Places:
+    """Return the rows of an answer that are about a run."""
+    return np.flatnonzero(found.numbers("run") == np.uint64(run))
+
+
+def rows_of(found: Answer, mine: Places, lanes: Sequence[int]) -> Rows:
+    """Return rows of some lanes in time.
+
+    A bucket may be in several rows, which are its parts. A single step in several rows was stored again.
+    """
+    if not len(mine):
+        return Rows.empty(len(lanes))
+
+    def numbers(name: str) -> NDArray[Any]:
+        return found.numbers(name)[mine]
+
+    level, bucket = (numbers(name).astype(np.int64) for name in ("level", "bucket"))
+    first, last = bucket << level, ((bucket + 1) << level) - 1
+    begins, place, row = np.unique(first, return_index=True, return_inverse=True)
+    order = np.argsort(np.array(lanes, np.uint64))
+    lane = order[np.searchsorted(np.array(lanes, np.uint64)[order], numbers("lane"))]
+    at, exact = row * len(lanes) + lane, level == EXACT
+    known = numbers("finite") > 0
+
+    def combined(add: np.ufunc, values: NDArray[Any], none: float) -> NDArray[Any]:
+        found = np.full(len(begins) * len(lanes), none, values.dtype)
+        found[at[exact]] = values[exact]
+        add.at(found, at[~exact], values[~exact])
+        return found.reshape(len(begins), len(lanes))
+
+    finite, present, bad = (combined(np.add, numbers(name), 0) for name in ("finite", "present", "bad"))
+    low, high = (
+        combined(extreme, np.where(known, numbers(name), np.nan), np.nan)
+        for name, extreme in (("low", np.fmin), ("high", np.fmax))
+    )
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = combined(np.add, np.where(known, numbers("total"), 0.0), 0.0)
+        mean[finite == 0] = np.nan
+        mean /= np.maximum(finite, 1)
+        np.clip(mean, low, high, out=mean)  # a sum of the largest numbers may be infinite, but not their mean
+    return Rows(begins, last[place], mean, low, high, finite, present, bad)
+
+
+def cells_of(found: Answer, taps: Sequence[int], columns: Columns) -> Cells:
+    cells, many = Cells.make(columns.number, len(taps)), len(taps)
+    places = np.zeros(max(taps) + 1, np.intp)
+    places[np.array(taps, np.intp)] = np.arange(many)
+    at = found.numbers("cell").astype(np.intp) * many + places[found.numbers("tap").astype(np.intp)]
+    known = found.numbers("finite") > 0
+    also = np.flatnonzero(found.numbers("more"))  # buckets that are in the next column, too
+    for name, combine, into in (("low", np.fmin, cells.low), ("high", np.fmax, cells.high)):
+        values = np.where(known, found.numbers(name), np.nan)
+        combine.at(into.reshape(-1), at, values)
+        combine.at(into.reshape(-1), at[also] + many, values[also])
+    for name, counts in (("bad", cells.nonfinite), ("present", cells.present)):
+        np.add.at(counts.reshape(-1), at, found.numbers(name).astype(np.uint32))
+    return cells
+
+
+def sketches_of(found: Answer, mine: Places, tap: int) -> list[SketchRows]:
+    """Return the sketches of a tap, oldest first."""
+    bins, counts = found.lists("bins"), found.lists("counts").values
+    first, last, steps = (found.numbers(name).tolist() for name in ("first", "last", "steps"))
+    taps = np.array([tap], np.uint32)
+    made = []
+    for place in sorted(mine.tolist(), key=lambda place: first[place]):
+        part = slice(int(bins.starts[place]), int(bins.starts[place + 1]))
+        start = np.array([0, part.stop - part.start], np.uint32)
+        about = first[place], last[place], steps[place], taps, start
+        made.append(SketchRows(*about, bins.values[part], narrow(counts[part])))
+    return made
+
+
+def all_sketches_of(found: Answer, taps: int) -> list[SketchRows]:
+    """Return the sketches of the first taps, oldest first."""
+    bins, counts = found.lists("bins"), found.lists("counts").values
+    lanes, first, last, steps = (found.numbers(name).astype(np.int64) for name in ("lane", "first", "last", "steps"))
+    order = np.lexsort((lanes, first))
+    order = order[lanes[order] < taps]
+    made = []
+    for rows in np.split(order, np.flatnonzero(np.diff(first[order])) + 1) if len(order) else ():
+        start, places = places_of(bins.starts, rows)
+        # Taps may be captured in different steps; there are at least as many as of one of them.
+        about = int(first[rows[0]]), int(last[rows[0]]), int(steps[rows].max()), lanes[rows].astype(np.uint32)
+        made.append(SketchRows(*about, start.astype(np.uint32), bins.values[places], narrow(counts[places])))
+    return made
+
+
+# The common part of the pasts of stores: how far everything is stored, and why something can't be read.
+
+logger = logging.getLogger("hookcore")
+
+FRESH_S: Final = 1.0  # for which the newest stored step is believed
+TROUBLED_S: Final = 30.0  # for which something that couldn't be read is missing, unless it is read after all
+Found = TypeVar("Found")
+
+
+class Troubles:
+    """Recent reasons why something couldn't be read, by query. `what` names the subject in the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._found: dict[Hashable, tuple[str, float]] = {}
+
+    @property
+    def text(self) -> str:
+        """All reasons; empty if there are none."""
+        recent = time.monotonic() - TROUBLED_S
+        return "; ".join(dict.fromkeys(text for text, at in list(self._found.values()) if at >= recent))
+
+    def note(self, question: Hashable, why: str) -> None:
+        """Note that an answer lacks something."""
+        now = time.monotonic()
+        for old in [each for each, (_, at) in list(self._found.items()) if at < now - TROUBLED_S]:
+            self._found.pop(old, None)
+        self._found[question] = why, now
+
+    def attempt(self, question: Hashable, ask: Callable[[], Found]) -> Found | None:
+        """Ask. What could be read says nothing about what couldn't: that stays missing until it is read."""
+        try:
+            found = ask()
+        except HookcoreError as error:
+            if not self.text:
+                logger.warning("hookcore: %s can't be read from ClickHouse: %s", self._what, error)
+            self.note(question, str(error))
+            return None
+        self._found.pop(question, None)
+        return found
+
+
+class StoredPast(Past):
+    """The stored data, as last seen. Any thread can ask. Unreadable data is None, and `trouble` says why."""
+
+    def __init__(self, what: str) -> None:
+        self._troubles = Troubles(what)
+        self._stored, self._asked_at = -1, float("-inf")
+        self._lock = threading.Lock()
+
+    @property
+    def together(self) -> Together | None:
+        return None
+
+    @property
+    def trouble(self) -> str:
+        return self._troubles.text
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether how far everything is stored was seen just now."""
+        return time.monotonic() - self._asked_at <= FRESH_S
+
+    def stored_until(self) -> int:
+        with self._lock:
+            if not self.is_fresh:
+                self._try_to_look(self._look)
+            return self._stored
+
+    def _try_to_look(self, look: Callable[[], None]) -> None:
+        self._troubles.attempt("stored_until", look)
+        self._asked_at = time.monotonic()
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Find out up to which step everything is stored."""
+
 
 MAX_EXACT: Final = 16_384  # rows that are read exactly, whatever is asked for
 MAX_SKETCHES: Final = 8192
@@ -230,3 +414,37 @@ class RunsOfShard(Together):
 def _portions(asked: Sequence[tuple[RunPast, OfRun]]) -> Iterator[list[tuple[RunPast, OfRun]]]:
     """Divide what is asked about runs into questions whose answers aren't too large."""
     return portions(asked, lambda each: (1, len(each[1].lanes)), (RUNS_AT_ONCE, LANES_AT_ONCE))
+
+
+MAX_BYTES: Final = 32 * 2**20
+
+
+class Recent:
+    """A cache of answers of up to `max_bytes` in total; the least recently used one is dropped first."""
+
+    def __init__(self, nbytes: Callable[[Any], int], max_bytes: int = MAX_BYTES) -> None:
+        self._nbytes_of, self._max_bytes = nbytes, max_bytes
+        self._found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, asked: Hashable, find: Callable[[], Found], state: Callable[[], Hashable] = lambda: None) -> Found:
+        """Return the answer to a question, found now if it isn't known. Callers must not change it.
+
+        It is the answer in the state that is found with it.
+        """
+        question = asked, state()
+        with self._lock:
+            if question in self._found:
+                self._found.move_to_end(question)
+                known: Found = self._found[question][0]
+                return known
+        found = find()
+        nbytes, question = self._nbytes_of(found), (asked, state())
+        with self._lock:
+            if question not in self._found and nbytes <= self._max_bytes // 4:
+                self._found[question] = found, nbytes
+                self._nbytes += nbytes
+            while self._nbytes > self._max_bytes:
+                self._nbytes -= self._found.popitem(last=False)[1][1]
+        return found

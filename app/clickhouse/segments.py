@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 from hookcore.records import STATS
 from hookcore.records.wire import EndItem, FrameItem, Item, SnapshotItem
 from hookcore.store import STAT_NAMES
-from hookcore.store.scalars import scalars_of
+from hookcore.store.bounded import scalars_of
 
-from .names import number_of_run
 from .native import Column, Lists, encode, join
-from .sketched import Sketched, sketches_of
-from .steprows import StepRows, rows_of
-from .sums import rollups_of, sketch_rollups_of
-from .tables import (
+from .schema import (
     CHUNK,
     END,
     EVENTS,
@@ -39,7 +35,9 @@ from .tables import (
     SNAPSHOT,
     Inlet,
     Table,
+    number_of_run,
 )
+from .steprows import Sketched, StepRows, rollups_of, rows_of, sketch_rollups_of, sketches_of
 
 _KINDS: Final = {FrameItem: FRAME, SnapshotItem: SNAPSHOT, EndItem: END}
 _NO_ARRAYS: Final = {"taps": b"", "stats": b"", "start": b"", "bins": b"", "counts": b"", "owners": None}

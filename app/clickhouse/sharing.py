@@ -14,9 +14,9 @@ import numpy as np
 
 from hookcore.records import Command
 
-from ..runs.merging import changes, merged
+from ..runs.edits import changes, merged
 from .client import Shard
-from .tables import COMMANDS, PAGES, Table
+from .schema import COMMANDS, PAGES, Table
 from .writing import block_of
 
 EARLIER: Final = ""  # the versions that the writer of a page had seen, in its content; no view has this name

@@ -8,15 +8,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from hookcore.delivery.archive.state import key_hash
+from hookcore.delivery.archive.folder import key_hash
 from hookcore.records import Tap
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Item, RunInfo
 
 from .client import Shard
-from .names import lane_of_scalar, number_of_run
 from .native import Column, encode
 from .questions import in_runs
-from .tables import CHUNK, CLAIMS, DESCRIPTIONS, FRAME, LANES, MARK, RUNS, Inlet, Table
+from .schema import CHUNK, CLAIMS, DESCRIPTIONS, FRAME, LANES, MARK, RUNS, Inlet, Table, lane_of_scalar, number_of_run
 
 _encoder: Final = msgspec.msgpack.Encoder()
 

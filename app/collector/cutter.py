@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..clickhouse.client import Cluster, Shard, UnreachableError
-from ..clickhouse.groups import portions
-from ..clickhouse.names import rank_shards
+from ..clickhouse.questions import portions
+from ..clickhouse.schema import DESCRIPTIONS, LANES, ROWS, RUNS, Inlet, Table, rank_shards
 from ..clickhouse.segments import Piece, blocks_of
 from ..clickhouse.sharing import commands_after
-from ..clickhouse.tables import DESCRIPTIONS, LANES, ROWS, RUNS, Inlet, Table
 from ..clickhouse.writing import (
     Names,
     Sign,
@@ -25,9 +24,7 @@ from ..clickhouse.writing import (
     stored_numbers,
     without_key,
 )
-from .cuts import Cut, Cuts, Share
-from .feed import SILENT_S, Feed
-from .homes import Homes, hear_signs
+from .feed import SILENT_S, Cut, Cuts, Feed, Homes, Share, hear_signs
 from .lanes import Lanes
 
 MIN_ROWS: Final = 100_000  # of a segment, unless what waits is too old

@@ -1,20 +1,187 @@
-"""The items of one run on their way to ClickHouse: checked, and collected until their steps are complete."""
+"""The items of one run on their way to ClickHouse: which process inserts them, and which of them each segment has."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import logging
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from hookcore.errors import WireError
+import msgspec
+
+from hookcore.delivery.dashboard.private import read_regular, whole_file
+from hookcore.errors import ArgumentError, HookcoreError, WireError
 from hookcore.records.wire import EndItem, FrameItem, Item, decode_batch, frame_of, snapshot_of
 
-from ..clickhouse.names import day_of, number_of_run
+from ..clickhouse.client import Shard
+from ..clickhouse.schema import CLAIMS, RUNS, day_of, number_of_run
 from ..clickhouse.segments import Piece
-from .cuts import Share, ranges_of
-from .lane import Lane
-from .spool import SpoolError
-from .spoolfile import Record
+from ..clickhouse.sharing import versions_of
+from ..clickhouse.writing import BEGUN, Claim, are_stored, begun_elsewhere, claims_block, claims_of, known_of
+from .lanes import Lane
+from .spool import Record, SpoolError
+
+# Which items a segment has, on disk before it is first inserted, so that a restart repeats it with the same bytes.
+
+logger = logging.getLogger("hookcore")
+
+ID_FILE: Final = "id"
+OPEN: Final = ".cut"  # may not be inserted completely
+DONE: Final = ".inserted"  # the newest one stays, for its number
+DAMAGED: Final = ".damaged"  # can't be read
+SPARE: Final = "spare"  # room for a note that was taken before the disk was full
+SPARE_BYTES: Final = 64 * 2**10
+MAX_NOTE_BYTES: Final = 64 * 2**20
+ID_BYTES: Final = 16
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class Share(msgspec.Struct, frozen=True):
+    """The items of one run in a segment, and what their blocks depend on besides them."""
+
+    run: str
+    rank: int
+    attempt: int
+    taps: int
+    before: int  # the newest step of earlier segments
+    ranges: tuple[tuple[int, int], ...]  # of the items' numbers, inclusive
+    through: int  # up to this item, nothing of the run is left to insert
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A segment: runs that began on one day, on one shard."""
+
+    number: int
+    shard: int
+    day: int
+    shares: tuple[Share, ...]
+
+
+class CutError(HookcoreError):
+    """The disk takes no note of a segment, so it can't be inserted."""
+
+
+class Cuts:
+    """The segments of one spool, by their numbers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.id = self._own_id()
+        self._take_spare()
+        known = (path for ending in (OPEN, DONE, DAMAGED) for path in self._all(ending))
+        self._next = 1 + max(map(_number_of, known), default=-1)
+
+    def _own_id(self) -> str:
+        path = self.folder / ID_FILE
+        if not os.path.lexists(path):
+            with whole_file(path) as file:
+                file.write(secrets.token_hex(ID_BYTES).encode())
+        try:
+            found = read_regular(path, 2 * ID_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"{path} can't be read: {error}; give another folder") from None
+        if not _ID.fullmatch(found):
+            raise ArgumentError(
+                f"{path} is damaged, so ClickHouse can't tell whose segments these are: give another folder"
+            )
+        return found
+
+    @property
+    def _spare(self) -> Path:
+        return self.folder / SPARE
+
+    def _take_spare(self) -> None:
+        """Take room on the disk for one note: what fills the disk can only be inserted after a note."""
+        if not self._spare.exists():
+            with suppress(OSError), whole_file(self._spare) as file:
+                file.write(b" " * SPARE_BYTES)
+
+    def _all(self, ending: str) -> list[Path]:
+        return sorted(path for path in self.folder.glob(f"*{ending}") if path.stem.isdigit())
+
+    def unfinished(self) -> list[Cut]:
+        """Return the segments of an earlier process that may not be inserted, oldest first.
+
+        A note that can't be read is set aside. Its items are in the spool and become part of other segments.
+        """
+        found = []
+        for path in self._all(OPEN):
+            try:
+                found.append(msgspec.json.decode(read_regular(path, MAX_NOTE_BYTES), type=Cut))
+            except (OSError, ValueError, RecursionError) as error:
+                os.replace(path, path.with_suffix(DAMAGED))
+                logger.warning(
+                    "hookcore: %s can't be read (%s). Its frames are inserted again; of those that an earlier process "
+                    "had inserted in part, values may be missing or counted twice",
+                    path,
+                    error,
+                )
+        return found
+
+    def cut(self, shard: int, day: int, shares: Sequence[Share]) -> Cut:
+        """Note a new segment. Raises CutError if the disk takes nothing more."""
+        made = Cut(self._next, shard, day, tuple(shares))
+        content, path = msgspec.json.encode(made), self._path(made, OPEN)
+        try:
+            with whole_file(path) as file:
+                file.write(content)
+        except OSError as error:
+            if not self._use_spare(content, path):
+                raise CutError(f"can't write to {self.folder}: {error}") from None
+        self._next += 1
+        return made
+
+    def _use_spare(self, content: bytes, path: Path) -> bool:
+        """Write a note where there is room for it already. Until it has its name, it doesn't count."""
+        if len(content) > SPARE_BYTES:
+            return False
+        try:
+            with self._spare.open("r+b") as file:
+                file.write(content.ljust(SPARE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._spare, path)
+        except OSError:
+            return False
+        return True
+
+    def finish(self, cut: Cut) -> None:
+        """Note that a segment is inserted. Any thread may, and may do it again after an error."""
+        path = self._path(cut, OPEN)
+        with suppress(FileNotFoundError):
+            if path.stat().st_size == SPARE_BYTES and not self._spare.exists():
+                self._path(cut, DONE).touch()  # which takes no room
+                os.replace(path, self._spare)
+            else:
+                os.replace(path, self._path(cut, DONE))
+        self._take_spare()
+        for path in self._all(DONE):
+            if _number_of(path) < cut.number:
+                path.unlink(missing_ok=True)
+
+    def _path(self, cut: Cut, ending: str) -> Path:
+        return self.folder / f"{cut.number:012d}{ending}"
+
+
+def _number_of(path: Path) -> int:
+    return int(path.stem)
+
+
+def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return ascending numbers as ranges."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return tuple(found)
+
 
 SILENT_S: Final = 60.0  # without the trainer: the newest step counts as complete
 REPLACED_S: Final = 3.0  # if its rank was started again in the meantime
@@ -194,3 +361,74 @@ def _bytes_of(item: Item) -> int:
 
 def _piece_of(feed: Feed, share: Share, items: list[Item]) -> Piece:
     return Piece(feed.run, feed.day, share.rank, share.attempt, share.taps, share.before, items)
+
+
+# Which process inserts a run: the one that has its first item, until another one claims the run.
+#
+# A trainer that goes to another process repeats items that the first one may have written to its spool. So a process
+# that
+# takes a run over claims it, and waits until whatever the first one had begun to insert must be there, or never will
+# be.
+# A process checks the claims before it inserts a run. So an item is stored once, however many processes have it.
+#
+# If the answer to the very first batch was lost, several processes have the first item. So before a process inserts
+# anything of such a run, it says that it has it, and then looks who else did: of two, at least one sees the other, and
+# takes over.
+
+CLAIM_S: Final = 60  # from a claim to the first insert, and twice from one claim to the next
+
+
+def hear_signs(shard: Shard, feeds: Sequence[Feed]) -> None:
+    """Note the versions of the newest signs of life of runs that other processes may have given."""
+    versions = versions_of(shard, RUNS, [feed.run for feed in feeds])
+    for feed in feeds:
+        feed.version = max(feed.version, versions.get(feed.run, 0))
+
+
+class Homes:
+    """Looks after the claims of one spool. Called by the thread that cuts segments."""
+
+    def __init__(self, spool: str) -> None:
+        self.spool = number_of_run(spool)
+
+    def find(self, shards: Sequence[Shard], feed: Feed, first: int) -> int | None:
+        """Return the shard that has something of a run whose first item here is `first`; note if the run began here."""
+        for shard in shards:
+            hear_signs(shard, [feed])
+            known = known_of(shard, feed.run, first)
+            if known is not None:
+                feed.before = max(feed.before, known.newest_step)
+                feed.first_step, feed.steps = known.first_step, known.steps
+                feed.began_here = known.spool == self.spool
+                return shard.number
+        return None
+
+    def ours(self, shard: Shard, feeds: Sequence[Feed]) -> list[Feed]:
+        """Return the runs that may be inserted from here now, and claim others that have something to insert."""
+        self._say_which_began(shard, [feed for feed in feeds if feed.began_here and not feed.has_said_so])
+        claims = claims_of(shard, [feed.run for feed in feeds])
+        found = []
+        for feed in feeds:
+            claim = claims.get(feed.run)
+            feed.is_contested = claim is not None or not feed.began_here
+            if self._is_ours(feed, claim):
+                found.append(feed)
+            elif claim is None or (claim.spool != self.spool and claim.age_s >= 2 * CLAIM_S):
+                if are_stored(shard, feed.run, feed.items[: feed.complete()]):
+                    found.append(feed)  # nothing is left to insert, so that the run's new owner needn't wait
+                    continue
+                term = 1 if claim is None else claim.term + 1
+                shard.insert(CLAIMS.name, claims_block([(feed.run, feed.day)], term, self.spool))
+        hear_signs(shard, [feed for feed in feeds if feed.is_contested])
+        return found
+
+    def _say_which_began(self, shard: Shard, feeds: Sequence[Feed]) -> None:
+        """Say for other processes that runs began here, and note those that also began there."""
+        if feeds:
+            shard.insert(CLAIMS.name, claims_block([(feed.run, feed.day) for feed in feeds], BEGUN, self.spool))
+            others = begun_elsewhere(shard, [feed.run for feed in feeds], self.spool)
+            for feed in feeds:
+                feed.has_said_so, feed.began_here = True, feed.run not in others
+
+    def _is_ours(self, feed: Feed, claim: Claim | None) -> bool:
+        return feed.began_here if claim is None else claim.spool == self.spool and claim.age_s >= CLAIM_S

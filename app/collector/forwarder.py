@@ -9,15 +9,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from hookcore.delivery.http.batches import sentence_of
 from hookcore.delivery.http.connection import Address, Connection, NotSentError, Reply, UnansweredError
+from hookcore.delivery.http.sender import sentence_of
 from hookcore.errors import WireError
 from hookcore.records.wire import Batch, decode_answer, encode
 
 from ..api.metrics import Metric
-from .lane import Lane
-from .lanes import Lanes
-from .pauses import pause_s
+from .lanes import Lane, Lanes, pause_s
 
 logger = logging.getLogger("hookcore")
 

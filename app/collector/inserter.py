@@ -13,12 +13,11 @@ from hookcore.errors import HookcoreError
 
 from ..api.metrics import Metric
 from ..clickhouse.client import Cluster, Shard, UnreachableError
-from ..clickhouse.names import number_of_run
+from ..clickhouse.schema import number_of_run
 from ..clickhouse.writing import claims_of, is_stored
-from .cuts import Cut
 from .cutter import Block, Cutter, Job
-from .lanes import Lanes
-from .pauses import Pause, pause_s
+from .feed import Cut
+from .lanes import Lanes, Pause, pause_s
 
 logger = logging.getLogger("hookcore")
 

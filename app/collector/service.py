@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 import hookcore
-from hookcore.delivery.dashboard.home import data_folder
+from hookcore.delivery.dashboard.process import data_folder
 from hookcore.delivery.http.connection import Address
 from hookcore.errors import ArgumentError
 from hookcore.records.wire import Answer, Batch
@@ -20,11 +20,10 @@ from hookcore.records.wire import Answer, Batch
 from ..api import ingest, login
 from ..api.health import healthz
 from ..api.metrics import Metric, exposition
-from ..clickhouse.address import EXAMPLE, ClusterAddress, is_clickhouse, shown
+from ..clickhouse.client import EXAMPLE, ClusterAddress, is_clickhouse, shown
 from ..clickhouse.schema import connect
 from ..main import make_app
-from ..serving.server import Lifetime, complete, moved, prepare, server_of, url_of
-from ..serving.sockets import listen
+from ..serving.server import Lifetime, complete, listen, moved, prepare, server_of, url_of
 from ..settings import CollectorSettings, ServerSettings
 from .forwarder import Forwarder
 from .inserter import Inserter

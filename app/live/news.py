@@ -17,8 +17,7 @@ from hookcore.store import STAT_NAMES, Latest, TapList
 from ..formats import json_of
 from ..runs import Run
 from ..runs.answering import incidents_of
-from .marks import Cursor, Mark, Steps, events_between, mark_of, new_steps, token_of
-from .publisher import Publisher
+from .publisher import Cursor, Mark, Publisher, Steps, events_between, mark_of, new_steps, token_of
 
 MAX_POINTS: Final = 100  # of each scalar in one event
 MAX_SCALARS: Final = 200

@@ -21,11 +21,22 @@ from hookcore.reading.answers.live import ErrorMessage
 from hookcore.store import checks
 
 from ..runs import Run
-from .frames import NOBODY, json_body
-from .marks import Mark, token_of
-from .publisher import Publisher, publisher_of, reader_of
-from .requests import Ack, Request, Resume, Subscribe, Unsubscribe, ViewSpec, read, spec_of
-from .views import Made, concern, make
+from .publisher import Mark, Publisher, publisher_of, reader_of, token_of
+from .views import (
+    NOBODY,
+    Ack,
+    Made,
+    Request,
+    Resume,
+    Subscribe,
+    Unsubscribe,
+    ViewSpec,
+    concern,
+    json_body,
+    make,
+    read,
+    spec_of,
+)
 
 MAX_SUBSCRIPTIONS: Final = 16
 MAX_UNACKNOWLEDGED: Final = 2

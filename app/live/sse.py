@@ -17,10 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 from hookcore.store import STAT_NAMES, checks
 
 from ..runs import Run
-from .marks import Cursor, Mark
 from .news import StreamQuery, begin, block, has_all, make_blocks
-from .publisher import ChangeTicker, Publisher, publisher_of, reader_of
-from .requests import check_match
+from .publisher import ChangeTicker, Cursor, Mark, Publisher, publisher_of, reader_of
+from .views import check_match
 
 HEARTBEAT_S: Final = 15.0
 NEWER_RUN_S: Final = 1.0  # how often to look for a newer run

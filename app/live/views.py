@@ -1,34 +1,294 @@
-"""The frames of a subscription: pure functions of its progress and the run's."""
+"""The subscriptions of a page: their requests, and their binary frames, pure functions of progress and run."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from hookcore.config.patterns import STRUCTURE, parse
+from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.reading.answers.live import (
+    ColorScale,
     EventsMessage,
     IncidentsMessage,
     LiveRow,
+    Message,
     RowsMessage,
     RunNews,
     RunsMessage,
     ScalarsMessage,
     StateMessage,
 )
-from hookcore.store import STAT_NAMES, Heatmap, TapList
+from hookcore.store import STAT_NAMES, Heatmap, TapList, checks
 
-from ..analysis.coverage import why_empty
+from ..analysis.modules import why_empty
+from ..formats import json_of
 from ..runs import Run
 from ..runs.answering import incidents_of
-from .frames import DELTA, SNAPSHOT, Body, as_colors, as_f4, json_body, scale_for, values_body
-from .marks import Mark, events_between, new_steps
-from .publisher import TapCache
-from .requests import MAX_ROWS, ViewSpec, read_rows
+from .publisher import Mark, TapCache, events_between, new_steps
+
+# The binary frames of the socket: a header of 32 bytes, values column by column, then facts about each column.
+#
+# docs/live.md has the table of bytes.
+
+SNAPSHOT: Final = 1
+DELTA: Final = 2
+JSON: Final = 3
+NO_VALUES: Final = 0
+F4: Final = 1
+U8: Final = 2
+HEADER: Final = struct.Struct("<BBHIQIId")  # kind, dtype, subscription, sequence, first step, columns, rows, time
+NOBODY: Final = 65535  # the subscription of an error that belongs to none
+# "Not captured" in f4: a separate NaN, to be read as an integer. A tensor's NaN is 0x7FC00000.
+ABSENT_BITS: Final = 0x7FC00001
+NAN_COLOR, POSITIVE_COLOR, NEGATIVE_COLOR, ABSENT_COLOR = 255, 254, 253, 252
+_COLORS: Final = 251
+_MAX_F4: Final = float(np.finfo(np.float32).max)
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A frame without the part of its header that differs between readers."""
+
+    kind: int
+    dtype: int
+    first_step: int
+    columns: int
+    rows: int
+    data: bytes
+
+    def frame(self, subscription: int, sequence: int, time_s: float) -> bytes:
+        """Return the whole frame."""
+        header = HEADER.pack(
+            self.kind, self.dtype, subscription, sequence, self.first_step, self.columns, self.rows, time_s
+        )
+        return header + self.data
+
+
+def json_body(content: Message, first_step: int = 0) -> Body:
+    """Return a frame of JSON."""
+    return Body(JSON, NO_VALUES, max(0, first_step), 0, 0, json_of(content))
+
+
+def values_body(
+    kind: int,
+    values: NDArray[np.float32] | NDArray[np.uint8],
+    first_steps: NDArray[np.int64],
+    last_steps: NDArray[np.int64],
+    nonfinite: NDArray[Any],
+) -> Body:
+    """Return a frame of values [column, row], with the steps of each column and its number of non-finite rows."""
+    columns, rows = values.shape
+    data = values.tobytes()
+    padding = bytes(-len(data) % 8)
+    about = first_steps.astype("<f8").tobytes() + last_steps.astype("<f8").tobytes() + nonfinite.astype("<u4").tobytes()
+    first = int(first_steps[0]) if columns else 0
+    return Body(kind, F4 if values.dtype == np.float32 else U8, first, columns, rows, data + padding + about)
+
+
+def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
+    """Return values as sent: finite ones stay finite, and uncaptured ones differ from NaN."""
+    finite = np.isfinite(values)
+    small = np.where(finite, np.clip(values, -_MAX_F4, _MAX_F4), values).astype("<f4")
+    bits = small.view("<u4")
+    bits[np.isnan(values)] = 0x7FC00000
+    bits[absent] = ABSENT_BITS
+    return small
+
+
+def as_colors(values: Floats, absent: Flags, scale: ColorScale) -> NDArray[np.uint8]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if scale.kind == "log":
+            span = np.log10(scale.high) - np.log10(scale.low)
+            place = (np.log10(np.abs(values)) - np.log10(scale.low)) / span
+        else:
+            place = values / 2 - scale.low / 2
+            place /= scale.high / 2 - scale.low / 2
+    colors: NDArray[np.uint8] = np.round(np.nan_to_num(np.clip(place, 0, 1)) * _COLORS).astype(np.uint8)
+    colors[np.isnan(values)] = NAN_COLOR
+    colors[values == np.inf] = POSITIVE_COLOR
+    colors[values == -np.inf] = NEGATIVE_COLOR
+    colors[absent] = ABSENT_COLOR
+    return colors
+
+
+def scale_for(kind: Any, values: Floats) -> ColorScale:
+    """Return a scale over most of the values: from the 1st to the 99th percentile of the finite ones."""
+    shown = values[np.isfinite(values)]
+    if kind == "log":
+        shown = np.abs(shown[shown != 0])
+    low, high = (float(each) for each in np.quantile(shown, [0.01, 0.99])) if len(shown) else (1e-6, 1.0)
+    if kind == "log":
+        return ColorScale(kind, low, high) if low < high else ColorScale(kind, low / 10, min(high * 10, 1e308))
+    return ColorScale(kind, low, high) if low < high else ColorScale(kind, low - 1, high + 1)
+
+
+# The requests of a page over the socket, validated.
+
+MAX_ROWS: Final = 10_000
+MAX_ID: Final = NOBODY - 1
+MAX_PINNED: Final = 4096
+DEFAULT_ROWS: Final = "fit:600"
+MAX_STATS: Final = len(STAT_NAMES)
+
+View = Literal["heatmap", "latest", "scalars", "events", "incidents", "runs"]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
+_Sequence = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+_First = Annotated[int, msgspec.Meta(gt=-(2**53), lt=2**53)]
+_Name = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class _Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    id: _Id
+
+
+class Subscribe(_Request, tag="subscribe", frozen=True, kw_only=True):
+    """Starts a subscription, or replaces the one with the same id."""
+
+    view: View
+    run: _Name | None = None
+    kind: _Name | None = None
+    stat: _Name | None = None
+    stats: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_STATS)] = ()
+    match: _Name | None = None
+    rows: _Name | Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_PINNED)] | None = None
+    first: _First | None = msgspec.field(name="from", default=None)
+    last: _Number | None = msgspec.field(name="to", default=None)
+    columns: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
+    hz: Annotated[float, msgspec.Meta(ge=1, le=30)] = 10.0
+    dtype: Literal["f4", "u8"] = "f4"
+    scale: Literal["log", "linear"] = "log"
+    low: float | None = None
+    high: float | None = None
+
+
+class Unsubscribe(_Request, tag="unsubscribe", frozen=True, kw_only=True):
+    """Ends a subscription."""
+
+
+class Ack(_Request, tag="ack", frozen=True, kw_only=True):
+    """Everything up to this number has arrived."""
+
+    sequence: _Sequence
+
+
+class Resume(_Request, tag="resume", frozen=True, kw_only=True):
+    """Continue after this number."""
+
+    sequence: _Sequence
+
+
+Request = Subscribe | Unsubscribe | Ack | Resume
+_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
+def read(text: str) -> Request:
+    """Parse a request. Raises ArgumentError with the problem."""
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ArgumentError(f"this is not a request of the socket: {error}; docs/live.md lists them") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSpec:
+    """The contents of a subscription. Two with the same spec get the same bytes."""
+
+    view: View
+    kind: str | None
+    match: str | None
+    stats: tuple[str, ...]
+    rows: str | tuple[int, ...] | None
+    first: int | None  # negative: counted back from the last one
+    last: int | None
+    columns: int
+    dtype: Literal["f4", "u8"]
+    scale_kind: Literal["log", "linear"]
+    scale: ColorScale | None  # None until it is computed
+
+
+def spec_of(asked: Subscribe) -> ViewSpec:
+    """Return the spec of a request, checked as a whole."""
+    stats = asked.stats or ((asked.stat,) if asked.stat else ())
+    if asked.view in ("heatmap", "latest"):
+        stats = stats or (("rms",) if asked.view == "heatmap" else ("rms", "min", "max", "nan", "inf"))
+        for stat in stats:
+            checks.require("stat", stat, STAT_NAMES)
+        checks.require_kind(asked.kind)
+        check_match(asked.match)
+    if asked.view == "heatmap":
+        _check_heatmap(asked, stats)
+    elif asked.dtype == "u8":
+        raise ArgumentError(f"a view {asked.view!r} in u8: colors are for heatmaps; give dtype f4")
+    rows = asked.rows
+    if rows is None and asked.view == "heatmap":
+        rows = DEFAULT_ROWS
+    if rows is not None:
+        read_rows(rows, asked.view)
+    return ViewSpec(
+        asked.view,
+        asked.kind,
+        asked.match,
+        tuple(dict.fromkeys(stats)),
+        tuple(sorted(set(rows))) if isinstance(rows, tuple) else rows,
+        asked.first,
+        asked.last,
+        asked.columns,
+        asked.dtype,
+        asked.scale,
+        _scale_of(asked),
+    )
+
+
+def check_match(match: str | None) -> None:
+    """Raise PatternError unless a match is a pattern whose answer changes only when taps come."""
+    if match is not None:
+        parse(match, STRUCTURE)
+
+
+def _check_heatmap(asked: Subscribe, stats: tuple[str, ...]) -> None:
+    if asked.kind is None:
+        raise ArgumentError("a heatmap without a kind: give one, such as output_grad")
+    if len(stats) != 1:
+        raise ArgumentError(f"a heatmap of {len(stats)} stats: a heatmap shows one stat, so subscribe once for each")
+
+
+def _scale_of(asked: Subscribe) -> ColorScale | None:
+    if asked.low is None and asked.high is None:
+        return None
+    low, high = asked.low, asked.high
+    least = 0.0 if asked.scale == "log" else float("-inf")
+    if low is None or high is None or not least < low < high:
+        above = ", both above 0 for a log scale" if asked.scale == "log" else ""
+        raise ArgumentError(f"low={low} and high={high}: give both, low below high{above}; or neither")
+    return ColorScale(asked.scale, low, high)
+
+
+def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:
+    """Return how rows are selected: ("fit", n, 0), ("idx", first, last), or ("numbers", 0, 0)."""
+    if isinstance(rows, tuple):
+        return "numbers", 0, 0
+    how, _, what = rows.partition(":")
+    parts: list[Any] = [int(part) for part in what.split("-") if part.isdecimal() and len(part) < 9]
+    if how == "fit" and view == "heatmap" and len(parts) == 1 and what == str(parts[0]) and 1 <= parts[0] <= MAX_ROWS:
+        return "fit", parts[0], 0
+    if how == "idx" and len(parts) == 2 and 0 <= parts[1] - parts[0] < MAX_ROWS and what.count("-") == 1:
+        return "idx", parts[0], parts[1]
+    fits = '"fit:600" (heatmaps only), ' if view == "heatmap" else ""
+    raise ArgumentError(f'rows={rows!r} is invalid: use {fits}"idx:120-160" or a list of tap numbers')
+
+
+# The frames of a subscription: pure functions of its progress and the run's.
 
 MAX_COLUMNS: Final = 4  # of a delta; more new steps become one column
 MAX_SCALARS: Final = 200

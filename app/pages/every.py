@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from .. import assets
-from .board import BoardPage
-from .compare import ComparePage
-from .differences import DifferencesPage
-from .drawer import DrawerPage
-from .events import EventsPage
+from .compare import ComparePage, DifferencesPage
 from .flow import FlowPage
 from .frame import compile_templates
-from .help import HelpPage
-from .histograms import HistogramsPage
 from .hooks import HooksPage
-from .incident import IncidentPage
-from .layer import LayerPage
-from .media import MediaPage
-from .model import ModelPage
-from .overview import OverviewPage
+from .model import DrawerPage, HistogramsPage, LayerPage, ModelPage
+from .overview import OverviewPage, SystemPage, TimelinePage
 from .page import router_of
+from .problems import EventsPage, IncidentPage
 from .ranks import RanksPage
-from .runs import RunsPage
-from .settings import SettingsPage
-from .system import SystemPage
-from .tensors import TensorsPage
-from .timeline import TimelinePage
+from .runs import BoardPage, RunsPage
+from .settings import HelpPage, SettingsPage
+from .tensors import MediaPage, TensorsPage
 
 router = router_of(
     (

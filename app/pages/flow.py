@@ -13,11 +13,9 @@ from hookcore.reading import Reader, answers
 from hookcore.records import KINDS, Kind
 from hookcore.store import STAT_NAMES, checks
 
-from ..analysis.coverage import why_empty
-from ..analysis.modulerows import types_of
-from ..analysis.selection import finder_of
+from ..analysis.modules import finder_of, types_of, why_empty
 from .page import FindText, RowNumber, RunPage, Short, TablePage
-from .views.moment import nothing_in
+from .views.layer import nothing_in
 
 ROWS: Final = 100  # of the table on one page
 ACTIVATIONS: Final[Kind] = "output"

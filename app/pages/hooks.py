@@ -13,14 +13,13 @@ from hookcore.config import LIVE
 from hookcore.records import Coverage, HookRecord
 
 from ..analysis.cost import cost_of
-from ..analysis.modulerows import ON_MODEL, rows_of
-from ..analysis.selection import finder_of
+from ..analysis.modules import ON_MODEL, finder_of, rows_of
 from ..runs import Run
-from ..runs.rules import rules_of
+from ..runs.edits import rules_of
 from .frame import no_change_words
 from .page import FindText, RowNumber, RunPage, TablePage
 from .settings import share_of
-from .views.event_list import every_event
+from .views.events import every_event
 
 ROWS: Final = 200  # modules in the table without scripts
 MAX_HOOKS: Final = 500  # of each list

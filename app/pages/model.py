@@ -1,24 +1,55 @@
-"""The page Model: the model as boxes with what flows between them, as a picture and as a table."""
+"""The pages of the model and its layers: Model, Layer, Histograms, and the drawer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, Final
 
-from fastapi import Query
+from fastapi import Query, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from hookcore.reading import Reader
 from hookcore.reading.answers import Model, ModelBox
-from hookcore.records import KINDS, TENSOR_KINDS
+from hookcore.records import KINDS, TENSOR_KINDS, Phase
 from hookcore.store import STAT_NAMES, checks
 from hookcore.store.incidents import Incident
 
-from ..analysis.coverage import why_uncaptured
-from ..analysis.selection import finder_of
+from ..analysis.modules import calls_of, finder_of, types_of, why_uncaptured
+from ..analysis.ranks import layers_of, spreads_of, stores_at
+from ..formats import words_of
+from ..runs import JointRun, Run
+from ..runs.ranked import is_unsure, read_every
+from .frame import address_of
 from .overview import usual_kind
-from .page import FindText, RowNumber, RunPage, Short, TablePage
-from .views.model import box_id, flops_words, forms_words, incident_of
+from .page import FindText, Page, PartsPage, RowNumber, RunPage, Short, TablePage
+from .tensors import nearest_of
+from .views.events import SIGNS
+from .views.layer import (
+    SHOWN_STATS,
+    LayerView,
+    box_id,
+    box_of,
+    call_of,
+    feeds_of,
+    flops_words,
+    forms_words,
+    hooks_of,
+    incident_of,
+    layer_of,
+    lines_of,
+    near,
+    nothing_in,
+    placement_note,
+    snapshots_of,
+    values_of,
+)
+from .views.span import SHARED
+from .views.words import KIND_WORDS, STAT_WORDS
+
+# The page Model: the model as boxes with what flows between them, as a picture and as a table.
 
 ROWS: Final = 50  # of the table on one page
 SCALES: Final = ("log", "linear", "symlog")
@@ -93,3 +124,196 @@ class ModelPage(RunPage):
                 found.append(box)
             waiting += reversed(box.parts)
         return found
+
+
+LAYER_ROWS: Final = 100  # modules per page of the list
+MAX_LINES: Final = 30  # of findings and events
+HALF_LIVES: Final = (5, 20, 100, 500)
+LAYER_SCALES: Final = ("log", "symlog", "linear")
+KEPT: Final = ("kind", "index", "phase", "smooth", "y", "order", *SHARED)  # when the module changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPage(RunPage):
+    """One module, or a list of modules to choose from. The root's path is empty."""
+
+    name = "layer"
+    parts = ("facts", "values", "ranks", "alerts", "hooks")
+
+    module: Annotated[str | None, Query(max_length=1000)] = None
+    f: FindText = ""
+    row: RowNumber = 0
+    spread: Short = "rms"
+
+    @cached_property
+    def layer(self) -> LayerView | None:
+        """The module's facts; None if there is no such module."""
+        return None if self.module is None else layer_of(self.run.reader, self.module)
+
+    def respond(self) -> Response:
+        """Render the module, or the choice."""
+        if self.layer is not None:
+            return Page.respond(self)
+        if self.module is None:
+            return self.render("layer", {"layer": None, **_choice(self.run, self.f, self.row)})
+        unknown = {"unknown": self.module, "near": near(self.run.reader, self.module)}
+        answer = self.render("layer", {"layer": None, **_choice(self.run, "", 0), **unknown})
+        answer.status_code = 404
+        return answer
+
+    def values(self) -> dict[str, Any]:
+        """Return the module, its words, and the way to others."""
+        words = {"kind_words": KIND_WORDS, "stat_words": STAT_WORDS, "half_lives": HALF_LIVES, "scales": LAYER_SCALES}
+        way = _way(self.request, self.run)
+        asked = {"query": self.request.query_params, "is_joint": isinstance(self.run, JointRun)}
+        return {"layer": self.layer, "to": way, **asked, **words}
+
+    @property
+    def shown(self) -> LayerView:
+        """The module, which exists if its parts are requested."""
+        assert self.layer is not None
+        return self.layer
+
+    def part_facts(self) -> dict[str, Any]:
+        """Return the module's shapes, and its neighbors in the data flow."""
+        path = self.shown.module.path
+        step = None if self.span is None else self.span.step
+        feeds = feeds_of(self.run.reader, path, step) if path else None
+        spread = {"placements": self.shown.module.placements, "placement_note": placement_note(self.run, self.shown)}
+        calls = calls_of(self.run.store, self.shown.taps, *self.values_in)[path]
+        return {"shapes": self.shown.module.shapes, "calls": calls, "feeds": feeds, **spread}
+
+    def part_values(self) -> dict[str, Any]:
+        """Return the newest values, or those of the steps that the page is about."""
+        rows = values_of(self.run.reader, self.shown.taps, *self.values_in)
+        nothing = ""
+        if self.span is not None and self.span.held and all(row.step is None for row in rows):
+            nothing = nothing_in(self.run.reader, self.span, "No tensor of this layer was captured in")
+        unsure = {each for each in self.shown.taps.numbers.tolist() if is_unsure(self.run, each)}
+        return {"rows": rows, "nothing": nothing, "shown_stats": SHOWN_STATS, "unsure": unsure}
+
+    def part_ranks(self) -> dict[str, Any]:
+        """Return how far the ranks of a training are apart in this module."""
+        joint, wanted = self.run, self.shown.taps
+        stat = self.spread if self.spread in STAT_NAMES else "rms"
+        if not isinstance(joint, JointRun):
+            return {"spread_steps": "", "spreads": (), "spread": stat, "no_spread": ""}
+        read_every(self.runs, joint)
+        found = layers_of(joint.store, partial(stores_at, joint), wanted, stat, *self.values_in)
+        spreads = () if found is None else spreads_of(found, range(len(found.taps.taps)))
+        steps, nothing = "", "No step of this module was captured by all ranks."
+        if found is not None:
+            steps = words_of(found.first_step, found.step)
+        elif self.span is not None and self.span.held:
+            nothing = nothing_in(joint.reader, self.span, "No tensor of this module was captured by all ranks in")
+        return {"spread_steps": steps, "spreads": spreads, "spread": stat, "no_spread": nothing}
+
+    def part_alerts(self) -> dict[str, Any]:
+        lines = lines_of(self.run, self.shown.module.path, *self.listed_in)
+        return {"lines": lines[:MAX_LINES], "lines_total": len(lines), "signs": SIGNS}
+
+    def part_hooks(self) -> dict[str, Any]:
+        """Return the hooks on the module and its parameters, and the number of those that run for every module."""
+        own, everywhere = hooks_of(self.run.reader, self.shown)
+        return {"hooks": own, "hooks_everywhere": everywhere}
+
+
+def _way(request: Request, run: Run) -> Callable[[str], str]:
+    """Return a function for the address of another module in the same view. The root has an empty path."""
+    kept = {name: request.query_params[name] for name in KEPT if name in request.query_params}
+    return lambda path: address_of(run, "layer", module=path, **kept)
+
+
+def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
+    """Return the matching modules to choose from."""
+    finder, modules = finder_of(run, f), run.reader.modules(taps=False)
+    fitting = [each for each in modules if finder.fits(each.path)]
+    table = TablePage.at(row, LAYER_ROWS, len(fitting))
+    common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
+    return {**common, "rows": table.cut(fitting), "table": table, "many": len(modules)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawerPage(PartsPage):
+    """A module, or one of its calls."""
+
+    name = "drawer"
+    instead = "layer"
+    parts = ("about", "numbers", "kept", "happened")
+
+    module: Annotated[str, Query(max_length=1000)] = ""
+    call: Annotated[int, Query(ge=0, le=2**31)] = 0
+    phase: Annotated[Phase, Query()] = "train"
+
+    def kept(self) -> dict[str, Any]:
+        return {"module": self.module}
+
+    @cached_property
+    def layer(self) -> LayerView:
+        """The module's facts."""
+        found = layer_of(self.run.reader, self.module)
+        if found is None:
+            raise HTTPException(404, f"this run has no module {self.module[:200]!r}: reload the page")
+        return found
+
+    def values(self) -> dict[str, Any]:
+        is_one_of_several = any(tap.call or tap.phase == "eval" for tap in self.layer.taps.taps)
+        this = "this call" if is_one_of_several else "this layer"  # that its tensors are of
+        return {"layer": self.layer, "this": this, "flops_words": flops_words, "forms_words": forms_words}
+
+    def part_about(self) -> dict[str, Any]:
+        box = box_of(self.run.reader.model(self.values_in[1]), self.module, self.call, self.phase)
+        calls = calls_of(self.run.store, self.layer.taps, *self.values_in)[self.module]
+        return {"box": box, "calls": calls, "placement_note": placement_note(self.run, self.layer)}
+
+    def part_numbers(self) -> dict[str, Any]:
+        taps = call_of(self.layer.taps, self.call, self.phase)
+        rows = values_of(self.run.reader, taps, *self.values_in)
+        return {"rows": sorted(rows, key=lambda row: KINDS.index(row.tap.kind))}
+
+    def part_happened(self) -> dict[str, Any]:
+        return {"lines": lines_of(self.run, self.module, *self.listed_in)}
+
+    def part_kept(self) -> dict[str, Any]:
+        """Return the snapshot of one of its tensors that is nearest to the steps of the page."""
+        kept = nearest_of(snapshots_of(self.run.reader, self.module, self.call), self.span)
+        first, last = self.values_in
+        is_about = kept is None or first is None or last is None or first <= kept.step <= last
+        return {"kept": kept, "is_about": is_about}
+
+
+MAX_TILES: Final = 200  # shown until the page's script runs
+SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "non-finite"}
+RANGES: Final = {"own": "per layer", "shared": "shared"}
+SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
+VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}
+CHOICES: Final = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramsPage(RunPage):
+    """A wall of layers. Invalid query parameters fall back to defaults."""
+
+    name = "histograms"
+
+    kind: str = "output"
+    f: FindText = ""
+
+    def values(self) -> dict[str, Any]:
+        """Return the layers, and how they are shown."""
+        given = {"size": "m", **self.request.query_params}
+        chosen = next((each for each in KINDS if each == self.kind), KINDS[0])
+        reader, fits = self.run.reader, finder_of(self.run, self.f).fits
+        first, last = self.values_in
+        latest = reader.latest(kind=chosen, first=first, last=last, limit=max(1, len(reader.taps().taps)))
+        types, fitting = types_of(reader), [tap for tap in latest.taps if fits(tap.module)]
+        order = {path: place for place, path in enumerate(types)}
+        return {
+            "kind": chosen,
+            "choices": CHOICES,
+            "asked": {name: given[name] if given.get(name) in of else next(iter(of)) for name, of in CHOICES.items()},
+            "tiles": sorted(fitting, key=lambda tap: order.get(tap.module, len(order)))[:MAX_TILES],
+            "total": len(fitting),
+            "types": types,
+            "column": {name: place for place, name in enumerate(latest.stats)},
+        }

@@ -1,4 +1,4 @@
-"""The page Overview: a summary of the run and every layer's newest values. Its parts can be requested alone."""
+"""The page Overview, the page System, and the timeline of a run by itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from fastapi import Query
 from markupsafe import Markup
+from starlette.exceptions import HTTPException
 
 from hookcore.findings import key_figures_of
 from hookcore.reading import Reader, answers
@@ -19,18 +20,19 @@ from hookcore.records.vocabulary import MACHINE_LABEL, found_words, losses_among
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, require_kind
 
-from ..analysis.coverage import losses_of
-from ..analysis.selection import finder_of
+from ..analysis.modules import finder_of, losses_of
 from ..formats import script_json
 from ..runs.answering import tap_list
-from .page import FindText, RowNumber, RunPage, TablePage
-from .views.event_list import all_lines, finding_lines, incident_lines
-from .views.layer import values_of
-from .views.moment import nothing_in
+from .page import FindText, PartsPage, RowNumber, RunPage, TablePage
+from .views.events import all_lines, finding_lines, incident_lines
+from .views.incident import capsules_of
+from .views.layer import nearest_sampled, note_of, nothing_in, values_of
 from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
-from .views.saved_steps import capsules_of
-from .views.system import summary_of
-from .views.verdict import claim_of, progress_of
+from .views.span import ALL, Shared, claim_of, progress_of
+from .views.system import machine_of, summary_of
+from .views.timeline import timeline_view
+
+# The page Overview: a summary of the run and every layer's newest values. Its parts can be requested alone.
 
 ROWS: Final = 50  # of the table on one page
 NEWS: Final = 6
@@ -186,3 +188,42 @@ class OverviewPage(RunPage):
             "lost": losses_of(self.run),
             "stats": SHOWN_STATS,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemPage(RunPage):
+    """Processors, memory, disks, network, and GPUs over the steps, and their newest values."""
+
+    name = "system"
+    parts = ("newest",)
+
+    @property
+    def usual(self) -> Shared:
+        """All steps, because samples are seldom."""
+        return Shared(ALL)
+
+    def part_newest(self) -> dict[str, Any]:
+        """Return the newest values in the steps that the page is about, or the nearest steps with samples."""
+        machine, span = machine_of(self.run, *self.values_in), self.span
+        near = None
+        if not machine.gauges and span is not None and span.step is not None:
+            near = nearest_sampled(self.run, machine.sampled, span.step)
+        return {"machine": machine, "near": near}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelinePage(PartsPage):
+    """The line, and the note about the held step."""
+
+    name = "timeline"
+    instead = "overview"
+    parts = ("line", "note")
+
+    def part_line(self) -> dict[str, Any]:
+        timeline = timeline_view(self.run)
+        if timeline is None:
+            raise HTTPException(404, "This run has no step")
+        return {"timeline": timeline}
+
+    def part_note(self) -> dict[str, Any]:
+        return {"note": note_of(self.run.reader, self.span)}

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from ..api.steady import SteadyRoute
+from ..api.routing import SteadyRoute
 from ..formats import words_of
 from ..runs import Run, Runs
 from .frame import address_of, path_of, render, run_of
-from .views.moment import note_of
+from .views.layer import note_of
 from .views.span import AXES, Shared, Span, Values, asked_values, span_of, usual_steps, words_of_values
 from .views.timeline import bar_of, timeline_view
 

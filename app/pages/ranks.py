@@ -16,18 +16,26 @@ from hookcore.records import KINDS, Kind, Tap
 from hookcore.records.vocabulary import DESYNC, ELAPSED, GRADIENT_WAIT, OWN, REDUCTION_WAIT
 from hookcore.store import STAT_NAMES, TapList
 
-from ..analysis.rankmaps import Map, map_of
-from ..analysis.ranks import ranks_of
-from ..analysis.rankstores import every_store_of, stores_at
-from ..analysis.selection import finder_of
-from ..analysis.spreads import SORTS, Layers, SpreadSort, layers_of, spreads_of
+from ..analysis.modules import finder_of
+from ..analysis.ranks import (
+    SORTS,
+    Layers,
+    Map,
+    SpreadSort,
+    every_store_of,
+    layers_of,
+    map_of,
+    ranks_of,
+    spreads_of,
+    stores_at,
+)
 from ..formats import words_of as words_of_steps
 from ..runs import JointRun
 from ..runs.answering import tap_list
 from ..runs.ranked import joint_of, members_at, read_every
-from ..runs.rankwords import words_of
+from ..runs.ranks import words_of
 from .page import FindText, RowNumber, RunPage, Short, TablePage
-from .views.moment import nothing_in
+from .views.layer import nothing_in
 from .views.overview import layer_address
 
 COLUMNS: Final = 8  # of the map: the table shows the newest values only

@@ -1,4 +1,4 @@
-"""The page with all runs."""
+"""The page with all runs, and the board of pinned charts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ from fastapi import Query
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import RunNews
 
-from ..api.saved import problem_of_view
+from ..api.runs import charts_of, problem_of_chart, problem_of_view
 from ..formats import script_json
-from ..live.marks import mark_of
+from ..live.publisher import mark_of
 from ..live.views import news_of
 from ..runs import Run
-from ..runs.query import EXAMPLE, find_runs, names_in
-from ..runs.traits import Traits
-from .page import Page, Text
-from .views.run_columns import Cells, Column, cells_of, columns_of, groupings_of, groups_of, order_of
-from .views.run_lines import SORTS, RunLine, line_of, sorted_lines
+from ..runs.query import EXAMPLE, Traits, find_runs, names_in
+from .page import Page, RunPage, Text
+from .views.run_list import (
+    SORTS,
+    Cells,
+    Column,
+    RunLine,
+    cells_of,
+    columns_of,
+    groupings_of,
+    groups_of,
+    line_of,
+    order_of,
+    sorted_lines,
+)
+
+# The page with all runs.
 
 MAX_GONE_SHOWN: Final = 5
 MAX_NEWS: Final = 200  # with more runs, the page asks for its parts once more when the socket tells of them
@@ -132,3 +144,14 @@ def _news_of(run: Run) -> RunNews | None:
         return news_of(run.id, run.name, mark_of(run))
     except Exception:
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardPage(RunPage):
+    """The pinned charts. The scripts draw them."""
+
+    name = "board"
+
+    def values(self) -> dict[str, Any]:
+        """Return each pinned chart, and why it can't be shown, if an earlier version has stored it unchecked."""
+        return {"charts": [(chart, problem_of_chart(chart)) for chart in charts_of(self.runs)]}

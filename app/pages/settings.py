@@ -1,27 +1,36 @@
-"""The page Settings: of the reader, of the server; and diagnostics for a bug report."""
+"""The pages Settings, Help, and errors."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import metadata
 from typing import Any, Final
 
 import orjson
+from fastapi import Request
+from starlette.responses import Response
 
 import hookcore
+from hookcore.findings import RULES, THRESHOLDS
+from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..analysis.cost import cost_of
-from ..analysis.coverage import losses_of
+from ..analysis.modules import losses_of
 from ..analysis.numerals import size
 from ..assets import Package
-from ..clickhouse.address import shown as without_password
+from ..clickhouse.client import shown as without_password
 from ..formats import plain
-from ..runs import Run
+from ..runs import Run, Runs, why_gone
 from ..settings import ServerSettings
+from .frame import PLACES, address_of, render
 from .page import Page, Text
+from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS
+
+# The page Settings: of the reader, of the server; and diagnostics for a bug report.
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile", "notify"})
 ADDRESSES: Final = frozenset({"store"})  # they may have a password in them
@@ -152,3 +161,75 @@ def diagnostics_of(settings: ServerSettings, shares: list[Share]) -> dict[str, A
         "settings": {name: value for name, value, _ in server_settings(settings)},
         "runs": plain(runs),
     }
+
+
+GO: Final = (
+    ("r", "Runs"),
+    *((place.key, place.title) for place in PLACES if place.key),
+    ("c", "Compare"),
+    ("s", "Settings"),
+    ("?", "Help"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelpPage(Page):
+    """Each stat, kind, rule, and word has an anchor: `help#stat-rms`, `help#rule-dead`."""
+
+    name = "help"
+    path = "/help"
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "keys": (*KEYS, ("Go to", tuple((f"g {key}", title) for key, title in GO))),
+            "pattern_words": PATTERN_WORDS,
+            "words": WORDS,
+            "kind_words": KIND_WORDS,
+            "stat_words": {name: STAT_WORDS[name] for name in STAT_NAMES},
+            "rules": RULES.values(),
+            "thresholds": THRESHOLDS,
+            "begin": BEGIN,
+            "nothing": NOTHING,
+        }
+
+
+# The error page for people; scripts get JSON.
+
+TITLES: Final = {
+    400: "Invalid request",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Not possible here",
+    422: "Invalid request",
+}
+
+
+def wants_page(request: Request) -> bool:
+    """Return whether a browser asks for a page."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    first = request.headers.get("accept", "").partition(",")[0].partition(";")[0].strip()
+    return first == "text/html" and not path.startswith(("/api/", "/static/"))
+
+
+def error_page(request: Request, sentence: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """Render a page that says what was wrong and where to go next."""
+    runs: Runs = request.app.state.runs
+    newest = next(iter(runs.all()), None)
+    run_id = request.path_params.get("run_id", "")
+    run = runs.get(run_id)
+    page = render(
+        request,
+        "error",
+        code=status,
+        title=TITLES.get(status, "Something went wrong"),
+        sentence="There is no page at this address."
+        if sentence == "Not Found"
+        else f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}.",
+        newest=address_of(newest) if newest is not None else "",
+        here=address_of(run) if run is not None else "",
+        # Readers follow a trainer's link before its first batch has arrived.
+        awaited=run_id if status == 404 and run is None and not why_gone(runs.gone(), run_id) else "",
+    )
+    page.status_code = status
+    page.headers.update(headers or {})
+    return page

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from .changes import Changes
-from .gone import Gone, why_gone
+from .disk import Gone, why_gone
 from .joint import JointRun
-from .run import AwayError, Run
+from .parts import Changes
+from .run import STATES, AwayError, Run
 from .runs import Runs
-from .state import STATES
 
 __all__ = ["STATES", "AwayError", "Changes", "Gone", "JointRun", "Run", "Runs", "why_gone"]

@@ -15,9 +15,9 @@ from hookcore.store import TapList
 
 from ..formats import plain
 from .joint import JointRun
+from .query import Traits
 from .ranked import summary_of
 from .run import Run
-from .traits import Traits
 
 
 def tap_list(found: Iterable[answers.Tap]) -> TapList:

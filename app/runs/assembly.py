@@ -3,22 +3,112 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, Kind, Tap
-from hookcore.store.copies import Difference, Rows
-from hookcore.store.rankstep import Repeated, StepOfRanks
+from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, STAT_COLUMN, UNKNOWN_OWNER, Frame, Kind, Tap
+from hookcore.records.vocabulary import SAMPLES_RATE, TOKENS_RATE
+from hookcore.store.rankstep import Difference, Repeated, Rows, StepOfRanks
 
-from .absences import LATE_S, Absences
-from .logged import Logged
-from .pending import Backlog, Pending, RankProgress, bytes_of, without_rows
-from .rankwords import events_of
-from .shares import BadRanks, Shares
-from .tapnumbers import TapNumbers
+from .ranks import LATE_S, Absences, Backlog, BadRanks, Pending, RankProgress, Shares, bytes_of, events_of, without_rows
+
+LOCAL_KINDS: Final[frozenset[Kind]] = frozenset(("output_grad", "input_grad"))
+
+
+class TapNumbers:
+    """The numbers of taps in the sum of all ranks, and which of them have no sum. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.left_out = np.zeros(0, bool)  # taps of modules that are something else in each rank
+        self.of_batches = np.zeros(0, bool)  # taps of activations and their gradients
+        self._numbers: dict[Tap, int] = {}
+        self._new: list[Tap] = []
+        self._parted: frozenset[str] = frozenset()  # modules that are something else in each rank
+
+    def part(self, paths: frozenset[str]) -> None:
+        """Leave out the outputs and inputs of modules that consist of different parts in different ranks."""
+        if paths != self._parted:
+            self._parted = paths
+            self.left_out = np.array([self.leaves_out(tap) for tap in self._numbers], bool)
+
+    def leaves_out(self, tap: Tap) -> bool:
+        """Return whether a tap is something else in each rank, so that there is no sum."""
+        return tap.module in self._parted and tap.kind not in PARAMETER_KINDS
+
+    def add(self, taps: Sequence[Tap]) -> list[int]:
+        """Return the numbers of a rank's taps, which are new if no other rank has them."""
+        for tap in taps:
+            if tap not in self._numbers:
+                self._numbers[tap] = len(self._numbers)
+                self._new.append(tap)
+        fresh = [*self._numbers][len(self.left_out) :]
+        self.left_out = np.append(self.left_out, [self.leaves_out(tap) for tap in fresh]).astype(bool)
+        batches = [tap.kind in ACTIVATION_KINDS for tap in fresh]
+        self.of_batches = np.append(self.of_batches, batches).astype(bool)
+        return [self._numbers[tap] for tap in taps]
+
+    def take_new(self) -> tuple[Tap, ...]:
+        """Return the taps that were numbered since the last call."""
+        taps, self._new = tuple(self._new), []
+        return taps
+
+    @property
+    def local_gradients(self) -> dict[Kind, NDArray[np.int64]]:
+        """The numbers of gradients of activations, by kind."""
+        kinds: dict[Kind, list[int]] = {}
+        for tap, number in list(self._numbers.items()):
+            if tap.kind in LOCAL_KINDS:
+                kinds.setdefault(tap.kind, []).append(number)
+        return {kind: np.array(numbers, np.int64) for kind, numbers in kinds.items()}
+
+
+RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
+
+
+class Logged:
+    """The mean of the ranks that logged a value in a step, except for the throughput.
+
+    That is the sum over the ranks that are known to have batches of their own. Ranks sample it in different steps, so a
+    step has the sum of the newest value of each rank, and none before all have one.
+    """
+
+    def __init__(self) -> None:
+        self.summed = 0  # how many ranks the newest throughput is the sum of; 0 for a mean
+        self._rates: dict[str, dict[int, float]] = {}  # the newest of each rank
+
+    def begin(self) -> None:
+        """Forget the rates of the ranks, since the training was restarted."""
+        self._rates = {}
+
+    def merge(self, scalars: Mapping[int, Mapping[str, float]], ranks: Collection[int] | None) -> dict[str, float]:
+        """Return the values of a step. `ranks` have batches of their own; None if that isn't known."""
+        found = _mean_of(scalars[rank] for rank in sorted(scalars))
+        for name in RATES:
+            if name in found:
+                newest = self._rates.setdefault(name, {})
+                newest |= {rank: logged[name] for rank, logged in scalars.items() if name in logged}
+                self.summed = 0 if ranks is None else len(ranks)
+                if ranks and all(rank in newest for rank in ranks):
+                    found[name] = sum(newest[rank] for rank in sorted(ranks))
+                elif ranks is not None:
+                    del found[name]
+        return found
+
+
+def _mean_of(scalars: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of what several ranks logged under one name."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for each in scalars:
+        for name, value in each.items():
+            values[name].append(value)
+    # Equal values stay as they are: their sum may be rounded.
+    return {name: all_[0] if len(set(all_)) == 1 else sum(all_) / len(all_) for name, all_ in values.items()}
+
 
 GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
 NEVER: Final = 2**63  # the step from which the sum has a rank whose frames don't come

@@ -1,15 +1,54 @@
-"""The interface between the list of runs and their storage: the disk, or ClickHouse."""
+"""The interface between the list of runs and their storage, and runs that were removed or are not listed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
 
 from hookcore.delivery.archive import Recorded
 from hookcore.errors import HookcoreError
+from hookcore.records import text_of
 
-from .gone import Why
 from .run import Run
+
+# A run that was removed.
+
+Why = Literal["deleted", "memory", "disk"]
+_WHY: Final[dict[Why, str]] = {
+    "deleted": "was deleted",
+    "memory": "was removed to make room in memory",
+    "disk": "was removed to make room on disk",
+}
+
+
+@dataclass(slots=True)
+class Gone:
+    """A removed run. It can be restored as long as there is a `run`."""
+
+    id: str
+    name: str
+    at_s: float
+    why: Why
+    run: Run | None
+
+    @property
+    def words(self) -> str:
+        return _WHY[self.why].removeprefix("was ")
+
+    @property
+    def sentence(self) -> str:
+        """Why and when it was removed, and whether it can be restored."""
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.at_s))
+        undo = "To restore it, select Undo on the Runs page." if self.run is not None else "It can't be restored."
+        return f"The run {self.name or self.id} {_WHY[self.why]} at {at}. {undo}"
+
+
+def why_gone(gone: Iterable[Gone], run_id: str) -> str:
+    """Return why a run was removed; empty if it isn't among these."""
+    return next((each.sentence for each in gone if each.id == run_id), "")
 
 
 class WrongKeyError(HookcoreError):
@@ -52,3 +91,29 @@ class Disk(Protocol):
 
     def restore(self, run: Run) -> None:
         """Restore a run's folder from the trash."""
+
+
+class Unlisted:
+    """Which folders of saved runs a list doesn't have, and why."""
+
+    def __init__(self) -> None:
+        self.unread: dict[Path, str] = {}  # those that can't be read, and why
+        self.too_many: set[Path] = set()  # those of older runs that the list has no room for
+
+    def forget(self, path: Path) -> None:
+        """Forget a folder that was removed."""
+        self.too_many.discard(path)
+        self.unread.pop(path, None)
+
+    @property
+    def words(self) -> str:
+        """Say which runs are missing from the list, and why; empty if none are."""
+        said = []
+        unread = list(self.unread.values())
+        if many := len(self.too_many):
+            runs, link = ("run is", "its link works") if many == 1 else ("runs are", "their links work")
+            said.append(f"{many:,} older saved {runs} not listed, but {link}.")
+        if many := len(unread):
+            runs = "1 saved run" if many == 1 else f"{many:,} saved runs"
+            said.append(f"{runs} can't be read{'' if many == 1 else '. The first'}: {text_of(unread[0])}.")
+        return " ".join(said)

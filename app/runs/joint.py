@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from hookcore.delivery.archive import SUFFIX, Recorded, Unheard, folder_name
-from hookcore.delivery.place import joint_id
+from hookcore.delivery.facts import joint_id
 from hookcore.errors import HookcoreError
 from hookcore.findings import follow
 from hookcore.records import Frame, Snapshot
@@ -20,14 +20,12 @@ from hookcore.records.wire import Description, Place
 from hookcore.store import Store
 
 from .assembly import GRACE_S
-from .disk import Disk
-from .gone import Gone
-from .membership import OF_RANK
+from .disk import Disk, Gone
 from .parts import End, Record
-from .rankwords import of_rank, words_of
+from .ranks import of_rank, words_of
 from .rounds import Member
 from .run import Run, emit_event
-from .summing import Summing, shifted
+from .summing import OF_RANK, Summing, shifted
 
 logger = logging.getLogger("hookcore")
 

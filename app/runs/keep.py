@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,22 +13,84 @@ from typing import Final
 from weakref import WeakSet
 
 from hookcore.config import NO_FOLDER
-from hookcore.delivery.archive import ArchiveWriter, DiskCounters, Recorded, Scribe, folder_name, read_archive
-from hookcore.delivery.archive.state import key_hash
-from hookcore.errors import HookcoreError
+from hookcore.delivery.archive import (
+    SUFFIX,
+    ArchiveWriter,
+    DiskCounters,
+    Recorded,
+    Scribe,
+    folder_name,
+    is_held,
+    read_archive,
+)
+from hookcore.delivery.archive.folder import RUN_FILE, key_hash
+from hookcore.delivery.dashboard.private import lives_as
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.records import Command
 from hookcore.records.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
-from .catalog import Catalog
-from .disk import WrongKeyError
-from .gone import Why
+from .disk import Why, WrongKeyError
 from .joint import JointRun
-from .pagefiles import PageFiles, Summarize
+from .limits import tamed
 from .parts import End, Record
 from .run import Run, emit_event
 from .runs import Runs
-from .saved import apply_folder, archive_of, call_logged, fill_store, load
-from .shelf import TRASH, Shelf, is_run, may_go
+from .saved import PageFiles, Summarize, apply_folder, archive_of, call_logged, end_of, fill_store, load, make_known
+from .shelf import REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json
+
+MAX_LISTED: Final = 2000  # maximum number of runs from disk in the list
+
+
+class Catalog:
+    """Lists runs by their folders, and those in the trash as removed."""
+
+    def __init__(self, runs: Runs, pages: PageFiles) -> None:
+        self._runs = runs
+        self._pages = pages
+        self.is_complete = threading.Event()  # all runs that are to be listed are
+
+    def read(self, shelf: Shelf) -> None:
+        """List the runs of a folder and its trash."""
+        try:
+            paths = shelf.runs()
+            for path in paths[:MAX_LISTED]:
+                call_logged(path, self._list_at_start, self._runs.unlisted.unread)
+            self._runs.unlisted.too_many |= {*paths[MAX_LISTED:]}
+            self._runs.changes.tell()
+        finally:
+            self.is_complete.set()
+        for path in shelf.trashed():
+            call_logged(path, self.list_trashed)
+
+    def find(self, run_id: str) -> Run | None:
+        """Return a run that wasn't listed because there were too many, and list it."""
+        for path in [each for each in list(self._runs.unlisted.too_many) if each.name.endswith(f"-{run_id}{SUFFIX}")]:
+            with contextlib.suppress(HookcoreError, OSError):
+                run = make_known(self._runs, path)
+                if run.id == run_id:
+                    self._runs.unlisted.forget(path)
+                    return self._list(run)
+        return None
+
+    def _list_at_start(self, path: Path) -> None:
+        """List a run on disk. Its trainer may come back, unless its process is known to be gone."""
+        run = make_known(self._runs, path)
+        run.saved.is_awaited = lives_as(run.info.pid, run.info.process) is not False
+        self._list(run)
+
+    def _list(self, run: Run) -> Run:
+        """Put a run on disk into the list, unless it is listed already."""
+        run.saved.on_edit = partial(self._pages.save_edit, run)
+        return self._runs.add_known(run)
+
+    def list_trashed(self, path: Path) -> None:
+        """Put a run in the trash into the list of removed ones."""
+        run = make_known(self._runs, path)
+        said = read_json(path / REMOVED_FILE)
+        why: Why = "disk" if said.get("why") == "disk" else "deleted"
+        self._runs.put_aside(run, why, number_of(said.get("at_s")))
+
 
 logger = logging.getLogger("hookcore")
 
@@ -298,3 +361,61 @@ class Keeper:
             self._make_room(shelf)
         except OSError as error:
             logger.warning("hookcore: can't make room in %s: %s", shelf.folder, error)
+
+
+LOOK_EVERY_S: Final = 1.0
+REST: Final = 10  # times as long as reading took, before the next time
+
+
+class Growing:
+    """Looks after the runs of a server that receives none. While a process writes a run, the run is live."""
+
+    def __init__(self, runs: Runs, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runs = runs
+        self._clock = clock
+        self._read: dict[str, int] = {}  # when the newest file that was looked at was written, by the run's id
+        self._not_before = 0.0
+
+    def start(self, stopping: threading.Event) -> None:
+        """Look each second, until the server stops."""
+        threading.Thread(target=self._work, args=(stopping,), name="hookcore-growing", daemon=True).start()
+
+    def _work(self, stopping: threading.Event) -> None:
+        while not stopping.wait(LOOK_EVERY_S):
+            self.look()
+
+    def look(self) -> None:
+        """Read runs that have grown, or that are no longer being written."""
+        began = self._clock()
+        if began < self._not_before:
+            return
+        for run in self._runs.all():  # ranks of a distributed training are read once, since their sum is
+            if run.saved.folder is not None and not run.end.is_known:
+                call_logged(run.saved.folder, partial(self._look_at, run))
+        self._not_before = self._clock() + REST * (self._clock() - began)
+
+    def _look_at(self, run: Run, folder: Path) -> None:
+        file, was_written = folder / RUN_FILE, run.commands.local is not None
+        written_at = file.stat().st_mtime_ns if file.exists() else -1  # it may be removed
+        has_grown = self._read.get(run.id) != written_at
+        if not (was_written or has_grown):
+            return  # without a look at its lock, which would be in the way of a writer at that moment
+        self._read[run.id] = written_at
+        is_written = is_held(folder)
+        if not (is_written or was_written) or (is_written and was_written and not has_grown):
+            return
+        _call_live(run, is_written)
+        archive = read_archive(folder)
+        run.info, run.end = tamed(archive.info), end_of(archive)
+        _call_live(run, is_written and not run.end.is_known)
+        if run.loaded:
+            load(self._runs, run)
+        run.changes.tell()
+
+
+def _call_live(run: Run, is_live: bool) -> None:
+    run.saved.from_disk, run.commands.local = not is_live, _refuse if is_live else None
+
+
+def _refuse(_command: Command) -> None:
+    raise ArgumentError("this server only reads the run: use the server that the training sends to")

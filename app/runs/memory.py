@@ -1,19 +1,95 @@
-"""The memory of a server's runs, assigned by use.
-
-When it is scarce, runs that are completely on disk are unloaded first, then idle runs become coarser. Only after that
-is a run removed, which is reported.
-"""
+"""The memory of a server's runs, assigned by use, which runs an answer reads, and which were removed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Final, TypeVar
+
+from hookcore.store import Store
 
 from ..settings import ServerSettings
-from .disk import Disk
-from .joint import JointRun
-from .removed import Removals
-from .run import Run
+from .disk import Disk, Gone
+from .joint import JointRun, as_joint
+from .run import Run, RunState
+
+# Which runs an answer reads, so that one is made again if a run leaves memory meanwhile.
+
+SomeRun = TypeVar("SomeRun", bound=RunState)
+Read = list[tuple[RunState, Store]]
+
+_READ: Final[ContextVar[Read | None]] = ContextVar("runs read for an answer", default=None)
+
+
+def watch_reads() -> Read:
+    """Return the runs that are read from now on in this context and its threads, each with its store then."""
+    read: Read = []
+    _READ.set(read)
+    return read
+
+
+def note_read(run: SomeRun) -> SomeRun:
+    """Note that an answer reads a run, and return it."""
+    read = _READ.get()
+    if read is not None:
+        read.append((run, run.store))
+    return run
+
+
+def has_swapped(read: Read) -> bool:
+    """Return whether one of these runs was unloaded or read again, and so has another store now."""
+    return any(run.store is not store for run, store in read)
+
+
+MAX_GONE: Final = 200  # removed runs that are remembered
+
+
+class Removals:
+    """The removed runs by id, latest removal last. The list of runs has a lock, which must be held to change them."""
+
+    def __init__(self) -> None:
+        self._gone: dict[str, Gone] = {}
+
+    def __iter__(self) -> Iterator[Gone]:
+        return iter(list(self._gone.values()))
+
+    def get(self, run_id: str) -> Run | None:
+        """Return a removed run by its id, if it can be restored."""
+        gone = self._gone.get(run_id)
+        return None if gone is None else gone.run
+
+    def put(self, gone: Gone) -> None:
+        """Remember a removed run, and forget the oldest beyond the limit."""
+        self.drop(gone.id)
+        self._gone[gone.id] = gone
+        while len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    def drop(self, run_id: str) -> None:
+        """Forget a removed run: it is back, or nothing is left of it."""
+        self._gone.pop(run_id, None)
+
+    def restorable(self) -> list[Run]:
+        """Return the runs that can be restored."""
+        return [gone.run for gone in self if gone.run is not None]
+
+    def let_go(self, run_id: str) -> None:
+        """Release a removed run, which can no longer be restored."""
+        if (gone := self._gone.get(run_id)) is not None:
+            gone.run = None
+
+    def latest_first(self) -> list[Gone]:
+        """Return the removals, the latest first. Those of the ranks of one training are one."""
+        oldest_first = map(as_joint, sorted(self, key=lambda gone: gone.at_s))
+        return list({each.id: each for each in oldest_first}.values())[::-1]
+
+    def ranks_of(self, run_id: str) -> list[str]:
+        """Return the ids of the removed runs that were the ranks of a training."""
+        return [gone.id for gone in self if as_joint(gone).id == run_id != gone.id]
+
+
+# When it is scarce, runs that are completely on disk are unloaded first, then idle runs become coarser. Only after that
+# is a run removed, which is reported.
 
 MIN_RUN_BYTES: Final = 2**20
 MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory

@@ -1,16 +1,22 @@
-"""The parts of a run: edits by readers, its state on disk, signs of life, received data, and how it ended."""
+"""The parts of a run: edits by readers, its state on disk, signs of life, commands that wait, and followers."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
+
+import anyio
 
 from hookcore.findings import Choices
 from hookcore.reading import Quiet
-from hookcore.records import Failure, Frame, Snapshot
+from hookcore.records import Command, Failure, Frame, Severity, Snapshot
+from hookcore.records.vocabulary import counted
 from hookcore.records.wire import DeliveryCounters, EndItem, FrameItem, SnapshotItem, frame_of, snapshot_of
 from hookcore.store import Store
 
@@ -147,3 +153,140 @@ def record_of(item: FrameItem | SnapshotItem | EndItem) -> Record:
     if isinstance(item, FrameItem):
         return frame_of(item)
     return snapshot_of(item) if isinstance(item, SnapshotItem) else item
+
+
+# The commands that wait for one trainer.
+
+MAX_COMMANDS: Final = 256  # that wait for one trainer
+OnCommand = Callable[[Command], None]
+Ask = Literal["settings", "snapshot", "inventory", "capsule"]
+
+
+class Relay(Protocol):
+    """The way of commands to a trainer that sends its frames elsewhere."""
+
+    def newest(self) -> int:
+        """Return the highest number of a command that any server gave the trainer; -1 for none."""
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Store commands where the trainer's collector looks for them."""
+
+
+class Commands(deque[Command]):
+    """The waiting commands, oldest first.
+
+    `local` takes those for a trainer in this process, and `relay` passes them on to one that sends elsewhere.
+    """
+
+    def __init__(self, numbers: Iterator[int], local: OnCommand | None = None) -> None:
+        super().__init__()
+        self.local = local
+        self.relay: Relay | None = None
+        self.dropped = 0
+        self.waiting: tuple[int, ...] = ()  # their numbers, for readers without the run's lock
+        self._numbers = numbers
+        self._newest = -1  # the highest number of a command, of this server or an earlier one
+
+    def make(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+        """Return commands with numbers above those that the trainer knows, whatever the clock says."""
+        made = []
+        for what in each:
+            self._newest = max(next(self._numbers), self._newest + 1)
+            made.append(Command(self._newest, name, **what))
+        return made
+
+    def wait(self, commands: Sequence[Command]) -> bool:
+        """Queue commands; if too many wait, drop and count the oldest. Return whether these are the first dropped."""
+        self.extend(commands)
+        before = self.dropped
+        while len(self) > MAX_COMMANDS:
+            self.popleft()
+            self.dropped += 1
+        self._list()
+        return before == 0 < self.dropped
+
+    def know(self, number: int) -> None:
+        """Number further commands above this one, because a trainer ignores lower ones."""
+        self._newest = max(self._newest, number)
+
+    def done(self, number: int) -> None:
+        """Forget the commands up to a number, which the trainer has received."""
+        self.know(number)
+        while self and self[0].number <= number:
+            self.popleft()
+        self._list()
+
+    def _list(self) -> None:
+        self.waiting = tuple(command.number for command in self)
+
+
+class Changes:
+    """Notifies followers of new data. A follower keeps a version number, never a queue."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    def tell(self) -> None:
+        """Announce new data, from any thread."""
+        with self._lock:
+            self.version += 1
+            waiting, self._waiting = self._waiting, {}
+        for event, loop in waiting.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    async def wait_beyond(self, version: int, timeout_s: float) -> int:
+        """Return the version once it is above `version`, or the current one after the timeout."""
+        event = asyncio.Event()
+        with self._lock:
+            if self.version > version:
+                return self.version
+            self._waiting[event] = asyncio.get_running_loop()
+        try:
+            with anyio.move_on_after(timeout_s):
+                await event.wait()
+        finally:
+            with self._lock:
+                self._waiting.pop(event, None)
+        return self.version
+
+
+SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
+UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
+
+Said = tuple[str, str, Severity, int]  # name, message, and count of an event
+
+
+@dataclass(slots=True)
+class Gaps:
+    """The known gaps of one trainer."""
+
+    met: bool = False  # a batch has arrived
+    _unsent: int = 0  # dropped by the trainer, and not in an event yet
+    _unsent_due: float = 0.0
+
+    def greet(self, counters: DeliveryCounters, silent_s: float, restarted: bool, missing: int) -> Iterator[Said]:
+        """Say where a trainer comes from that sends a batch. `missing`: what a server lost that was restarted."""
+        met, self.met = self.met, True
+        if met:
+            if silent_s > SILENCE_S:
+                yield "reconnected", f"the trainer is back after {silent_s:.0f} s without a message", "info", 1
+        elif restarted:
+            if missing > 0:
+                lost = f"The server was restarted and lost {counted(missing, 'record')} that it hadn't written to disk."
+                yield "reconnected", lost, "warning", missing
+            else:
+                yield "reconnected", "the server was restarted and lost nothing", "info", 1
+        elif counters.acknowledged:
+            sent = f"{counted(counters.acknowledged, 'record')} (frames or snapshots) that it received"
+            yield "reconnected", f"the trainer's previous server is gone, and so are {sent}", "info", 1
+
+    def count(self, before: DeliveryCounters, after: DeliveryCounters, now_s: float, is_last: bool) -> Iterator[Said]:
+        """Say from time to time how much the trainer could not send."""
+        self._unsent += max(0, sum(after.dropped.values()) - sum(before.dropped.values()))
+        if self._unsent and (is_last or now_s >= self._unsent_due):
+            lost = f"the trainer dropped {counted(self._unsent, 'record')} (frames or snapshots) that it could not send"
+            yield "frame-dropped", lost, "warning", self._unsent
+            self._unsent, self._unsent_due = 0, now_s + UNSENT_EVERY_S

@@ -11,7 +11,7 @@ from typing import Final
 from hookcore.records import Frame
 from hookcore.records.wire import Place
 
-from .pending import bytes_of
+from .ranks import bytes_of
 from .run import Run
 
 WAITING: Final = -1  # the round of a rank that was started again, while most others weren't

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from hookcore.delivery.place import joint_id
+from hookcore.delivery.facts import joint_id
 from hookcore.findings import chosen_in, follow, started_with
 from hookcore.findings.ownrules import OwnRules, rules_in
 from hookcore.records import Event
@@ -19,18 +19,12 @@ from hookcore.records.wire import MAX_TEXT, Place, RunInfo
 from hookcore.store import Store
 
 from ..settings import ServerSettings
-from .changes import Changes
-from .commands import Commands, OnCommand
-from .disk import Disk
-from .gone import Gone, Why
+from .disk import Disk, Gone, Unlisted, Why
 from .joint import JointRun
-from .memory import MIN_RUN_BYTES, Memory
-from .parts import Edits, Signs
-from .removed import Removals
+from .memory import MIN_RUN_BYTES, Memory, Removals, note_read
+from .parts import Changes, Commands, Edits, OnCommand, Signs
 from .run import Run
-from .steady import note_read
-from .unlisted import Unlisted
-from .views import BOARD_FILE, Views
+from .shelf import BOARD_FILE, Views
 
 SomeRun = TypeVar("SomeRun", bound=Run)
 

@@ -1,4 +1,4 @@
-"""What this user's trainers couldn't deliver: the dashboard takes it in from their spools, once each."""
+"""What trainers couldn't deliver, and runs whose trainer went silent or ended before it was answered."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from fastapi import FastAPI
 
 from hookcore.delivery.archive import Archive, read_archive
+from hookcore.delivery.archive.folder import hold
 from hookcore.delivery.archive.spool import About, about_spool, batches_in, spools_in
-from hookcore.delivery.archive.state import hold
-from hookcore.records.wire import Batch, EndItem
+from hookcore.delivery.dashboard.notices import take_orphans
+from hookcore.delivery.dashboard.private import MAX_PID, lives, lives_as
+from hookcore.delivery.dashboard.process import undelivered_folder
+from hookcore.errors import HookcoreError
+from hookcore.records.wire import Batch, EndItem, RunInfo
 
+from .disk import WrongKeyError
+from .joint import JointRun
+from .keep import Keeper
 from .limits import tamed
-from .run import emit_event
+from .run import GONE_AFTER_S, Run, emit_event
 from .runs import Runs
 
 logger = logging.getLogger("hookcore")
@@ -110,3 +122,108 @@ def _sentence(items: int, server: str, is_known: bool) -> str:
     many = "1 frame or snapshot" if items == 1 else f"{items:,} frames and snapshots"
     elsewhere = f" Those that the trainer could send are at {server}." if server and not is_known else ""
     return f"{many} didn't reach {server or 'the dashboard'} in time and came from the trainer's disk.{elsewhere}"
+
+
+# Runs whose trainer ended before this dashboard answered it: their data is in a spool, or they are only listed.
+
+LOOK_EVERY_S: Final = 2.0
+
+
+def follow_orphans(app: FastAPI) -> None:
+    """List orphans now and regularly, from a separate thread, until the server stops."""
+    state = app.state
+    state.undelivered = Undelivered(
+        state.runs, lambda batch: state.take(batch, bytearray(), True), undelivered_folder()
+    )
+    threading.Thread(target=_follow, args=(app.state,), name="hookcore-orphans", daemon=True).start()
+
+
+def _follow(state: Any) -> None:
+    problem = ""
+    while not state.stopping:
+        try:
+            orphans = take_orphans()
+            state.undelivered.look()  # when a notice is free, the spool of its trainer is complete
+            for info in orphans:
+                list_orphan(state.runs, state.keeper, info)
+            problem = ""
+        except (HookcoreError, OSError) as error:
+            if str(error) != problem:  # a warning every two seconds would fill the log
+                logger.warning("hookcore: can't read the notices of runs: %s", error)
+            problem = str(error)
+        time.sleep(LOOK_EVERY_S)
+
+
+def list_orphan(runs: Runs, keeper: Keeper, info: RunInfo) -> None:
+    """List a run without data as lost, unless it is known."""
+    info = tamed(info)
+    if runs.get(info.id) is not None:
+        return
+    run = runs.open(info)
+    if run is None:
+        logger.warning("hookcore: there is no room to list the run %s, which sent no data", info.id)
+        return
+    run.signs.seen_at = float("-inf")
+    message = f"the training process ({info.pid}) ended before this dashboard answered it; its data is lost"
+    emit_event(run, "never-arrived", message, "warning")
+    try:
+        keeper.opened(run, True)
+    except WrongKeyError as error:
+        logger.warning("hookcore: %s", error)
+        runs.drop(run)
+        return
+    keeper.release(run)
+
+
+ENDED: Final = (
+    "The process no longer exists: a signal killed it (SIGKILL, for example because memory ran out, or SIGTERM), "
+    "native code crashed, it ended with `os._exit` or `os.exec...`, or it ended while it couldn't reach this server"
+)
+STUCK: Final = "The process still exists: it is stuck or paused, or can't reach this server"
+ELSEWHERE: Final = "It runs on another machine, where it was killed, is stuck, or can't reach this server"
+
+
+class LostMarks:
+    """Which silences have an event."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._marked: dict[str, float] = {}  # the last message of each marked run
+
+    def mark(self) -> None:
+        """Add an event to each run that is newly lost. One whose trainer returns and is lost again gets another."""
+        every = self._runs.every()
+        for run in every:
+            if isinstance(run, JointRun):
+                run.tick()
+        runs = (run for run in every if run.loaded and not run.saved.from_disk and isfinite(run.signs.seen_at))
+        lost = [run for run in runs if not isinstance(run, JointRun) and _is_lost(run)]
+        for run in lost:
+            if self._marked.get(run.id) != run.signs.seen_at:
+                cause = _cause(run)
+                emit_event(run, "lost", f"{_lost_sentence(run)} {cause}.", "error" if cause == ENDED else "warning")
+        self._marked = {run.id: run.signs.seen_at for run in lost}
+
+
+def _is_lost(run: Run) -> bool:
+    if run.state == "live" and run.is_silent(GONE_AFTER_S):
+        run.signs.is_gone = lives_as(run.info.pid, run.info.process) is False
+    return run.state == "lost"
+
+
+def _lost_sentence(run: Run) -> str:
+    newest = run.store.steps().newest
+    since = "before its first step" if newest is None else f"after step {newest:,}"
+    pid, host = run.info.pid, run.info.host
+    if pid and host:
+        return f"The trainer (process {pid} on {host}) stopped sending data {since}."
+    known = f" (process {pid})" if pid else f" (on {host})" if host else ""
+    return f"The trainer{known} stopped sending data {since}."
+
+
+def _cause(run: Run) -> str:
+    info = run.info
+    alive = lives_as(info.pid, info.process)
+    if alive is None and not info.process and info.host == socket.gethostname() and 0 < info.pid < MAX_PID:
+        alive = lives(info.pid)  # a system that doesn't tell more of a process
+    return ELSEWHERE if alive is None else STUCK if alive else ENDED

@@ -10,8 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..settings import ServerSettings
-from .guard.headers import HEADERS
-from .guard.security import OWNER, PEER
+from .guard.security import HEADERS, OWNER, PEER
 
 WRITE_S: Final = 10.0
 

@@ -23,22 +23,59 @@ from fastapi import FastAPI
 
 from hookcore.config import AUTO
 from hookcore.delivery.dashboard import process as dashboard
-from hookcore.delivery.dashboard.home import data_folder, make_private
+from hookcore.delivery.dashboard.process import data_folder, make_private
 from hookcore.errors import ArgumentError, HookcoreError
 
 from ..live import publisher_of
 from ..main import create_app
 from ..pages import every
 from ..runs import Runs
-from ..runs.lost import LostMarks
-from ..runs.orphans import follow_orphans
+from ..runs.undelivered import LostMarks, follow_orphans
 from ..settings import ServerSettings
-from .guard.access import Access
-from .guard.headers import ancestors_of
-from .guard.security import ANY_ADDRESS
-from .guard.usage import Usage
+from .guard.access import Access, Usage
+from .guard.security import ANY_ADDRESS, ancestors_of
 from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
-from .sockets import inherited, listen
+
+# The socket that a server listens on: opened, or inherited from the process that started this one.
+
+PORTS_TRIED: Final = 20
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket on this port, the next free one, or any; raise ArgumentError for an invalid host."""
+    address = "127.0.0.1" if host == "localhost" else host
+    for candidate in (*range(port, min(port + PORTS_TRIED, 65536)), 0) if port else (0,):
+        try:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return _with_protocol(socket.create_server((address, candidate), family=family))
+        except PermissionError as error:
+            raise ArgumentError(f"can't listen on port={port}: {error}; use a port above 1023") from None
+        except OSError as error:
+            last = error
+            if isinstance(error, socket.gaierror) or "assign" in str(error):
+                break
+    raise ArgumentError(f"can't listen on host={host!r}: {last}; use an address of this machine")
+
+
+def _with_protocol(listening: socket.socket) -> socket.socket:
+    """Return the same socket with its protocol set.
+
+    asyncio sets TCP_NODELAY only if the listening socket says that it is TCP. Without it, every answer on a reused
+    connection waits 40 ms for the peer's delayed acknowledgement.
+    """
+    return socket.socket(fileno=listening.detach())
+
+
+def inherited(environment: Mapping[str, str]) -> socket.socket | None:
+    """Return the socket that the parent process opened for this one. Its lock is held until this process ends."""
+    lock, given = environment.get("HOOKCORE_LOCK_FD"), environment.get("HOOKCORE_LISTEN_FD")
+    if lock:
+        os.set_inheritable(int(lock), False)
+    if not given:
+        return None
+    os.set_inheritable(int(given), False)
+    return socket.socket(fileno=int(given))
+
 
 logger = logging.getLogger("hookcore")
 
@@ -286,6 +323,3 @@ def _prepare_for_readers(app: FastAPI) -> None:
     for route in app.routes:
         route.matches(nowhere)  # FastAPI analyzes a route's parameters when the route is first used
     every.prepare()
-
-
-__all__ = ["Lifetime", "Server", "complete", "greeting", "make_server", "prepare", "run", "server_of", "url_of"]

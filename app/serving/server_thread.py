@@ -16,8 +16,7 @@ from hookcore.store import Store
 from ..main import create_app
 from ..runs import Run, Runs
 from ..settings import ServerSettings
-from .server import Server, complete, make_server, url_of
-from .sockets import listen
+from .server import Server, complete, listen, make_server, url_of
 
 THREAD: Final = "hookcore-server"
 _STOP_S: Final = 5.0

@@ -1,39 +1,129 @@
-"""Keeps the running step of a watched training, and writes it to a capsule when something goes wrong in it.
-
-Everything here runs between the user's own lines, in captured steps: it draws no random number, waits for no device,
-and copies nothing but the buffers that a model changes.
-"""
+"""Keeps the running step of a watched training, and writes it to a capsule when something goes wrong."""
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from hookcore.capsules.arrival import Arrival
-from hookcore.capsules.call import Call, Members, alias_of, aliases_in, bytes_of, has_data, is_traced, versions_of
-from hookcore.capsules.conditions import autocast_types
-from hookcore.capsules.content import about, step_of
-from hookcore.capsules.file import write_capsule
-from hookcore.capsules.frames import RecentFrames
-from hookcore.capsules.held import HELD_BYTES, Held, NotHeldError
-from hookcore.capsules.kept import KeptModel
-from hookcore.capsules.numbers import Counters
+from hookcore.capsules.calls import (
+    HELD_BYTES,
+    Arrival,
+    Call,
+    Counters,
+    Held,
+    KeptModel,
+    Members,
+    NotHeldError,
+    alias_of,
+    aliases_in,
+    autocast_types,
+    bytes_of,
+    has_data,
+    is_traced,
+    versions_of,
+)
+from hookcore.capsules.content import about, step_of, write_capsule
 from hookcore.config import Capsule
-from hookcore.delivery.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old, remove_unfinished
-from hookcore.errors import CapsuleError
+from hookcore.delivery.dashboard.capsules import (
+    FRAMES,
+    MAX_RUNS,
+    opened,
+    path_of,
+    prepare,
+    remove_old,
+    remove_unfinished,
+)
+from hookcore.errors import CapsuleError, WireError
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
-from hookcore.recorder.keeper import Emit, FirstBad, Place
-from hookcore.recorder.outputs import find_tensors
-from hookcore.records import ROOT, Frame, Occasion
+from hookcore.recorder.calls.plans import Emit, FirstBad, Place
+from hookcore.recorder.known.roots import find_tensors
+from hookcore.records import ROOT, Frame, Occasion, SketchBlock, Tap, wire
 from hookcore.records.vocabulary import KIND_WORDS, counted
+from hookcore.store import Store
+
+# The newest captured steps before a saved one, which a capsule contains as numbers.
+
+MAX_STEPS: Final = 50
+MAX_BYTES: Final = 16 << 20  # fewer steps are kept if they take more
+_RUN: Final = wire.RunInfo(id="capsule", key="", name="")
+_STORE_BYTES: Final = 256 << 20
+
+
+@dataclass(slots=True)
+class RecentFrames:
+    """The newest steps of a run without their histograms. One thread adds, another one reads."""
+
+    _steps: deque[list[Frame]] = field(default_factory=deque)  # the parts of each step
+    _taps: list[Tap] = field(default_factory=list)
+    _nbytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, frame: Frame, keep: bool = True) -> None:
+        """Keep a frame, and drop the oldest ones to make room. Otherwise, only learn the names of its taps."""
+        with self._lock:
+            self._taps += frame.new_taps
+            if not keep:
+                self._steps.clear()
+                self._nbytes = 0
+                return
+            if not self._steps or self._steps[-1][0].step != frame.step:
+                self._steps.append([])
+            self._steps[-1].append(_outline(frame))
+            self._nbytes += frame.stats.nbytes
+            while len(self._steps) > MAX_STEPS or self._nbytes > MAX_BYTES:
+                self._nbytes -= sum(each.stats.nbytes for each in self._steps.popleft())
+
+    @property
+    def steps(self) -> list[int]:
+        """The kept steps, oldest first."""
+        with self._lock:
+            return [parts[0].step for parts in self._steps]
+
+    def packed(self) -> bytes:
+        """Return the kept steps as a message."""
+        with self._lock:
+            frames, taps = [frame for parts in self._steps for frame in parts], tuple(self._taps)
+        items = tuple(wire.frame_item(number, frame) for number, frame in enumerate(frames))
+        return wire.encode(wire.Batch(run=_RUN, taps=taps, items=items))
+
+
+def read_frames(path: str | os.PathLike[str]) -> Store:
+    """Return a store with the steps before the saved one: all scalars, and captured tensors without their histograms.
+
+    Runs no code of the capsule.
+    """
+    with opened(path) as archive:
+        if FRAMES not in archive.namelist():
+            raise CapsuleError(f"{path} has no earlier steps: only hookcore.watch saves them, if capsule isn't 'never'")
+        try:
+            batch = wire.decode_batch(archive.read(FRAMES))
+            store, taps = Store(_STORE_BYTES), batch.taps
+            for item in batch.items:
+                if isinstance(item, wire.FrameItem):
+                    store.append(wire.frame_of(item, taps))
+                    taps = ()
+        except WireError as error:
+            raise CapsuleError(f"the earlier steps in {path} can't be read: {error}") from None
+    return store
+
+
+def _outline(frame: Frame) -> Frame:
+    return replace(frame, sketches=SketchBlock.empty(len(frame.taps)), new_taps=(), events=())
+
+
+# Everything here runs between the user's own lines, in captured steps: it draws no random number, waits for no device,
+# and copies nothing but the buffers that a model changes.
 
 MAX_WRITTEN: Final = 3  # capsules of one run
 MAX_FAILED: Final = 3  # attempts

@@ -14,18 +14,14 @@ import torch
 from torch import nn
 
 from hookcore import hooks
-from hookcore.capsules.arrival import Arrival
-from hookcore.capsules.call import Call, alias_of, call_of, is_plain
-from hookcore.capsules.conditions import autocast_types
-from hookcore.capsules.content import about, step_of
-from hookcore.capsules.facts import bad_elements, is_numeric
-from hookcore.capsules.file import write_capsule
-from hookcore.delivery.dashboard.whole import remove_orphans
+from hookcore.capsules.calls import Arrival, Call, alias_of, autocast_types, call_of, is_plain
+from hookcore.capsules.content import about, bad_elements, is_numeric, step_of, write_capsule
+from hookcore.delivery.dashboard.private import remove_orphans
 from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guard_functions
-from hookcore.hooks.inert import InertInCopies
+from hookcore.hooks.handle import InertInCopies
 from hookcore.observe.plain import unseen
-from hookcore.recorder.outputs import find_tensors
+from hookcore.recorder.known.roots import find_tensors
 
 When = Literal["error", "exception", "asked"]
 MAX_BYTES: Final = 4 << 30

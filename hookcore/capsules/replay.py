@@ -1,4 +1,4 @@
-"""The replay of a capsule: runs its step again, and finds the operator that made a non-finite value."""
+"""The replay of a capsule: runs its step again, finds the operator that made a non-finite value, and says so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,19 +19,107 @@ import torch
 from torch import Tensor, nn
 
 from hookcore import hooks
-from hookcore.capsules.conditions import versions
-from hookcore.capsules.facts import digest_of
-from hookcore.capsules.file import needs_main, read_step
-from hookcore.capsules.layers import Layers
-from hookcore.capsules.main_script import as_main
-from hookcore.capsules.numbers import set_numbers
+from hookcore.capsules.calls import set_numbers, versions
+from hookcore.capsules.content import as_main, digest_of, needs_main, read_step
 from hookcore.capsules.operators import OperatorTracer, Suspect
 from hookcore.delivery.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
+from hookcore.hooks.internals import next_node_number, node_number
 from hookcore.observe.generators import generators_kept, set_generators
-from hookcore.observe.plain import unseen
-from hookcore.recorder.outputs import find_tensors
-from hookcore.records.replayed import ReplayedTap
+from hookcore.observe.plain import make_plain, unseen
+from hookcore.reading.answers import TensorFacts
+from hookcore.recorder.known.roots import find_tensors
+from hookcore.records.replayed import MAX_LAYERS, ReplayedTap
+
+_FED: Final = 2  # finite tensors right before the first bad one of a pass
+
+
+class Layers:
+    """Hooks on all modules of a model, for one run of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: list[ReplayedTap] = []
+        self._running: list[str] = []
+        self._calls: dict[str, int] = {}
+        self._nodes: list[
+            tuple[int, int, str]
+        ] = []  # the numbers of autograd's nodes that a call made; inner ones first
+        self._begun: list[int] = []
+        self._handles: list[hooks.HookHandle] = []
+        for path, module in model.named_modules():
+            try:
+                self._handles += [
+                    hooks.on_forward_pre(module, partial(self._enter, path)),
+                    hooks.on_forward(module, partial(self._leave, path)),
+                ]
+            except (RuntimeError, AttributeError):  # a scripted module takes no hook
+                continue
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def module_of(self, node: Any) -> str:
+        """Return the innermost module that runs now, or that made a node of autograd."""
+        if node is None:
+            return self._running[-1] if self._running else ""
+        number = node_number(node)
+        return next((path for first, last, path in self._nodes if first <= number < last), "")
+
+    def found(self) -> tuple[ReplayedTap, ...]:
+        """Return all affected tensors in their order, each pass with the finite ones right before its first."""
+        chosen: list[ReplayedTap] = []
+        for kind in ("output", "output_grad"):
+            taps = [each for each in self._seen if each.kind == kind]
+            first = next((place for place, each in enumerate(taps) if each.is_bad), None)
+            if first is not None:
+                chosen += taps[max(0, first - _FED) : first]
+                chosen += [each for each in taps[first:] if each.is_bad]
+        return tuple(chosen[:MAX_LAYERS])
+
+    def _enter(self, path: str, *_: Any) -> None:
+        self._running.append(path)
+        self._begun.append(_next_number())
+
+    def _leave(self, path: str, _module: nn.Module, _args: Any, output: Any) -> None:
+        while self._running and self._running.pop() != path:  # modules that raised
+            self._begun.pop()
+        self._nodes.append((self._begun.pop() if self._begun else 0, _next_number(), path))
+        call = self._calls[path] = self._calls.get(path, -1) + 1
+        for index, tensor in find_tensors(output):
+            if type(tensor) is not Tensor:  # to read an attribute of a subclass may run the user's code
+                continue
+            self._add(path, "output", index, call, tensor)
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                self._handles.append(hooks.on_gradient(tensor, partial(self._saw_gradient, path, index, call)))
+
+    def _saw_gradient(self, path: str, index: str, call: int, gradient: Tensor | None) -> None:
+        if gradient is None:  # of a tensor that the results don't depend on
+            return
+        self._add(path, "output_grad", index, call, gradient)
+
+    def _add(self, path: str, kind: str, index: str, call: int, tensor: Tensor) -> None:
+        with unseen():
+            plain = make_plain(tensor)
+            if isinstance(plain, Tensor) and plain.numel():
+                self._seen.append(ReplayedTap(path, kind, index, call, _measured(plain)))
+
+
+def _measured(tensor: Tensor) -> tuple[float, ...]:
+    values = (tensor.abs() if tensor.is_complex() else tensor).detach().reshape(-1).to("cpu", torch.float64)
+    finite = values[torch.isfinite(values)]
+    counts = values.numel(), int(values.isnan().sum()), int(values.isinf().sum()), int((values == 0).sum())
+    if not finite.numel():
+        return (*map(float, counts), *[float("nan")] * 6)
+    mean, square = float(finite.mean()), float((finite * finite).mean())
+    std, norm = float(finite.std(unbiased=False)), float(finite.norm())
+    return (*map(float, counts), mean, std, float(finite.min()), float(finite.max()), square**0.5, norm)
+
+
+def _next_number() -> int:
+    return 0 if next_node_number is None else next_node_number()
+
 
 _MAX_OTHERS: Final = 8
 
@@ -248,3 +337,58 @@ def _other_versions(recorded: dict[str, str]) -> list[str]:
         for name, value in recorded.items()
         if name in ("torch", "device", "threads") and here[name] != value
     ]
+
+
+def as_text(found: Replay) -> str:
+    """Return the sentences and tables of a replay."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Replay) -> Iterator[str]:
+    about = found.about
+    yield f"step {about['step']} of {about['model']}: {about['reason']}"
+    yield found.sentence
+    if found.culprit is not None:
+        yield from _culprit(found.culprit)
+    if found.bad_results:
+        more = f", and {len(found.bad_results) - 3} more" if len(found.bad_results) > 3 else ""
+        kind = "non-finite" if found.above is None else f"non-finite or too large (above {found.above:.3g})"
+        yield f"{kind} results: {', '.join(found.bad_results[:3])}{more}"
+    for other in found.others:
+        where = "" if other.line is None else f", {other.line.file}:{other.line.line}"
+        yield f"another origin: {other.operator} ({other.origin}, {other.phase or 'before the step'}{where})"
+    if found.error:
+        yield f"the step raised {found.error}"
+    yield f"{found.operators} operators; " + (
+        "activations match the training, bit for bit" if found.exact else "may not match the training:"
+    )
+    yield from (f"  {difference}" for difference in found.differences)
+    yield from about.get("notes", ())
+    if steps := about.get("frames"):
+        span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        yield f"earlier steps in the capsule, for hookcore.capsules.read_frames: {len(steps)} ({span})"
+
+
+def _culprit(culprit: Suspect) -> Iterator[str]:
+    if culprit.phase:
+        of_node = f", in {culprit.node}, which belongs to the forward call below" if culprit.node else ""
+        yield f"  operator {culprit.number}, {culprit.phase}{of_node}"
+    if culprit.line is not None:
+        line = culprit.line
+        yield f"  {line.file}, line {line.line}, in {line.function}"
+        for number, source in enumerate(line.source, line.first):
+            yield f"  {'>' if number == line.line else ' '} {number:4} {source}"
+        yield from (f"  called from {each.file}, line {each.line}" for each in reversed(culprit.stack[:-1]))
+    for facts in (*culprit.inputs, culprit.output):
+        if facts is not None:
+            yield f"  {_facts(facts)}"
+    if culprit.elements:
+        many = "1 element" if culprit.bad == 1 else f"{culprit.bad:,} elements"
+        yield f"  {many}, first {', '.join(map(str, culprit.elements[:3]))}"
+
+
+def _facts(facts: TensorFacts) -> str:
+    shape = f"{facts.name}: {facts.dtype} {list(facts.shape)}, strides {list(facts.strides)}, {facts.device}"
+    finite = "" if facts.min is None else f", min {facts.min:.6g}, max {facts.max:.6g}, mean {facts.mean:.6g}"
+    values = f", values {', '.join(facts.values[:3])}" if facts.values else ""
+    return f"{shape}, {facts.nan} NaN, {facts.inf} infinite{finite}{values}"

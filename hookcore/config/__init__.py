@@ -3,13 +3,22 @@
 `Settings.of` reads the arguments of a call by this table. For a missing one, it uses the variable of that name.
 """
 
-from hookcore.config.environment import token_of, unknown_variables
 from hookcore.config.flat import Flat, cut_text, flatten, value_of_text, without_secrets
 from hookcore.config.launchers import MEETING, Launched, facts_of_job, is_loopback, launched, rank
-from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, addresses_of, bytes_of, did_you_mean, nearest
-from hookcore.config.rules import GivenRules, OwnRule, RulesGiven
-from hookcore.config.setting import Setting
-from hookcore.config.settings import NOT_GIVEN, ConfigGiven, Settings, WatchSettings
+from hookcore.config.readers import (
+    AUTO,
+    NO_FOLDER,
+    GivenRules,
+    OwnRule,
+    Pattern,
+    RulesGiven,
+    Setting,
+    addresses_of,
+    bytes_of,
+    did_you_mean,
+    nearest,
+)
+from hookcore.config.settings import NOT_GIVEN, ConfigGiven, Settings, WatchSettings, token_of, unknown_variables
 from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled, Explain
 
 __all__ = [

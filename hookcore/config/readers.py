@@ -1,4 +1,4 @@
-"""Readers of setting values: each takes an argument and returns the stored value, or raises ValueError with a hint."""
+"""A setting, and readers of its values: each takes an argument and returns the stored value, or raises."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, SupportsFloat, SupportsIndex
+from typing import Any, Final, Literal, SupportsFloat, SupportsIndex
 from urllib.parse import urlsplit
 
-from hookcore.errors import shown
+from hookcore.errors import ArgumentError, shown
 from hookcore.records import text_of
+
+# Readers of setting values: each takes an argument and returns the stored value, or raises ValueError with a hint.
 
 Pattern = str | type
 
@@ -287,3 +290,93 @@ def or_none(parse: Callable[[str], object] = str) -> Callable[[str], object]:
 def items_of(text: str) -> list[str]:
     """Parse a comma-separated list."""
     return [each.strip() for each in text.split(",") if each.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table. `read` turns an argument into the stored value, or raises ValueError with a hint."""
+
+    name: str
+    default: object  # as a caller writes it
+    allowed: str
+    help: str
+    read: Callable[[object], object]
+    from_text: Callable[[str], object] = str  # turns the text of a variable into an argument
+    live: Literal["cadence", "hooks", "probes"] | None = None  # what a change in a running training replaces
+    secret: bool = False  # nothing shows its value
+    of_run: bool = False  # describes the run, not how it is watched
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that is used if the argument is missing."""
+        return f"HOOKCORE_{self.name.upper()}"
+
+    def value_of(self, given: object) -> object:
+        """Return the stored value for an argument, or raise ArgumentError."""
+        return self._read(self.name, given)
+
+    def value_of_text(self, variable: str, text: str) -> object:
+        """Return the stored value for the text of a variable, or raise ArgumentError."""
+        try:
+            given = self.from_text(text.strip())
+        except ValueError:
+            given = text  # `read` rejects it with a hint
+        return self._read(variable, given)
+
+    def _read(self, source: str, given: object) -> object:
+        try:
+            return self.read(given)
+        except (ValueError, TypeError) as error:
+            what = "..." if self.secret else shown(given)
+            message = f"{source}={what} is invalid: {self.name} must be {self.allowed}.{error}"
+            raise ArgumentError(message) from None
+
+
+# The setting `rules`: thresholds of rules, rules that are off, and functions that are rules.
+
+OwnRule = Callable[..., Any]
+RulesGiven = Mapping[str, Mapping[str, float] | bool | None] | OwnRule | Iterable[Any] | None
+
+_EXAMPLE: Final = " Write, for example, {'loss-spike': {'factor': 20}, 'dead-relu': False}."
+_WORDS: Final = {"off": False, "on": True}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRules:
+    """The value of the setting: thresholds or False by rule, whose names the rules check, and functions."""
+
+    thresholds: Mapping[str, Any] = field(default_factory=dict)
+    functions: tuple[OwnRule, ...] = ()
+
+
+def read_rules(given: object) -> GivenRules:
+    """Read a mapping, a function, or several of them."""
+    items: list[object] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    thresholds: dict[str, Any] = {}
+    functions: list[OwnRule] = []
+    for item in items:
+        if isinstance(item, Mapping):
+            for name, what in item.items():
+                if not isinstance(name, str) or not (what is None or isinstance(what, bool | Mapping)):
+                    raise ValueError(_EXAMPLE)
+                thresholds[name] = dict(what) if isinstance(what, Mapping) else what
+        elif callable(item) and not isinstance(item, type):
+            functions.append(item)
+        else:
+            raise ValueError(_EXAMPLE)
+    return GivenRules(thresholds, tuple(functions))
+
+
+def rules_of_text(text: str) -> object:
+    """Parse `spike.factor=20,dead=off`."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, _, value = part.partition("=")
+        rule, dot, threshold = name.strip().partition(".")
+        if dot:
+            found[rule] = {**(found[rule] if isinstance(found.get(rule), dict) else {}), threshold: float(value)}
+        elif value.strip().lower() in _WORDS:
+            found[rule] = _WORDS[value.strip().lower()]
+        else:
+            raise ValueError(part)
+    return found

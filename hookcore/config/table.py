@@ -14,6 +14,7 @@ from hookcore.config.readers import (
     MAX_WORDS,
     MIN_MEMORY_BYTES,
     MIN_SKETCH_VALUES,
+    Setting,
     addresses_of,
     items_of,
     optional,
@@ -29,14 +30,14 @@ from hookcore.config.readers import (
     read_name,
     read_notify,
     read_patterns,
+    read_rules,
     read_server,
     read_set,
     read_size,
     read_tags,
     read_text,
+    rules_of_text,
 )
-from hookcore.config.rules import read_rules, rules_of_text
-from hookcore.config.setting import Setting
 from hookcore.records import TENSOR_KINDS, Phase
 
 Attach = Literal["global", "module"]

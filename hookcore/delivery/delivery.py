@@ -15,14 +15,12 @@ from importlib import import_module
 from typing import Any, Final
 
 from hookcore.config import AUTO, NO_FOLDER, Flat, Settings, token_of
-from hookcore.delivery.dashboard.launch import HOST, PORT, Dashboard
-from hookcore.delivery.dashboard.lives import mark_of
 from hookcore.delivery.dashboard.notices import Notice, post_notice
-from hookcore.delivery.dashboard.process import find, find_or_revive, join_or_start
-from hookcore.delivery.facts import config_of_arguments, facts_at_start, script_arguments
+from hookcore.delivery.dashboard.private import mark_of
+from hookcore.delivery.dashboard.process import HOST, PORT, Dashboard, find, find_or_revive, join_or_start
+from hookcore.delivery.facts import config_of_arguments, facts_at_start, joint_id, script_arguments
 from hookcore.delivery.http import Address, HttpSink
-from hookcore.delivery.http.spool import Described, MakeSpool, Spool
-from hookcore.delivery.place import joint_id
+from hookcore.delivery.http.parcels import DescribedRun, MakeSpool, Spool
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import Choices, follow, read_choices, started_with
@@ -188,7 +186,7 @@ def _spool_of(run: RunInfo, server: str) -> MakeSpool | None:
     if run.keep == NO_FOLDER:
         return None
 
-    def make(info: RunInfo, describe: Callable[[], Described]) -> Spool:
+    def make(info: RunInfo, describe: Callable[[], DescribedRun]) -> Spool:
         spool: Spool = import_module("hookcore.delivery.archive.spool").RunSpool(info, describe, server)
         return spool
 

@@ -1,23 +1,98 @@
-"""Why a run ended early: finds the exception that ended it, without changing anything in the process.
-
-Python keeps the exception that ends a script in `sys` until after the exit handlers, so no hook is replaced. A bare
-`sys.exit(1)` outside of a `with`, an exception in a thread, and SIGKILL leave no trace, so they stay unknown.
-"""
+"""Why a run ended early: the exception and the line where it began, or the signal."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import linecache
+import os
 import signal
 import sys
+import sysconfig
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Final
 
-from hookcore.delivery.blame import MAX_CODE, Blame, PathOf, blame_of
 from hookcore.errors import StopTraining
 from hookcore.records import Event, Failure, Value
+
+# Where an exception began: the line of the user's own code, and the module whose call raised.
+
+MAX_FRAMES: Final = 10_000  # of a recursion without end
+MAX_CODE: Final = 300  # characters of a line
+_CALLS: Final = frozenset(("forward", "_call_impl"))
+_OURS: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_PYTHON: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_PACKAGES: Final = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
+
+PathOf = Callable[[object], "str | None"]  # the path of a watched module; None for anything else
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What is known about the place at which an exception began."""
+
+    module: str | None = None  # the innermost watched module that was running
+    file: str = ""
+    line: int = 0
+    code: str = ""
+
+
+def blame_of(error: BaseException, path_of: PathOf) -> Blame:
+    """Return the innermost watched module and the innermost line of the user's code in a traceback."""
+    module, own = None, None
+    for frame, line in _frames(error.__traceback__):
+        path = _path_in(frame, path_of)
+        module = module if path is None else path
+        if is_own(frame.f_code):
+            own = frame, line
+    if own is None:
+        return Blame(module)
+    frame, line = own
+    code = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
+    return Blame(module, frame.f_code.co_filename, line, code[:MAX_CODE])
+
+
+def is_own(code: CodeType) -> bool:
+    """Return whether code is the user's: of no installed package, of neither Python nor hookcore, and in a file."""
+    file = code.co_filename
+    if file.startswith("<") and not _is_cell(file):
+        return False
+    return not (file.startswith((_OURS, *_PYTHON)) or any(each in file for each in _PACKAGES))
+
+
+def _is_cell(file: str) -> bool:
+    """Return whether the name is that of a cell of a notebook, or of a text at the prompt."""
+    return file in ("<stdin>", "<string>") or file.startswith("<ipython-input")
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of a traceback and their lines, the outermost first."""
+    for _ in range(MAX_FRAMES):
+        if trace is None:
+            return
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _path_in(frame: FrameType, path_of: PathOf) -> str | None:
+    """Return the path of the module that is called in a frame."""
+    # Those of other functions aren't read: Python would keep what they refer to for as long as they run.
+    if frame.f_code.co_name not in _CALLS:
+        return None
+    owner: Any = frame.f_locals.get("self")
+    return path_of(owner)
+
+
+# Why a run ended early: finds the exception that ended it, without changing anything in the process.
+#
+# Python keeps the exception that ends a script in `sys` until after the exit handlers, so no hook is replaced. A bare
+# `sys.exit(1)` outside of a `with`, an exception in a thread, and SIGKILL leave no trace, so they stay unknown.
 
 MAX_ERROR: Final = 1000  # characters of the exception's text
 MAX_TRACEBACK: Final = 16_000
@@ -189,3 +264,84 @@ def _shell() -> Any:
     module: ModuleType | None = sys.modules.get("IPython")
     get = getattr(module, "get_ipython", None)
     return get() if callable(get) else None
+
+
+# What is left to do before a signal ends this process, without changing what the signal does.
+#
+# The default action of a signal leaves no time for anything, and a handler of Python's would be seen by the script, run
+# late or never, and be called instead of the default action. So a few lines of C (`_signals.c`) note the signal, and a
+# thread sends the rest of the run and then the signal again. A signal for which the script has a handler, or that it
+# ignores, is left alone. Without the compiled file, as on systems other than Linux, such a run is lost.
+
+ENDING: Final = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None)
+PATIENCE_S: Final = 5  # after which the kernel ends the process, even if no thread of it can run
+FILE: Final = "_signals.abi3.so"
+_LEAVE: Final = 0  # no signal has this number
+
+
+class Signals:
+    """Calls a function before a signal ends this process. Python's `signal.getsignal` doesn't see it."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self._told = told
+        self._library: Any = None
+        self._tell = -1  # the end of the pipe into which the handler writes
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # watches may be opened and closed by several threads
+
+    def follow(self) -> None:
+        """Note from now on the signals that have their default action now. Can be called again."""
+        with self._lock:
+            try:
+                self._library = self._library or ctypes.CDLL(str(Path(__file__).with_name(FILE)))
+                if self._thread is None:
+                    self._thread = self._start()
+            except (OSError, RuntimeError):  # not compiled here, or no more files or threads
+                return
+            for number in ENDING:
+                self._library.hookcore_note(int(number), self._tell, PATIENCE_S)
+
+    def leave(self) -> None:
+        """Let the signals end the process at once again, and end the thread. Wait for one that is doing so."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is None:
+                return
+            self._forget()
+            os.write(self._tell, bytes([_LEAVE]))
+        if thread is not threading.current_thread():
+            thread.join(PATIENCE_S)
+
+    def abandon(self) -> None:
+        """Forget all of it in a forked child, which has no such thread."""
+        self._lock = threading.Lock()  # another thread of the parent may hold it
+        if self._thread is not None:
+            self._forget()
+            self._thread = None
+
+    def _start(self) -> threading.Thread:
+        hear, tell = os.pipe()
+        thread = threading.Thread(target=self._wait, args=(hear, tell), name="hookcore-signals", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            os.close(hear)
+            os.close(tell)
+            raise
+        self._tell = tell
+        return thread
+
+    def _forget(self) -> None:
+        for number in ENDING:
+            self._library.hookcore_leave(int(number))
+
+    def _wait(self, hear: int, tell: int) -> None:
+        number = os.read(hear, 1)[0]
+        if number == _LEAVE:
+            os.close(hear)
+            os.close(tell)
+            return
+        try:
+            self._told(number)
+        finally:
+            os.kill(os.getpid(), number)  # its action is the default again, or what the script has chosen since

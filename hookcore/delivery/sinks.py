@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import ClosedError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import DeliveryCounters, Place
 from hookcore.store import Store
+from hookcore.store.bounded import bytes_of
 from hookcore.store.incidents import FirstError
 
 
@@ -116,3 +117,23 @@ class StoreSink(Sink):
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError("this sink was closed: create a new one on the same store to send more")
+
+
+# Acknowledged data that isn't on the receiver's disk yet. A trainer keeps as much to send it again if the receiver is
+# killed, and a receiver that saves runs accepts no more until its disk has some of it.
+UNSAVED_BYTES: Final = 16 * 2**20
+_ENTRY_BYTES: Final = 500  # an item without its arrays and texts
+
+
+def size_of(record: Frame | Snapshot) -> int:
+    """Return about how much memory a record takes, with all its names."""
+    if isinstance(record, Snapshot):
+        return bytes_of(record) + _ENTRY_BYTES
+    block = record.sketches
+    texts = sum(len(event.message) + _ENTRY_BYTES for event in record.events)
+    names = sum(len(name) + 9 for name in record.scalars)
+    labels = sum(len(name) + len(text) for name, text in record.labels.items())
+    arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
+    flow = 0 if record.flow is None else record.flow.nbytes
+    arrays += 0 if record.owners is None else record.owners.nbytes
+    return arrays + texts + names + labels + flow + _ENTRY_BYTES

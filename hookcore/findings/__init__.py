@@ -7,18 +7,27 @@ about the whole stack (`depth`), about zeros, and about the loss detect it. The 
 
 from __future__ import annotations
 
-from .cache import FindingsCache
-from .choices import FOLLOWED, Choices, aliases_of, changed, changes_in, chosen_in, read_choices, started_with
+from hookcore.findings.follower import (
+    FOLLOWED,
+    Choices,
+    aliases_of,
+    changed,
+    changes_in,
+    chosen_in,
+    read_choices,
+    started_with,
+)
+from hookcore.findings.ranking import FindingsCache
+from hookcore.findings.rules import THRESHOLDS, Rule
+from hookcore.findings.scope import Reach, reach_of, without_data
+
 from .course import Course
 from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, findings_of
-from .reach import Reach, reach_of, without_data
-from .rule import Rule
 from .rules import RULES, limits_of
 from .scope import Scope, Unjudged
-from .thresholds import THRESHOLDS
 
 __all__ = [
     "FOLLOWED",

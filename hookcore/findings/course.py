@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import Finding
-from hookcore.findings.learningrate import HIGH, main_losses
-from hookcore.findings.loss import Losses
-from hookcore.findings.rule import RuleName
+from hookcore.findings.losses import HIGH, Losses, main_losses
+from hookcore.findings.rules import RuleName
 from hookcore.records.vocabulary import counted
 from hookcore.store import Series, Store
 

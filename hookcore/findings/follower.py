@@ -5,21 +5,248 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hookcore.findings.choices import Changes, Choices, words_of
+from hookcore.config import did_you_mean
+from hookcore.errors import ArgumentError, shown
+from hookcore.findings.advice import ADVICE
 from hookcore.findings.finding import Finding
-from hookcore.findings.gate import Gate
-from hookcore.findings.loss import last_output
+from hookcore.findings.losses import last_output
 from hookcore.findings.ranking import RuleInputs, findings_of
+from hookcore.findings.rules import THRESHOLDS, defaults_of
 from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity, is_shared
 from hookcore.records.vocabulary import ENDED, OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, is_loss
 from hookcore.store import Store
 from hookcore.store.incidents import NONFINITE, Found
+from hookcore.store.segments import Lanes, lanes_of
+
+Values = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+
+BLOCK: Final = 4  # frames that are judged together
+_FLOOR: Final = np.float32(-160.0)  # the binary logarithm that stands for zero
+_FAR: Final = np.float32(3.0)  # binary orders of magnitude from the usual level: few enough for sudden changes
+_SPREADS: Final = np.float32(6.0)
+_SPIKE: Final = np.float32(6.0)  # orders of magnitude of a single value above the usual level
+_RATE: Final = np.float32(1 / 16)  # at which the level follows, per block
+_LOOK_AFTER: Final = (1, 2, 4, 8, 16)  # blocks for which it has been far off
+
+
+class Gate:
+    """The usual level of the magnitudes in some lanes, and for how long each has been far from it."""
+
+    def __init__(self) -> None:
+        self._rows: NDArray[np.float64] = np.full((BLOCK, 0), np.nan)
+        self._filled = 0
+        self._level: Values = np.empty(0, np.float32)  # NaN if unknown
+        self._spread: Values = np.empty(0, np.float32)
+        self._away: NDArray[np.int32] = np.empty(0, np.int32)  # blocks
+        self._last: NDArray[np.integer[Any]] | None = None  # the newest lanes, which many frames share
+        self._place: Lanes = slice(0)  # where they are in a row
+
+    def take(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> bool:
+        """Add a frame's magnitudes; return whether the rules should look."""
+        if not len(lanes):
+            return False
+        if lanes is not self._last:
+            self._grow(int(lanes.max()) + 1)
+            self._last, self._place = lanes if is_shared(lanes) else None, lanes_of(lanes)
+        self._rows[self._filled, self._place] = values
+        self._filled += 1
+        if self._filled < BLOCK:
+            return False
+        with np.errstate(all="ignore"):  # of infinities and zeros
+            is_due = self._judge()
+        self._filled = 0
+        self._rows.fill(np.nan)
+        return is_due
+
+    def _grow(self, lanes: int) -> None:
+        more = lanes - len(self._level)
+        if more > 0:
+            self._rows = np.pad(self._rows, ((0, 0), (0, more)), constant_values=np.nan)
+            self._level = np.pad(self._level, (0, more), constant_values=np.nan)
+            self._spread = np.pad(self._spread, (0, more), constant_values=1)
+            self._away = np.pad(self._away, (0, more))
+
+    def _judge(self) -> bool:
+        logs = np.log2(self._rows.astype(np.float32))
+        np.maximum(logs, _FLOOR, out=logs)
+        top, total = logs.max(axis=0), np.add.reduce(logs, axis=0)
+        mean = total / np.float32(BLOCK)
+        if not np.isfinite(mean).all():
+            known = np.isfinite(logs)  # the others were not captured, or not finite
+            total, top = np.where(known, logs, 0).sum(axis=0), np.where(known, logs, -np.inf).max(axis=0)
+            mean = (total / known.sum(axis=0)).astype(np.float32)
+        return self._follow(mean, top)
+
+    def _follow(self, mean: Values, top: Values) -> bool:
+        """Move the levels toward those of a block; NaN changes nothing."""
+        new = np.isnan(self._level)
+        if np.count_nonzero(new):
+            self._level[new] = mean[new]
+        off = mean - self._level
+        size = np.abs(off)
+        far = (size > np.maximum(_FAR, _SPREADS * self._spread)) | (top - self._level > _SPIKE)
+        if any(map(np.count_nonzero, (far, self._away, np.isnan(off)))):
+            return self._follow_each(off, size, far)
+        self._level += _RATE * off
+        self._spread += _RATE * (size - self._spread)
+        return False
+
+    def _follow_each(self, off: Values, size: Values, far: Flags) -> bool:
+        present = ~np.isnan(off)
+        self._away = np.where(present, np.where(far, self._away + 1, 0), self._away).astype(np.int32)
+        calm = present & ~far
+        self._level[calm] += (_RATE * off)[calm]
+        self._spread[calm] += _RATE * (size - self._spread)[calm]
+        is_due = any(bool((far & (self._away == blocks)).any()) for blocks in _LOOK_AFTER)
+        stays = self._away >= _LOOK_AFTER[-1]  # this is the usual level from now on
+        self._level[stays] += off[stays]
+        self._away[stays] = 0
+        return is_due
+
+
+# The choices for a run: thresholds of rules, and rules that are off.
+
+Choices = Mapping[str, Mapping[str, float] | bool]  # by rule: thresholds that aren't the default, or False for off
+Changes = Sequence[tuple[int, Choices]]  # each with the step after which it applies
+
+MAX_SAID: Final = 1000  # rules in a description
+MAX_CHANGES: Final = 200  # of a run that are kept
+FOLLOWED: Final = "nonfinite"  # always: the store itself follows it, and it has no thresholds
+
+
+def read_choices(given: Mapping[str, object], before: Choices | None = None) -> Choices:
+    """Return the choices after a change, by rule: numbers; False for off; True or None for the defaults.
+
+    A rule may be given by its name in SageMaker Debugger, which stands for every rule that it names; a hyphen and an
+    underscore are the same. Raises ArgumentError for a wrong name or number.
+    """
+    chosen = dict(before or {})
+    for name, what in given.items():
+        rules = rules_named(name)
+        if what is None or what is True:
+            for rule in rules:
+                chosen.pop(rule, None)
+        elif what is False:
+            off = [rule for rule in rules if rule != FOLLOWED]
+            if not off:
+                raise ArgumentError(f"the rule {FOLLOWED} can't be switched off: mute it instead")
+            chosen |= dict.fromkeys(off, False)
+        elif isinstance(what, Mapping):
+            _choose(chosen, name, rules, what)
+        else:
+            raise ArgumentError(
+                f"{name}={shown(what)} is invalid: give thresholds, such as {{'factor': 20}}, False to switch the "
+                "rule off, or True for the defaults"
+            )
+    return chosen
+
+
+def _choose(
+    chosen: dict[str, Mapping[str, float] | bool], name: str, rules: list[str], what: Mapping[Any, Any]
+) -> None:
+    for key, value in what.items():
+        having = [(rule, each) for rule in rules for each in THRESHOLDS.get(rule, ()) if each.name == key]
+        if not having:
+            known = list(dict.fromkeys(each.name for rule in rules for each in THRESHOLDS.get(rule, ())))
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ArgumentError(
+                f"{shown(key)} is not a threshold of the rule {name}: {has}.{did_you_mean(str(key), known)}"
+            )
+        for rule, threshold in having:
+            mine = dict(_numbers(chosen.get(rule)))
+            number = threshold.read(rule, value)
+            if number == threshold.default:
+                mine.pop(threshold.name, None)
+            else:
+                mine[threshold.name] = number
+            chosen.pop(rule, None)
+            if mine:
+                chosen[rule] = mine
+
+
+def _numbers(chosen: Mapping[str, float] | bool | None) -> Mapping[str, float]:
+    return {} if chosen is None or isinstance(chosen, bool) else chosen
+
+
+def rules_named(name: object) -> list[str]:
+    """Return the rules with a name or alias. Raises ArgumentError if there is none."""
+    wanted = str(name).strip().replace("_", "-")
+    found = [wanted] if wanted in ADVICE else [rule for rule in ADVICE if wanted in aliases_of(rule)]
+    if not found:
+        raise ArgumentError(
+            f"{shown(name)} is not a rule: the rules are {', '.join(ADVICE)}.{did_you_mean(wanted, [*_names()])}"
+        )
+    return found
+
+
+def aliases_of(rule: str) -> tuple[str, ...]:
+    """Return the other names of a rule, with hyphens."""
+    known = ADVICE[rule].known_as.replace("_", "-")
+    return (known,) if known and known != rule else ()
+
+
+def _names() -> Iterator[str]:
+    for rule in ADVICE:
+        yield rule
+        yield from aliases_of(rule)
+
+
+def chosen_in(said: object) -> tuple[Choices, str]:
+    """Return the valid choices in what a trainer or a file says, and why others are ignored."""
+    chosen: Choices = {}
+    why = ""
+    for name, what in list(said.items())[:MAX_SAID] if isinstance(said, Mapping) else ():
+        try:
+            chosen = read_choices({name: what}, chosen)
+        except ArgumentError as error:
+            why = why or str(error)
+    return chosen, why
+
+
+def changed(changes: Changes, step: int, chosen: Choices) -> list[tuple[int, Choices]]:
+    """Add a change after a step. Only the newest ones are kept, and the first."""
+    kept = [each for each in changes if each[0] < step]
+    found = [*kept, (step, chosen)]
+    return found if len(found) <= MAX_CHANGES else [found[0], *found[2:]]
+
+
+def started_with(chosen: Choices) -> list[tuple[int, Choices]]:
+    """Return the changes of a run that begins with these choices."""
+    return [(-1, chosen)] if chosen else []
+
+
+def changes_in(said: object) -> list[tuple[int, Choices]]:
+    """Return the changes that a file says, without what can't be read."""
+    found: list[tuple[int, Choices]] = []
+    for each in said[:MAX_CHANGES] if isinstance(said, list) else ():
+        if isinstance(each, list) and len(each) == 2 and isinstance(each[0], int):
+            found = changed(found, each[0], chosen_in(each[1])[0])
+    return found
+
+
+def words_of(chosen: Choices, before: Choices) -> str:
+    """Describe the difference in words, for an event."""
+    parts = []
+    for rule in dict.fromkeys([*before, *chosen]):
+        one, two = before.get(rule), chosen.get(rule)
+        if one == two:
+            continue
+        if two is False:
+            parts.append(f"{rule} off")
+            continue
+        old, new = {**defaults_of(rule), **_numbers(one)}, {**defaults_of(rule), **_numbers(two)}
+        numbers = [f"{name} {old[name]:g} to {new[name]:g}" for name in new if old[name] != new[name]]
+        parts.append(f"{rule} on" if one is False and not numbers else f"{rule}: {', '.join(numbers)}")
+    return "; ".join(parts)
+
 
 # Looking at 2,000 tensors takes as long as adding three to five frames. When to look depends on the frames alone, so
 # that a run that is read again has the same incidents.

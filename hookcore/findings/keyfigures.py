@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.rates import rates_of, recent
+from hookcore.findings.times import rates_of, recent
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import OWN, loss_rank, losses_among
 from hookcore.store import Latest, Store

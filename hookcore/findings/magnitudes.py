@@ -1,4 +1,4 @@
-"""Rules that compare a magnitude with its own past: exploding, vanishing, spikes, updates too large and too small."""
+"""Rules that compare a magnitude with its own past, and the gate that notices a change at almost no cost."""
 
 from __future__ import annotations
 
@@ -9,15 +9,60 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, WARM_UP, Finding
-from hookcore.findings.loss import Losses
-from hookcore.findings.order import Group, groups_of
-from hookcore.findings.rule import RuleName
-from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.finding import RECENT, SPARK, WARM_UP, Finding
+from hookcore.findings.losses import Losses, last_output
+from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.findings.window import Logs, MagnitudeWindow
-from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
+from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, is_bias
-from hookcore.store import TapList
+from hookcore.store import Store, TapList
+from hookcore.store.incidents import Feeding, around, rank_of
+
+# Groups of taps whose changes began together, each with the one that can have caused the others.
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Taps with one cause: the index of the first, its column, the number of other modules, and every (column, tap)."""
+
+    place: int
+    column: int
+    downstream: int
+    members: tuple[tuple[int, int], ...]
+
+
+def groups_of(
+    onsets: Sequence[tuple[int, int]],
+    numbers: Sequence[int],
+    taps: Sequence[Tap],
+    gap: int,
+    flow: Callable[[], Feeding | None] = lambda: None,
+) -> list[Group]:
+    """Group (column, index) pairs whose onsets follow each other within `gap` columns; the first of each leads.
+
+    Of those that began in one column, it is the one that no other one feeds, else what the model computes first.
+    """
+    groups: list[list[tuple[int, int]]] = []
+    for column, place in sorted(onsets):
+        if not groups or column - groups[-1][-1][0] > gap:
+            groups.append([])
+        groups[-1].append((column, place))
+    return [_group(members, numbers, taps, flow) for members in groups]
+
+
+def _group(
+    members: list[tuple[int, int]], numbers: Sequence[int], taps: Sequence[Tap], flow: Callable[[], Feeding | None]
+) -> Group:
+    modules = {taps[place].module for _, place in members}
+    holders = around(modules)
+    column, place = min(members, key=lambda each: rank_of(each[0], numbers[each[1]], taps[each[1]], holders))
+    began = {numbers[each]: each for start, each in members if start == column}
+    feeding = flow() if len(began) > 1 else None
+    source = None if feeding is None else feeding.first(began, numbers, taps[place].kind)
+    if source is not None:
+        place = began[source.number]
+    return Group(place, column, len(modules) - 1, tuple((column, numbers[place]) for column, place in members))
+
 
 _TOGETHER: Final = 2  # columns within which onsets share a cause
 
@@ -269,3 +314,49 @@ def _spike(window: MagnitudeWindow, group: Group, losses: Losses) -> Finding:
 
 
 WIDEST: Final = 1000  # points of one column with one point per step
+
+
+RULE: Final = "gradient-clipped-always"
+_FEW: Final = 3  # captured steps that show that the norm varies
+_OWN_CHANGE: Final = 1e-3  # by which the norm of a single gradient must change: else the gradient itself is constant
+
+Floats = NDArray[np.float64]
+
+
+def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Finding]:
+    """Return a note if the norm of all gradients of parameters together stays the same although each of them varies.
+
+    If only some of the gradients that are clipped together are captured, their norm varies, so there is no note.
+    """
+    limits = limits_of(store, RULE)
+    begin = store.captured_step(int(limits["among"]) - 1)
+    if len(gradients.taps) < 2 or begin is None:
+        return []
+    same = limits["same"]
+    newest = _norms_of_each(store, gradients, store.captured_step(_FEW - 1))[1]
+    if len(newest) < _FEW or np.ptp(newest) > same * newest.max() * _FEW:
+        return []  # most looks end here; one step in a while may be below the limit
+    steps, totals, each = _norms_of_each(store, gradients, begin)
+    if len(totals) < limits["captured_steps"]:
+        return []
+    usual = float(np.median(totals))
+    alike = np.abs(totals - usual) <= same * usual
+    varies = np.nanmax(each, axis=0) - np.nanmin(each, axis=0) > _OWN_CHANGE * np.nanmax(each, axis=0)
+    if not usual > 0 or alike.mean() < limits["share"] or not varies.any():
+        return []
+    place = taps.fact(last_output)
+    message = (
+        f"the norm of all gradients was {usual:.4g} in {int(alike.sum())} of the newest {len(totals)} captured steps: "
+        "each of them is clipped"
+    )
+    since = int(steps[np.flatnonzero(alike)[0]])
+    about = "norm", usual, float("nan"), since, None, message, tuple(totals[-SPARK:].tolist()), 0
+    return [Finding(RULE, RULES[RULE].severity, int(taps.numbers[place]), taps.taps[place], *about)]
+
+
+def _norms_of_each(store: Store, gradients: TapList, first: int | None) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Return the steps with finite gradients, the norm of all together, and that of each; merged steps are left out."""
+    rows = store.rows(gradients.numbers, "norm", first)
+    whole = (rows.first == rows.last) & (rows.present > 0).any(axis=1) & (rows.nonfinite == 0).all(axis=1)
+    each = rows.mean[whole]
+    return rows.first[whole], np.sqrt(np.nansum(each**2, axis=1)), each

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import SPARK, Finding
-from hookcore.findings.loss import Losses
-from hookcore.findings.rule import RuleName
-from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.losses import Losses
+from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.records import PROBE, Severity
 from hookcore.records.vocabulary import PROBE_LABEL
 from hookcore.store import Store, TapList

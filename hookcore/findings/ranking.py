@@ -1,39 +1,121 @@
-"""All rules applied to one store, the worst finding first."""
+"""All rules applied to one store, the worst finding first; cached until new data arrives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
-from hookcore.findings.activations import find_saturated
-from hookcore.findings.clipped import find_clipped
 from hookcore.findings.course import Course, course_of
-from hookcore.findings.depth import find_depth
-from hookcore.findings.finding import Finding
-from hookcore.findings.history import settle
-from hookcore.findings.initial import find_equal, find_scale
-from hookcore.findings.learningrate import HIGH, find_rate
-from hookcore.findings.loss import Losses, find_loss
-from hookcore.findings.lossspikes import find_loss_spikes
-from hookcore.findings.magnitudes import find_sizes, find_updates
+from hookcore.findings.depth import find_depth, find_equal, find_scale
+from hookcore.findings.finding import SPARK, Finding, with_unseen
+from hookcore.findings.losses import HIGH, Losses, find_loss, find_loss_spikes, find_progress, find_rate
+from hookcore.findings.magnitudes import find_clipped, find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
-from hookcore.findings.onset import with_unseen
-from hookcore.findings.ownership import find_ownership
+from hookcore.findings.outputs import (
+    find_dead,
+    find_drift,
+    find_no_gradient,
+    find_saturated,
+    find_variance,
+    find_zero_inputs,
+)
 from hookcore.findings.probed import find_probed
-from hookcore.findings.progress import find_progress
-from hookcore.findings.rounding import find_lost
-from hookcore.findings.rules import RULES
-from hookcore.findings.running import find_drift
+from hookcore.findings.rules import RULES, RuleName
 from hookcore.findings.scope import Scope, scope_of
-from hookcore.findings.variance import find_variance
-from hookcore.findings.waits import find_waits
+from hookcore.findings.times import find_waits
+from hookcore.findings.updates import find_lost, find_ownership
 from hookcore.findings.window import MagnitudeWindow, window_first
-from hookcore.findings.zeros import find_dead, find_no_gradient, find_zero_inputs
-from hookcore.records import SEVERITIES
+from hookcore.records import SEVERITIES, STAT_COLUMN
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import NONFINITE, Incident
+
+MAX_PAST: Final = 10  # newest incidents that are over
+
+
+def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
+    """Let findings name the tensor and the step of their incident, and add the incidents that no finding is about."""
+    # Findings about non-finite values are made of incidents already.
+    incidents = [each for each in store.incidents() if each.rule != NONFINITE]
+    settled: dict[tuple[str, int], Finding] = {}
+    for each in findings:  # the worst first
+        found = _settle(store, each, incidents)
+        settled.setdefault((found.key, found.since_step), found)
+    others = [each for each in incidents if (each.key, each.first_step) not in settled]
+    lasting = [each for each in others if not each.is_over and not each.short]  # the newest look may have missed them
+    past = [each for each in others if each.is_over]
+    return [*settled.values(), *map(_note, lasting), *map(_note, past[-MAX_PAST:])]
+
+
+def _settle(store: Store, finding: Finding, incidents: Sequence[Incident]) -> Finding:
+    incident = next((each for each in incidents if _is_of(finding, each)), None)
+    if incident is None:
+        return finding
+    culprit = incident.culprit
+    worst = min(finding.severity, incident.severity, key=SEVERITIES.index)
+    if (finding.number, finding.since_step) == (culprit.number, incident.first_step):
+        return replace(finding, severity=worst)
+    is_same = finding.number == culprit.number
+    return replace(
+        finding,
+        severity=worst,
+        number=culprit.number,
+        tap=culprit.tap,
+        value=finding.value if is_same else _newest(store, culprit.number, finding.stat),
+        usual=incident.usual,
+        since_step=incident.first_step,
+        message=incident.message,
+        unseen=incident.unseen,
+        downstream=max(finding.downstream, incident.modules),
+    )
+
+
+def _is_of(finding: Finding, incident: Incident) -> bool:
+    """Return whether a finding is what a lasting incident is about: its culprit must be affected still."""
+    if incident.is_over or incident.short or incident.rule != finding.rule:
+        return False
+    return incident.culprit.number in {finding.number, *(number for number, _ in finding.members)}
+
+
+def _newest(store: Store, number: int, stat: str) -> float:
+    newest = store.steps().newest
+    series = store.series(number, stat, max(0, (newest or 0) - 64), newest)
+    known = series.mean[np.isfinite(series.mean)]
+    return float(known[-1]) if len(known) else float("nan")
+
+
+def _note(incident: Incident) -> Finding:
+    """Return a note about an incident that is over, or was not found just now."""
+    evidence, spark = incident.evidence, np.empty(0)
+    if evidence is not None and len(evidence.steps):
+        spark = evidence.stats[STAT_COLUMN["rms"], :, 0]
+    message = incident.message
+    if incident.short and incident.steps > 1:
+        times = "once more" if incident.steps == 2 else f"{incident.steps - 1:,} more times"
+        message += f", and {times} until step {incident.last_step:,}"
+    elif not incident.short and incident.is_over:
+        message += f"; no longer found at step {incident.recovered:,}"
+    elif not incident.short:
+        message += f"; last found at step {incident.last_step:,}"
+    return Finding(
+        cast(RuleName, incident.rule),
+        "info" if incident.is_over else incident.severity,
+        incident.culprit.number,
+        incident.culprit.tap,
+        "rms",
+        incident.value,
+        incident.usual,
+        incident.first_step,
+        incident.last_step if incident.is_over else None,
+        message,
+        tuple(spark[np.isfinite(spark)][-SPARK:].tolist()),
+        incident.modules,
+        unseen=incident.unseen,
+    )
+
 
 _RULES: Final = tuple(RULES)
 
@@ -143,3 +225,45 @@ def _urgency(finding: Finding) -> tuple[int, int, int, int, int]:
         -finding.since_step,
         finding.number,
     )
+
+
+_ALL: Final = 2**62
+
+
+class FindingsCache:
+    """The findings of one store; thread-safe. Nothing is computed before the first request."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._mark: tuple[object, ...] | None = None
+        self._inputs = RuleInputs()
+        self._diagnosis: Diagnosis | None = None
+        store.find_dead_by(self.dead)
+
+    def current(self) -> tuple[Finding, ...]:
+        """Return the current findings, the worst first."""
+        return self.diagnosis().findings
+
+    def dead(self) -> set[str]:
+        """Return the paths of the modules that are dead now."""
+        return {each.module for each in self.current() if each.rule == "dead"}
+
+    def scope(self) -> Scope:
+        """Return how much the findings are based on."""
+        return self.diagnosis().scope
+
+    def course(self) -> Course:
+        """Return where the training goes."""
+        return self.diagnosis().course
+
+    def diagnosis(self) -> Diagnosis:
+        """Return the findings and their scope, computed again only if new data has arrived."""
+        with self._lock:  # if several threads ask at once, one computes
+            steps = self._store.steps()
+            versions = self._store.taps_announced, self._store.incidents_version
+            mark = steps, steps.frames, *versions, self._store.events_after(_ALL)[0], self._store.rules
+            if self._diagnosis is None or mark != self._mark:
+                with self._store.in_memory():
+                    self._diagnosis, self._mark = examine(self._store, self._inputs), mark
+            return self._diagnosis

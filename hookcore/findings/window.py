@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.incidents import Feeding, fitting, since_words
-from hookcore.store.peaks import Peaks
+from hookcore.store.ladder import Peaks
 
 Logs = NDArray[np.float32]
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from hookcore.config import WatchSettings
-from hookcore.frameworks.stopping import Stopping
+from hookcore.frameworks.watching import Stopping
 
 if TYPE_CHECKING:
     from hookcore.records import Severity

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from hookcore.frameworks.logs import LightningLog
-from hookcore.frameworks.stopping import Stopping
+from hookcore.frameworks.watching import LightningLog, Stopping
 
 if find_spec("lightning") is not None:
     from lightning.pytorch import Callback, LightningModule, Trainer

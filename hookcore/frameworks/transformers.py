@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hookcore.frameworks.stopping import Stopping
+from hookcore.frameworks.watching import Stopping
 
 _UNFINISHED: Final = (
     "the Trainer stopped before the end of the training, and hookcore did not see the exception; train inside "

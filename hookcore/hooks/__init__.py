@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hookcore.hooks.backward import on_backward_end
-from hookcore.hooks.buckets import BucketRecord
-from hookcore.hooks.distributed import CommunicationHandle, on_communication
+from hookcore.hooks.distributed import BucketRecord, CommunicationHandle, on_communication
 from hookcore.hooks.handle import HookHandle
 from hookcore.hooks.hooked_module import HookedModule
 from hookcore.hooks.inventory import inventory
@@ -19,8 +18,14 @@ from hookcore.hooks.modules import (
 )
 from hookcore.hooks.optimizers import on_optimizer_step, on_optimizer_step_pre
 from hookcore.hooks.packaging import PackageDecision, PackageHandle, on_package
-from hookcore.hooks.saved import on_saved_tensors
-from hookcore.hooks.tensors import on_gradient, on_gradient_accumulated, on_gradients, on_node, on_node_pre
+from hookcore.hooks.tensors import (
+    on_gradient,
+    on_gradient_accumulated,
+    on_gradients,
+    on_node,
+    on_node_pre,
+    on_saved_tensors,
+)
 from hookcore.records import HookRecord
 
 __all__ = [

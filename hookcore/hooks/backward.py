@@ -1,19 +1,22 @@
-"""Callbacks at the end of a backward pass."""
+"""Callbacks at the end of a backward pass, observers of all passes, and recomputed calls of reentrant checkpoints."""
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from hookcore.errors import HookError
 from hookcore.hooks.checks import require_callable, require_tensor, require_tensors
-from hookcore.hooks.handle import HookHandle, registering
-from hookcore.hooks.internals import current_graph_task, engine
+from hookcore.hooks.handle import HookHandle, ObserverHandle, Observers, registering
+from hookcore.hooks.internals import Engine, current_graph_task, engine, set_engine
 
 _MAX_UNFINISHED: Final = 64  # backward passes that have begun but not ended, because they raised or still run
 
@@ -137,3 +140,173 @@ def _on_every_end(fn: Callable[[], Any], of: object) -> HookHandle:
 def queue_backward_end(callback: Callable[[], None]) -> None:
     """Queue the callback itself, for the recorder: it runs once in every backward pass."""
     engine().queue_callback(callback)
+
+
+# An observer of every backward pass of the process, at its beginning and end.
+#
+# Torch has no hook for this. A tensor hook sees only passes that reach its tensor, and must be registered in the
+# forward
+# pass. A step clock also needs the passes of steps in which nothing is registered. All backward passes that Python
+# starts
+# go through `Variable._execution_engine`, so a subclass of torch's engine replaces it while there are observers. It
+# calls
+# torch's own method with the same arguments. When the last observer leaves, torch's engine is restored.
+
+
+class BackwardObserver(Protocol):
+    """Called around every backward pass, in the thread that started it. Must not raise."""
+
+    def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
+        """Handle the start of a pass from these tensors, weighted by these gradients.
+
+        `accumulates`: into `.grad`, unlike `torch.autograd.grad`.
+        """
+
+    def backward_ended(self, accumulates: bool, raised: bool) -> None:
+        """Handle the end of a pass, even if it raised."""
+
+    def inner_begins(self, accumulates: bool) -> bool:
+        """Handle the start of a pass inside a pass. Return whether its end matters."""
+
+    def inner_ended(self) -> None:
+        """Handle the end of such a pass, even if it raised."""
+
+
+_replaced: Any = None  # torch's own engine, while ours replaces it
+
+
+class ObservedEngine(Engine):
+    """Torch's engine, which also calls the observers around each pass."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the pass as torch does."""
+        observers = _observers.now
+        if not observers:
+            return super().run_backward(*args, **kwargs)
+        accumulates = kwargs.get("accumulate_grad", True)
+        if current_graph_task() != -1:
+            awaiting = [observer for observer in observers if observer.inner_begins(accumulates)]
+            try:
+                return super().run_backward(*args, **kwargs)
+            finally:
+                for observer in awaiting:
+                    observer.inner_ended()
+        tensors, weights = args[0] if args else (), args[1] if len(args) > 1 else ()
+        for observer in observers:
+            observer.backward_begins(accumulates, tensors, weights)
+        raised = True
+        try:
+            result = super().run_backward(*args, **kwargs)
+            raised = False
+        finally:
+            for observer in observers:
+                observer.backward_ended(accumulates, raised)
+        return result
+
+
+def observe_backward(observer: BackwardObserver) -> ObserverHandle[BackwardObserver]:
+    """Call the observer around every backward pass of this process."""
+    return _observers.add(observer)
+
+
+def _put_in() -> None:
+    global _replaced
+    if not isinstance(engine(), ObservedEngine):
+        _replaced = engine()
+        set_engine(ObservedEngine())
+
+
+def _put_back() -> None:
+    # Other code may have put its own engine on top of ours. Ours then passes everything through.
+    if isinstance(engine(), ObservedEngine):
+        set_engine(_replaced)
+
+
+_observers: Final[Observers[BackwardObserver]] = Observers(_put_in, _put_back)
+
+
+# Reentrant checkpoints: matching the calls of a recompute with the original ones.
+#
+# Such a checkpoint is an autograd function. Its forward runs the modules without gradients, and its backward runs them
+# again, with gradients, in the same order. Both get the same `ctx`, which connects the calls of one segment. In an
+# outer
+# checkpoint, the inner one repeats its forward with another `ctx` before its own backward runs.
+#
+# Other autograd functions do so in another order, such as that of an ODE, which is solved backward. Of several calls
+# of a
+# module, it is therefore unknown which one they repeat.
+
+_CHECKPOINT: Final = checkpoint.__file__
+IN_ANY_ORDER: Final = (
+    "an autograd function called it several times and calls it again in its backward pass, in an unknown order: these "
+    "gradients are left out"
+)
+
+Pending = list[tuple[int, int]]  # segment and number of the call
+
+
+def forward_segment() -> int:
+    """Return the outermost autograd function whose forward runs, within the innermost backward; 0 if there is none."""
+    segment, frame = 0, sys._getframe(1)
+    while frame is not None and not _is_method(frame, "backward"):
+        if _is_method(frame, "forward"):
+            segment = id(frame.f_locals.get("ctx"))
+        frame = frame.f_back  # type: ignore[assignment]
+    return segment
+
+
+def _running_backward() -> Any:
+    """Return the `ctx` of the innermost autograd function whose backward runs; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_method(frame, "backward"):
+            return frame.f_locals.get("ctx")
+        frame = frame.f_back
+    return None
+
+
+def why_unknown(pending: Pending) -> str:
+    """Return why it is unknown which of several waiting calls runs again now, or ""."""
+    if len(pending) < 2:
+        return ""
+    running = _running_backward()
+    is_ordered = "Checkpoint" in type(running).__name__ or sum(known == id(running) for known, _ in pending) < 2
+    return "" if is_ordered else IN_ANY_ORDER
+
+
+def take_call(pending: Pending, tensors: list[tuple[str, Any]], grad_enabled: bool) -> int | None:
+    """Return the waiting call that runs again now. None if it is unknown, or if it will run once more."""
+    if why_unknown(pending):
+        return None
+    running = _running_backward()
+    segment = 0 if running is None else id(running)
+    place = next((place for place, (known, _) in enumerate(pending) if known == segment), None)
+    if place is None:
+        if segment or not pending:
+            return None
+        place = len(pending) - 1
+    if not grad_enabled and not any(tensor.requires_grad for _, tensor in tensors):
+        inner = forward_segment()
+        if inner:  # a nested checkpoint, whose own backward will run it again
+            if not _is_unpacking():
+                pending.append((inner, pending.pop(place)[1]))
+            return None
+    return pending.pop(place)[1]
+
+
+def _is_unpacking() -> bool:
+    """Return whether the innermost backward is still fetching what it saved, before it runs its calls again.
+
+    Then a checkpoint that isn't reentrant, around this one, repeats its whole forward, only to find that.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_method(frame, "backward"):
+        if frame.f_code.co_name == "unpack_hook" and frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_method(frame: FrameType, name: str) -> bool:
+    code = frame.f_code
+    return code.co_name == name and code.co_argcount > 0 and code.co_varnames[0] == "ctx"

@@ -1,15 +1,17 @@
-"""Checks of arguments. Each error says what was given, what was expected, and what to do."""
+"""Checks of arguments, and iteration over a model's tree. Errors say what was given, expected, and what to do."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookcore.errors import ArgumentError, HookError
+
+# Checks of arguments. Each error says what was given, what was expected, and what to do.
 
 
 def describe(value: object) -> str:
@@ -91,3 +93,38 @@ def refuse_globally(**options: Any) -> None:
                 f"Got {name}={value!r} for a hook on the whole process; torch has it for one module only. "
                 f"Pass a module, or leave {name} out."
             )
+
+
+# Iteration over a model's tree by identity, because the user's modules may override comparison, hash, or listing.
+
+
+def walk(root: nn.Module, *, every_path: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules from `root` down, in torch's order; a shared one once, or under each of its paths."""
+    # Without recursion: a model may be nested more deeply than Python's stack allows.
+    seen = {id(root)}
+    yield "", root
+    stack = [("", root, iter(list(root._modules.items())))]
+    while stack:
+        path, module, children = stack[-1]
+        for name, child in children:
+            if child is None or id(child) in seen:
+                continue
+            seen.add(id(child))
+            below = f"{path}.{name}" if path else name
+            yield below, child
+            stack.append((below, child, iter(list(child._modules.items()))))
+            break
+        else:
+            stack.pop()
+            if every_path:
+                seen.discard(id(module))  # only a module inside itself is cut off
+
+
+def parameters_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters of a module and everything below it, shared ones once."""
+    seen: set[int] = set()
+    for _, child in walk(module):
+        for parameter in child._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter

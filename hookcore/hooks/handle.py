@@ -1,7 +1,8 @@
-"""Handles, which every registration returns, and the registry of our own hooks."""
+"""Handles, which every registration returns, the registry of our own hooks, and observers that share a place."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -215,3 +216,56 @@ class HookHandle:
         self.point, self._handles, loops, self._undo, module, self._removed = state
         self._loops = _LOOPS.get(loops, _NO_LOOP)
         self._module = None if module is None else weakref.ref(module)
+
+
+# The observers of something for which all of them share one place in torch.
+
+Observer = TypeVar("Observer")
+
+
+class Observers(Generic[Observer]):
+    """`put_in` takes the place in torch, unless it is taken, and `put_back` gives it back when no observer is left."""
+
+    __slots__ = ("_put_back", "_put_in", "now")
+
+    def __init__(self, put_in: Callable[[], None], put_back: Callable[[], None]) -> None:
+        self.now: tuple[Observer, ...] = ()  # replaced, never changed, because other threads go through it
+        self._put_in, self._put_back = put_in, put_back
+
+    def add(self, observer: Observer) -> ObserverHandle[Observer]:
+        """Call the observer from now on."""
+        with registering():
+            self._put_in()
+            self.now = (*self.now, observer)
+        return ObserverHandle(self, observer)
+
+    def drop(self, observer: Observer | None) -> None:
+        with registering():
+            self.now = tuple(each for each in self.now if each is not observer)
+            if not self.now:
+                self._put_back()
+
+
+class ObserverHandle(Generic[Observer]):
+    """Stops observing when it is removed. A second removal does nothing."""
+
+    __slots__ = ("_observer", "_observers")
+
+    def __init__(self, observers: Observers[Observer], observer: Observer) -> None:
+        self._observers = observers
+        self._observer: Observer | None = observer
+
+    def remove(self) -> None:
+        observer, self._observer = self._observer, None
+        self._observers.drop(observer)
+
+
+class InertInCopies:
+    """A hook whose place in copies and checkpoints is taken by one that does nothing and loads without hookcore."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+    inert = __reduce__

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from hookcore.hooks.handle import ObserverHandle, Observers
 from hookcore.hooks.internals import LOADER_METHODS, skip_frame
-from hookcore.hooks.observing import ObserverHandle, Observers
 
 UNSEEN: Final = (
     ""

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hookcore.hooks.compiled import QuietHooks, guard_functions
-from hookcore.hooks.handle import private_number, registry
-from hookcore.hooks.inert import InertInCopies
+from hookcore.hooks.handle import InertInCopies, private_number, registry
 from hookcore.hooks.internals import FORWARD_PRE_HOOKS
 
 _is_compiling = torch.compiler.is_compiling

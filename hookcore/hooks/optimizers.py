@@ -10,8 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hookcore.errors import ArgumentError
 from hookcore.hooks.checks import describe, require_callable
-from hookcore.hooks.handle import STEP_LOOP, HookHandle, registering
-from hookcore.hooks.observing import ObserverHandle, Observers
+from hookcore.hooks.handle import STEP_LOOP, HookHandle, ObserverHandle, Observers, registering
 
 Hook = Callable[..., Any]
 _SIGNATURE = "(optimizer, args, kwargs)"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,8 +15,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookcore.hooks.internals import is_wrapped
-from hookcore.observe.captures import wait_for
 from hookcore.observe.plain import _COMPRESSED, INSIDE_FUNC, _has_memory, _make_strided, kept_elsewhere, unseen
+
+# Waiting for a device while the training may capture a CUDA graph.
+#
+# A capture forbids all threads to wait for anything, even if it has nothing to do with the graph: the wait fails, and
+# the
+# training's capture fails with it. A thread can declare that it has no part in captures, which is all that is done
+# here.
+
+_THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only this thread's own captures forbid anything
+
+
+def wait_for(event: Any) -> None:
+    """Wait for a CUDA event, in this thread only; None needs no waiting."""
+    if event is not None:
+        with apart_from_captures():
+            event.synchronize()
+
+
+@contextmanager
+def apart_from_captures() -> Iterator[None]:
+    """Let this thread call CUDA while another thread captures a graph."""
+    exchange = _exchange()
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    exchanged = exchange(ctypes.byref(mode)) == 0  # now it holds the mode from before
+    try:
+        yield
+    finally:
+        if exchanged:
+            exchange(ctypes.byref(mode))
+
+
+@functools.cache
+def _exchange() -> Any:
+    """Return the driver's function; None if there is no CUDA driver, or one older than 10.1."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None
+
 
 MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; larger tensors are cut
 _NUMPY_TYPES: Final = frozenset(

@@ -12,8 +12,7 @@ from torch import Tensor, strided
 from hookcore.hooks.internals import is_wrapped
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CODES, CpuArena
-from hookcore.observe.captures import wait_for
-from hookcore.observe.copies import start_copy
+from hookcore.observe.copies import start_copy, wait_for
 from hookcore.observe.plain import make_plain, unseen
 
 MAX_VALUES: Final = 4096  # of a tensor that is looked at in every step

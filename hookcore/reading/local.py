@@ -13,9 +13,9 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.reading.answers.base import TapName
 from hookcore.reading.modules import modules_of
+from hookcore.reading.pictures import cut
 from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader
-from hookcore.reading.slices import cut
 from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.checks import matcher, quantile_of, require_kind, unknown

@@ -1,17 +1,23 @@
-"""Pictures with NumPy and zlib only: a PNG of pixels, and a color map of values."""
+"""Pictures and slices of tensors, with NumPy and zlib only."""
 
 from __future__ import annotations
 
 import base64
+import math
+import re
 import struct
 import zlib
-from typing import Final
+from types import EllipsisType
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.errors import ArgumentError
 from hookcore.reading.answers import Heatmap
 from hookcore.records.vocabulary import EMPTY_COLOR, INFINITE_COLOR, NAN_COLOR, rgb_of
+
+# Pictures with NumPy and zlib only: a PNG of pixels, and a color map of values.
 
 # Dark violet to yellow, as Plotly's Viridis: bright is large.
 _COLORS: Final = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
@@ -54,3 +60,48 @@ def address_of(image: bytes) -> str:
 
 def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+# Slices of a tensor in addresses, such as `0,:,3:7`, with NumPy's meaning.
+
+Part = int | slice | EllipsisType
+_NUMBER: Final = r"\s*(-?\d{1,18})?\s*"
+_SLICE: Final = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?")
+
+
+def cells_of(values: NDArray[Any]) -> int:
+    """Return the number of items in the array's text form: an empty array of a million rows has a million."""
+    return math.prod(max(1, size) for size in values.shape)
+
+
+def read_slice(text: str) -> tuple[Part, ...]:
+    """Parse a slice, or raise ArgumentError."""
+    return tuple(_part(piece) for piece in text.split(",")) if text.strip() else ()
+
+
+def cut(values: NDArray[Any], text: str) -> NDArray[Any]:
+    """Return a slice of an array; always an array, without dimensions if it is one value."""
+    parts = read_slice(text)
+    if parts.count(...) > 1:
+        raise ArgumentError(f"slice={text!r} holds ... more than once: use it only once")
+    whole = parts if ... in parts else (*parts, ...)
+    try:
+        return values[whole]
+    except (IndexError, ValueError, OverflowError) as error:
+        shape = " x ".join(map(str, values.shape)) or "of no dimension"
+        raise ArgumentError(f"slice={text!r} does not fit a tensor {shape}: {error}") from None
+
+
+def _part(piece: str) -> Part:
+    bare = piece.strip()
+    if bare == "...":
+        return ...
+    if re.fullmatch(r"-?\d{1,18}", bare):
+        return int(bare)
+    found = _SLICE.fullmatch(piece)
+    if found is None:
+        raise ArgumentError(
+            f"{piece[:50]!r} is not a part of a slice: write 3, 3:7, ::2, : or ..., separated by commas"
+        )
+    start, stop, step = (None if number is None else int(number) for number in found.groups())
+    return slice(start, stop, step)

@@ -10,44 +10,33 @@ from typing import Final
 
 from hookcore.config import Settings
 from hookcore.delivery.sinks import Sink
-from hookcore.recorder.batchnames import BatchNames
-from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.collector import Collector
-from hookcore.recorder.commands import Commands
-from hookcore.recorder.control import Control
-from hookcore.recorder.current import CurrentStep
-from hookcore.recorder.description import Describer
-from hookcore.recorder.dispatch import Dispatcher
-from hookcore.recorder.errorlog import ErrorLog
-from hookcore.recorder.facts import Facts
-from hookcore.recorder.given import Given
-from hookcore.recorder.idle import Idle
-from hookcore.recorder.in_graphs import feasible
-from hookcore.recorder.jumps import Jumps
-from hookcore.recorder.keeper import MakeKeeper
-from hookcore.recorder.keeping import Keeping
-from hookcore.recorder.media import MediaQueue
-from hookcore.recorder.models import Models
-from hookcore.recorder.observers import Observers
-from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.placement import Placement
-from hookcore.recorder.plans import Plan, PlanTable
-from hookcore.recorder.problems import Problems
-from hookcore.recorder.queue import FrameQueue
-from hookcore.recorder.ranks import Ranks
-from hookcore.recorder.replicas import Replicas
-from hookcore.recorder.requests import Requests
-from hookcore.recorder.roots import Root
-from hookcore.recorder.rounds import Rounds
-from hookcore.recorder.scales import LossScale
-from hookcore.recorder.sentinel import Sentinel
-from hookcore.recorder.shipping import Examine, Shipper
-from hookcore.recorder.statistics import Statistics
-from hookcore.recorder.steps import Steps
-from hookcore.recorder.steptimes import StepTimes
-from hookcore.recorder.throughput import sampler_of
-from hookcore.recorder.unused import UnusedForwards
-from hookcore.recorder.worker import Worker
+from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.calls.keeping import Keeping
+from hookcore.recorder.calls.observers import Observers
+from hookcore.recorder.calls.placement import Placement, feasible
+from hookcore.recorder.calls.plans import MakeKeeper, Plan, PlanTable
+from hookcore.recorder.clock.cadence import Cadence, Jumps
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.steps import Steps
+from hookcore.recorder.clock.steptimes import StepTimes
+from hookcore.recorder.known.description import Describer, Problems
+from hookcore.recorder.known.facts import Facts
+from hookcore.recorder.known.models import Models
+from hookcore.recorder.known.ownership import UnusedForwards
+from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.known.ranks import Ranks, Replicas
+from hookcore.recorder.known.roots import Root
+from hookcore.recorder.leaving.commands import Commands, Control
+from hookcore.recorder.leaving.frames import Collector, FrameQueue
+from hookcore.recorder.leaving.given import Given, MediaQueue, Requests
+from hookcore.recorder.leaving.shipping import Examine, Shipper
+from hookcore.recorder.leaving.thread import Idle, Rounds, Worker
+from hookcore.recorder.leaving.throughput import sampler_of
+from hookcore.recorder.measured.scalars import LossScale
+from hookcore.recorder.measured.sentinel import Sentinel
+from hookcore.recorder.measured.snapshots import BatchNames
+from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import Command, Coverage
 
 COVERAGE_WAIT_S: Final = 1.0

@@ -1,16 +1,16 @@
-"""Lookup by name, with errors that list what exists."""
+"""Lookup by name, with errors that list what exists; and what patterns can test of modules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from hookcore.config import nearest
-from hookcore.config.patterns import matching
+from hookcore.config import nearest, patterns
+from hookcore.config.patterns import Facts
 from hookcore.errors import ArgumentError
-from hookcore.records import KINDS, ROOT, Tap
-from hookcore.store.schemas import STAT_SCHEMA
+from hookcore.records import KINDS, ROOT, ModuleRecord, Tap
+from hookcore.store.segments import STAT_SCHEMA
 
 _SHOWN = 20
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
@@ -38,7 +38,7 @@ def require_at_least(what: str, given: int, least: int) -> None:
 
 def matcher(pattern: str | None) -> Callable[[str], bool]:
     """Return a test of names, such as those of scalars, for a glob or, after "re:", a regular expression."""
-    return (lambda name: True) if pattern is None else matching.matcher(pattern)
+    return (lambda name: True) if pattern is None else patterns.matcher(pattern)
 
 
 def require_kind(kind: str | None) -> None:
@@ -73,3 +73,40 @@ def find_tap(taps: Iterable[tuple[int, Tap]], text: str) -> tuple[int, Tap]:
         raise ArgumentError(f"tap={text[:200]!r} names {len(fitting)} taps: give one of {several}")
     known = [tap.label for _, tap in own or taps]
     raise ArgumentError(unknown("tap", text[:200], known))
+
+
+def facts_of(
+    modules: Sequence[ModuleRecord],
+    observed: Collection[str],
+    captured: Mapping[str, bool],
+    nonfinite: Collection[str],
+    dead: Collection[str],
+) -> dict[str, Facts]:
+    """Return the facts about each module by path, then about other observed tensors."""
+    # A module that stands in several places is a child in each of them.
+    parents = {module.parent for module in modules}
+    parents |= {_parent_of(alias) for module in modules for alias in module.aliases}
+    found = {
+        module.path: Facts(
+            module.path,
+            (module.type, *module.bases, "Module", "object"),
+            is_root=module.parent is None,
+            is_leaf=module.path not in parents,
+            aliases=module.aliases,
+            parameters=module.parameters,
+            trainable=module.trainable,
+            captured=captured.get(module.path, module.path in observed),
+            nan=module.path in nonfinite,
+            dead=module.path in dead,
+        )
+        for module in modules
+    }
+    for path in observed:
+        if path not in found:
+            found[path] = Facts(path, captured=True, nan=path in nonfinite, dead=path in dead)
+    return found
+
+
+def _parent_of(path: str) -> str | None:
+    """Return the path above, where a root's name ends with a slash."""
+    return path[: max(path.rfind("."), path.rfind("/"), 0)]

@@ -14,7 +14,7 @@ from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Se
 from hookcore.records.flow import Flow
 from hookcore.store import checks
 from hookcore.store.answers import StepRange, TapList
-from hookcore.store.facts import facts_of
+from hookcore.store.checks import facts_of
 from hookcore.store.parts import Parts
 
 

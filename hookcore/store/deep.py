@@ -12,11 +12,10 @@ import numpy as np
 
 from hookcore.store.answers import TapList
 from hookcore.store.contents import Contents
-from hookcore.store.heatmap import Cells, Columns, Streaks
 from hookcore.store.ladder import Ladder
 from hookcore.store.parts import Parts
 from hookcore.store.past import Lane, Past, Span, Wanted, divide, look_together, rows_together
-from hookcore.store.rows import Rows
+from hookcore.store.rows import Cells, Columns, Rows, Streaks
 from hookcore.store.segments import Floats, Lanes, Steps
 from hookcore.store.sketches import SketchRows
 

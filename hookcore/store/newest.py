@@ -16,8 +16,7 @@ from hookcore.store.answers import Latest, TapList
 from hookcore.store.deep import Deep
 from hookcore.store.past import Span
 from hookcore.store.rows import overlap
-from hookcore.store.schemas import STAT_SCHEMA
-from hookcore.store.segments import Floats, MergedRows, Steps
+from hookcore.store.segments import STAT_SCHEMA, Floats, MergedRows, Steps
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
 Places = NDArray[np.intp]

@@ -1,27 +1,28 @@
-"""The parts of a store: its limits, and the state that the writer changes and the queries read."""
+"""The parts of a store: its limits, the state that the writer changes and queries read, and rows that come in."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.records.flow import Flow
+from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import SYSTEM
 from hookcore.store.answers import PartUsage, StepRange, Usage
-from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of
-from hookcore.store.channels import ChannelLog
-from hookcore.store.incidents import Incidents
+from hookcore.store.bounded import BoundedLog, BoundedMap, ChannelLog, Room, ScalarLog, bytes_of
+from hookcore.store.incidents import Found, Incidents
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Ledger
 from hookcore.store.past import Past
-from hookcore.store.scalars import ScalarLog
-from hookcore.store.schemas import STAT_SCHEMA
-from hookcore.store.segments import Floats, Steps
+from hookcore.store.segments import STAT_SCHEMA, Floats, Steps
 from hookcore.store.sketches import SketchLadder
 
 MIN_BYTES: Final = 2**20
@@ -182,3 +183,56 @@ class Parts:
             "evidence": self.incidents.without_evidence,
         }
         return Usage(self.max_bytes, sum(each.nbytes for each in parts.values()), parts, dict(dropped), merged)
+
+
+# The rows of a frame that comes in: whether they fit together, and in which parts a store can take them.
+
+Part = tuple[NDArray[np.uint32], Floats, SketchBlock]  # taps, and their stats and sketches
+
+
+def require_shapes(frame: Frame) -> None:
+    """Raise ArgumentError unless the arrays of a frame have a row for each of its taps."""
+    rows = len(frame.taps)
+    if frame.stats.shape != (rows, len(STATS)):
+        raise ArgumentError(
+            f"a frame of {rows} taps has stats of shape {frame.stats.shape}: they must be [{rows}, {len(STATS)}]"
+        )
+    if len(frame.sketches.start) != rows + 1:
+        raise ArgumentError(
+            f"a frame of {rows} taps has sketches with {len(frame.sketches.start)} starts: there must be {rows + 1}"
+        )
+
+
+def ascending_parts(frame: Frame) -> list[Part]:
+    """Split the rows of a frame into parts with ascending, unique taps."""
+    taps, stats, block = frame.taps, frame.stats, frame.sketches
+    if len(taps) < 2 or bool((taps[1:] > taps[:-1]).all()):
+        return [(taps, stats, block)]
+    order = np.argsort(taps, kind="stable")
+    ordered = taps[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] + 1))
+    turn = np.arange(len(taps)) - np.repeat(starts, np.diff(np.append(starts, len(taps))))
+    parts = [order[turn == number] for number in range(int(turn.max()) + 1)]
+    return [(taps[rows], stats[rows], rows_of(block, rows)) for rows in parts]
+
+
+class Follower(Protocol):
+    """Runs the rules on a store."""
+
+    def take_turns(self, rank: int) -> None:
+        """Run them at other frames than most other ranks of the training."""
+
+    def take(self, frame: Frame) -> None:
+        """Run them if a new frame asks for it."""
+
+    def look(self) -> None:
+        """Run them now."""
+
+    def hear(self, event: Event) -> None:
+        """Take what a rule of the user found, if the event says so."""
+
+    def change(self, step: int, chosen: Mapping[str, Mapping[str, float] | bool]) -> None:
+        """Use other thresholds after a step."""
+
+    def hold(self, rule: str, found: Found | None) -> None:
+        """Take a finding about the next frame that isn't from a rule of the store."""

@@ -8,8 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hookcore.store.heatmap import Cells, Columns
-from hookcore.store.rows import Rows
+from hookcore.store.rows import Cells, Columns, Rows
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 

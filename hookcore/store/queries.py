@@ -15,16 +15,14 @@ from hookcore.store import checks
 from hookcore.store.answers import Channels, Heatmap, Histograms, Quantiles, Series, TapList
 from hookcore.store.contents import TapName
 from hookcore.store.deep import Source
-from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
-from hookcore.store.heatmap import Streaks, columns_over
 from hookcore.store.incidents import Incident
+from hookcore.store.ladder import Peaks
 from hookcore.store.ledger import NonfiniteTaps
 from hookcore.store.newest import STAT_NAMES, Newest
 from hookcore.store.past import Span
-from hookcore.store.peaks import Peaks
-from hookcore.store.rows import Rows, down_sample, norm_of
-from hookcore.store.schemas import SCALAR_SCHEMA
-from hookcore.store.segments import Steps, lanes_of
+from hookcore.store.rows import Rows, Streaks, columns_over, down_sample, norm_of
+from hookcore.store.segments import SCALAR_SCHEMA, Steps, lanes_of
+from hookcore.store.sketches import MIN_BINS, histograms_of, quantiles_of
 from hookcore.store.unlike import Sample
 
 MAX_CELLS: Final = 2**23  # of a heatmap, before neighboring taps share a row: 24 bytes each

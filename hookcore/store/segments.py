@@ -1,8 +1,4 @@
-"""Blocks of rows in time: exact rows of single steps, and merged rows of several. Pure arithmetic, no limits.
-
-A row is one step or several merged ones, a column is a statistic, and a lane is a tap or a scalar. Arrays are [column,
-row, lane]: a query reads one column of many rows, and so touches a thirteenth of the bytes.
-"""
+"""Blocks of rows in time: exact rows of single steps, and merged rows of several. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -12,6 +8,12 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hookcore.records import STAT_COLUMN, STATS
+
+# A row is one step or several merged ones, a column is a statistic, and a lane is a tap or a scalar. Arrays are
+# [column,
+# row, lane]: a query reads one column of many rows, and so touches a thirteenth of the bytes.
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.uint32]
@@ -253,3 +255,66 @@ def _fold(operation: np.ufunc, values: NDArray[Any], factor: int) -> NDArray[Any
         return whole
     rest = operation.reduce(values[..., groups * factor :, :], axis=-2, keepdims=True)
     return np.concatenate([whole, rest], axis=-2)
+
+
+# The two row schemas of the store, and the merging of two parts of a step.
+
+SKIPPED_STEP: Final = "skipped-step"  # the event for a step that a gradient scaler skipped
+
+_ADDED: Final = tuple(STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero", "parts", "sketched"))
+_COUNT, _NAN, _INF, _ZERO = (STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero"))
+_MEAN, _STD, _RMS, _NORM = (STAT_COLUMN[name] for name in ("mean", "std", "rms", "norm"))
+_MIN, _MAX, _RATIO = (STAT_COLUMN[name] for name in ("min", "max", "ratio"))
+
+
+def _zero_fraction(stored: Column) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return stored(_ZERO) / stored(_COUNT)
+
+
+def _nonfinite(stored: Column) -> Floats:
+    return stored(_NAN) + stored(_INF)
+
+
+STAT_SCHEMA: Final = Schema(STATS, (_NAN, _INF), {"zero_fraction": _zero_fraction, "nonfinite": _nonfinite})
+SCALAR_SCHEMA: Final = Schema(("present", "bad", "value"), (1,))
+
+
+def merge_stats(known: Floats, new: Floats) -> Floats:
+    """Merge the stats [column, lane] of two parts; moments by Chan's formula, over the finite values."""
+    merged = np.empty_like(known)
+    merged[_ADDED, :] = known[_ADDED, :] + new[_ADDED, :]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        one = known[_COUNT] - known[_NAN] - known[_INF]
+        two = new[_COUNT] - new[_NAN] - new[_INF]
+        share = two / (one + two)  # NaN if neither part has a finite value, as are its moments
+        delta = new[_MEAN] - known[_MEAN]
+        own, other = np.sqrt(1 - share), np.sqrt(share)
+        merged[_MEAN] = known[_MEAN] + delta * share
+        within = np.hypot(known[_STD] * own, new[_STD] * other)  # hypot: squares of large values must not overflow
+        merged[_STD] = np.hypot(within, delta * own * other)
+        merged[_RMS] = np.hypot(known[_RMS] * own, new[_RMS] * other)
+        merged[_NORM] = np.hypot(known[_NORM], new[_NORM])
+    moments = [_MEAN, _STD, _RMS, _NORM]
+    for empty, other in ((one == 0, new), (two == 0, known)):  # a part without finite values has no moments to add
+        if np.count_nonzero(empty):
+            merged[np.ix_(moments, empty)] = other[np.ix_(moments, empty)]
+    merged[_MIN] = np.fmin(known[_MIN], new[_MIN])
+    merged[_MAX] = np.fmax(known[_MAX], new[_MAX])
+    merged[_RATIO] = np.fmax(known[_RATIO], new[_RATIO])  # of two updates of one parameter, the larger one
+    return merged
+
+
+def merge_ranks(known: Floats, new: Floats) -> Floats:
+    """Merge the stats of parts of a step in which ranks have parts of weights: an update is relative to all of them."""
+    merged = merge_stats(known, new)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        weights = np.hypot(known[_NORM] / known[_RATIO], new[_NORM] / new[_RATIO])
+        ratio = np.where(merged[_NORM] == 0, 0.0, merged[_NORM] / weights)
+    merged[_RATIO] = np.where(np.isnan(known[_RATIO]) | np.isnan(new[_RATIO]), merged[_RATIO], ratio)
+    return merged
+
+
+def later_wins(known: Floats, new: Floats) -> Floats:
+    """Merge scalars: the later value of a step wins."""
+    return new

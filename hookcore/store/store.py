@@ -29,16 +29,12 @@ from hookcore.records.replayed import REPLAYED
 from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import NONFINITE_STEP, SYSTEM
 from hookcore.store.answers import StepRange, Usage
-from hookcore.store.bounded import bytes_of, texts_bytes
-from hookcore.store.follower import Follower
+from hookcore.store.bounded import bytes_of, scalars_of, texts_bytes
 from hookcore.store.incidents import Alarm, Found, Replay, replay_of
-from hookcore.store.incoming import ascending_parts, require_shapes
-from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
+from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Follower, Parts, ascending_parts, require_shapes
 from hookcore.store.past import Past
 from hookcore.store.queries import Queries
-from hookcore.store.scalars import scalars_of
-from hookcore.store.schemas import SKIPPED_STEP, merge_ranks, merge_stats
-from hookcore.store.segments import Floats, Lanes, Steps, lanes_of
+from hookcore.store.segments import SKIPPED_STEP, Floats, Lanes, Steps, lanes_of, merge_ranks, merge_stats
 
 DEFAULT_BYTES: Final = 512 * 2**20
 

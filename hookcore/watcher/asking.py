@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hookcore.config import Pattern
 from hookcore.errors import ArgumentError, ClosedError
-from hookcore.recorder.probe import probe_of
-from hookcore.recorder.probes import MAX_PROBES
+from hookcore.recorder.measured.probes import MAX_PROBES, probe_of
 from hookcore.records import Kind, Phase, Tap
 from hookcore.store.checks import find_tap
 from hookcore.watcher.feeding import FedRun

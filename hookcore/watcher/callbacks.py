@@ -1,20 +1,33 @@
-"""The user's callbacks for incidents: a thread notices incidents, and calls back or defers the call to a step's end."""
+"""The user's callbacks for incidents, what a training says in its terminal, and the replay of its first error."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import logging
+import os
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from hookcore.config import did_you_mean
+from hookcore.config import Explain, did_you_mean
+from hookcore.delivery.dashboard.capsules import Saved, saved
+from hookcore.delivery.notify import note_about
 from hookcore.errors import ArgumentError, StopTraining
-from hookcore.recorder.boundary import Boundary
-from hookcore.records import SEVERITIES, Severity
+from hookcore.reading.replaying import FAILED, Kept, Replaying, events_of
+from hookcore.recorder.clock.passes import Boundary
+from hookcore.records import SEVERITIES, Event, Severity
+from hookcore.records.vocabulary import counted
 
 if TYPE_CHECKING:
     from hookcore.reading.answers import Incident
+
+# The user's callbacks for incidents: a thread notices incidents, and calls back or defers the call to a step's end.
 
 POLL_S: Final = 0.05
 PAUSE_S: Final = 0.25  # after each time that the incidents were read
@@ -194,3 +207,123 @@ def _require(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         words = ", ".join(map(repr, allowed))
         hint = did_you_mean(str(value), allowed)
         raise ArgumentError(f"{name}={value!r} is invalid: use one of {words}.{hint}")
+
+
+TERMINAL_POLL_S: Final = 0.5  # nobody waits for a line
+TERMINAL_PAUSE_S: Final = 2.0
+MAX_LINES: Final = 5  # of errors in a minute; the others are counted at the end
+MINUTE_S: Final = 60.0
+MAX_PROBLEMS: Final = 3  # lines at the end
+LEVEL: Final = "error"  # the severity of what is worth a line at once
+
+
+class Terminal:
+    """The lines of one run. `say` prints one; `page` returns the address of the training's page."""
+
+    def __init__(
+        self, say: Callable[[str], None], page: Callable[[], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say, self._page, self._clock = say, page, clock
+        self._said: deque[float] = deque(maxlen=MAX_LINES)
+        self._summed_up = False
+
+    def begin(self, incident: Incident) -> None:
+        """Print a line about an error that has begun."""
+        now = self._clock()
+        if len(self._said) == MAX_LINES and now - self._said[0] < MINUTE_S:
+            return
+        self._said.append(now)
+        note = note_about(incident, "", "", self._page())
+        self._say(f"{note.sentence} {note.link}")
+
+    def sum_up(self, incidents: Sequence[Incident]) -> None:
+        """Print the run's problems, worst first; nothing if there are none. A second call does nothing."""
+        problems = [each for each in incidents if each.severity in ("error", "warning") and not each.muted]
+        if self._summed_up or not problems:
+            return
+        self._summed_up = True
+        problems.sort(key=lambda each: (SEVERITIES.index(each.severity), each.first_step))
+        self._say(f"{counted(len(problems), 'problem')} - {self._page()}")
+        for each in problems[:MAX_PROBLEMS]:
+            self._say(f"  {each.severity}: {each.sentence}")
+        if len(problems) > MAX_PROBLEMS:
+            self._say(f"  and {len(problems) - MAX_PROBLEMS:,} more")
+
+
+logger = logging.getLogger("hookcore")
+
+MAX_BYTES: Final = 512 << 20  # of the capsule
+WAIT_S: Final = 30.0  # for a running replay, when the training ends
+_TURN_S: Final = 60.0  # for those of other processes, such as the other ranks: one runs at a time
+_POLL_S: Final = 0.2
+_LOCK: Final = "explaining.lock"
+
+
+class SelfExplainer:
+    """Replays the first capsule that it is told of, and emits what was found as events of the run."""
+
+    def __init__(self, explain: Explain) -> None:
+        self._wanted = explain == "auto"
+        self.emit: Callable[[Sequence[Event]], None] = lambda _: None  # set once there is a recorder
+        self._replaying: Replaying | None = None
+        self._thread: threading.Thread | None = None
+        self._step = 0
+        self._stopped = False
+
+    def saw_error(self, path: Path) -> None:
+        """Start the replay of a capsule that was just written. Called on the training thread."""
+        if not self._wanted or self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._explain, args=(path,), name="hookcore-explain", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for a running replay at the end of the training, but not long; then stop it."""
+        thread = self._thread
+        if thread is None or self._stopped or not thread.is_alive():
+            return
+        logger.warning(
+            "hookcore: waiting up to %.0f s for the replay of step %s, the run's first error", WAIT_S, f"{self._step:,}"
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.join(WAIT_S)
+        if thread.is_alive():
+            self._stopped = True
+            if self._replaying is not None:
+                self._replaying.kill()
+
+    def _explain(self, path: Path) -> None:
+        found = next((each for each in saved(path.parent) if each.path == path), None)
+        if found is None:
+            return
+        self._step = found.described.step
+        if found.size > MAX_BYTES:
+            limit = f"{MAX_BYTES >> 20} MiB"
+            why = f"the capsule of step {self._step:,} has more than {limit}, so it isn't replayed by itself"
+            self.emit([Event(self._step, time.time(), FAILED, why)])
+            return
+        with _turn(path.parent.parent / _LOCK):
+            self._replay(found)
+
+    def _replay(self, found: Saved) -> None:
+        self._replaying = Replaying(found, os.environ, by_itself=True)
+        kept: Kept = self._replaying.run()
+        if not self._stopped:
+            self.emit(events_of(found, kept))
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Wait until no other process of this user explains a step by itself, but not forever."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(path.open("wb"))
+            until = time.monotonic() + _TURN_S
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(_POLL_S)
+                else:
+                    break
+        yield

@@ -10,7 +10,7 @@ from typing import Final
 from torch import nn
 from typing_extensions import Never
 
-from hookcore.capsules.main_script import is_replaying
+from hookcore.capsules.content import is_replaying
 from hookcore.config import (
     NOT_GIVEN,
     Attach,

@@ -27,24 +27,29 @@ from hookcore.delivery.bridges import Bridge, bridge_for
 from hookcore.delivery.dashboard.capsules import folder_of
 from hookcore.delivery.delivery import deliver, say, to_the_store
 from hookcore.delivery.facts import learn_commit
-from hookcore.delivery.failures import CRASHED, Ending, event_of, keep_interrupted, stopped, uncaught
+from hookcore.delivery.failures import (
+    CRASHED,
+    PATIENCE_S,
+    Ending,
+    Signals,
+    event_of,
+    keep_interrupted,
+    stopped,
+    uncaught,
+)
 from hookcore.delivery.notify import Notifier, note_about, note_about_event, targets_of
-from hookcore.delivery.signals import PATIENCE_S, Signals
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings.ownrules import OwnRules, own_rules
 from hookcore.hooks.compiled import guard_functions
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
-from hookcore.recorder.facts import Facts
-from hookcore.recorder.options import options_of_script
-from hookcore.recorder.ranks import Ranks
+from hookcore.recorder.known.facts import Facts, options_of_script
+from hookcore.recorder.known.ranks import Ranks
 from hookcore.records import Frame, Severity, Tap
-from hookcore.watcher import terminal
+from hookcore.watcher import callbacks
 from hookcore.watcher.asking import AskedRun
-from hookcore.watcher.callbacks import At, Callback, Callbacks, Report
-from hookcore.watcher.explaining import SelfExplainer
+from hookcore.watcher.callbacks import At, Callback, Callbacks, Report, SelfExplainer, Terminal
 from hookcore.watcher.null import NullWatcher
-from hookcore.watcher.terminal import Terminal
 
 if TYPE_CHECKING:
     from hookcore.reading.answers import Incident
@@ -152,7 +157,13 @@ class Watcher(AskedRun):
     def _begin_speaking(self) -> None:
         if self._delivery.leads_terminal:
             with contextlib.suppress(RuntimeError):  # no thread can be started
-                self._callbacks.add(self._terminal.begin, "found", terminal.LEVEL, terminal.POLL_S, terminal.PAUSE_S)
+                self._callbacks.add(
+                    self._terminal.begin,
+                    "found",
+                    callbacks.LEVEL,
+                    callbacks.TERMINAL_POLL_S,
+                    callbacks.TERMINAL_PAUSE_S,
+                )
 
     def _note(self, incident: Incident) -> None:
         run = self._delivery.run

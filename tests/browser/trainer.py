@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.recorder import throughput
+from hookcore.recorder.leaving import throughput
 from tests.gpus import Nvml, device
 
 SIDE, FEATURES, CLASSES = 8, 16, 4

@@ -6,10 +6,8 @@ Every chart has marks for non-finite values, never gaps.
 from __future__ import annotations
 
 from ..numerals import shown
-from .aligned import same_maps
-from .distributions import fan, histograms
 from .lines import ends_of, profile, series
-from .maps import EMPTY, INFINITE, NAN, difference, heatmap, tensor
+from .maps import EMPTY, INFINITE, NAN, difference, fan, heatmap, histograms, same_maps, tensor
 from .style import DARK, LIGHT, THEMES, Style
 
 __all__ = [

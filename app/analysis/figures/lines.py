@@ -1,8 +1,9 @@
-"""Values over steps, and over the depth of the model."""
+"""Values over steps, over the depth of the model, in a low strip, and as sparklines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,8 @@ from hookcore.reading.answers import Series
 from hookcore.records.vocabulary import KIND_WORDS
 
 from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
+
+# Values over steps, and over the depth of the model.
 
 Floats = NDArray[np.float64]
 NOISE: Final = 1e-5  # of a value: float32 rounds at 6e-8, and sums of many at more
@@ -159,3 +162,154 @@ def _bar_marks(style: Style, kind: str, many: Sequence[Series]) -> list[Trace]:
 def _layer_of(one: Series) -> str:
     """Return the name of a bar, the same for an output and its gradient."""
     return "" if one.tap is None else escaped(one.tap.record.name)
+
+
+# Sparklines as SVG paths. Pure.
+
+SPARK_WIDTH: Final = 120
+SPARK_HEIGHT: Final = 28
+MARGIN: Final = 3
+ROUNDING: Final = 1e-6
+LOG_FROM: Final = 100.0  # the ratio of largest to smallest above which a linear sparkline would look flat
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """The path in its box. `bad_x` are the positions of non-finite values, which are gaps."""
+
+    path: str
+    bad_x: tuple[float, ...]
+    mark_x: float | None = None  # of a marked step
+    log: bool = False
+
+
+def spark_of(
+    steps: NDArray[np.int64],
+    values: NDArray[np.float64],
+    mark: int | None = None,
+    may_be_log: bool = False,
+    box: tuple[int, int] = (SPARK_WIDTH, SPARK_HEIGHT),
+) -> Spark | None:
+    """Return the line of values over steps in a box, or None if there is nothing to draw.
+
+    With `may_be_log`, magnitudes that differ by more than LOG_FROM are drawn on a log scale, zeros at its lower end.
+    """
+    if not len(values):
+        return None
+    width, height = (each - 2 * MARGIN for each in box)
+    span = max(1, int(steps[-1] - steps[0]))
+    x = MARGIN + (steps - steps[0]) / span * width
+    log = may_be_log and spans_decades(values)
+    drawn = _logs(values) if log else values
+    good = np.isfinite(drawn)
+    y = MARGIN + (1 - _shares(drawn, good)) * height
+    words = []
+    for place in np.flatnonzero(good):
+        starts = place == 0 or not good[place - 1]
+        alone = starts and (place + 1 == len(values) or not good[place + 1])
+        words.append(f"{'M' if starts else 'L'}{x[place]:.1f} {y[place]:.1f}{'h.1' if alone else ''}")
+    # A non-finite stretch is marked at its two ends.
+    edges = ~good & ~(np.append(False, ~good[:-1]) & np.append(~good[1:], False))
+    inside = mark is not None and steps[0] <= mark <= steps[-1]
+    mark_x = round(float(MARGIN + (mark - steps[0]) / span * width), 1) if mark is not None and inside else None
+    return Spark("".join(words), tuple(round(float(each), 1) for each in x[edges]), mark_x, log)
+
+
+def _shares(values: NDArray[np.float64], good: NDArray[np.bool_]) -> NDArray[np.float64]:
+    low, high = (values[good].min(), values[good].max()) if good.any() else (0.0, 0.0)
+    if high / 2 - low / 2 <= ROUNDING * max(abs(low), abs(high)):
+        low = high = 0.0  # differences by rounding are not a wave
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        share = (values / 2 - low / 2) / (high / 2 - low / 2) if high > low else np.full(len(values), 0.5)
+    return np.nan_to_num(share, nan=0.5).clip(0, 1)
+
+
+def spans_decades(values: NDArray[np.float64]) -> bool:
+    """Return whether values are positive and so far apart that a linear scale would show only the largest."""
+    known = values[np.isfinite(values)]
+    above = known[known > 0]
+    return bool(len(above) and (known >= 0).all() and (above.max() > above.min() * LOG_FROM or len(above) < len(known)))
+
+
+def _logs(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = values[np.isfinite(values) & (values > 0)]
+    with np.errstate(invalid="ignore"):
+        logs: NDArray[np.float64] = np.log10(np.where(values == 0, above.min() / 10, values))
+    return logs
+
+
+# The line of a whole run in a low strip: a band from the smallest to the largest value, and the mean. Pure.
+
+STRIP_WIDTH: Final = 1000
+STRIP_HEIGHT: Final = 100
+AIR: Final = 6  # above and below
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Paths in a box of WIDTH by HEIGHT, whose left end is where the first step begins."""
+
+    line: str
+    band: str
+    bad: tuple[tuple[float, float], ...]  # from where to where values were not finite, in percent of the width
+    is_log: bool
+
+
+def strip_of(
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    values: tuple[Floats, Floats, Floats],
+    bad: NDArray[np.bool_],
+    span: tuple[int, int],
+) -> Strip:
+    """Return the strip of points that cover the steps from `first` to `last`: their mean, smallest, and largest value.
+
+    It is drawn on a log scale if the values differ by a factor of more than 100.
+    """
+    length = span[1] - span[0] + 1
+    x = ((first + last) / 2 - span[0] + 0.5) / length
+    finite = np.concatenate([each[np.isfinite(each)] for each in values])
+    is_log = spans_decades(finite)
+    floor = float(finite[finite > 0].min()) / 10 if is_log else 0.0
+    low, high = _bent(np.array([finite.min(), finite.max()]), is_log, floor) if len(finite) else np.array([0.0, 1.0])
+    mean, least, most = (_heights(_bent(each, is_log, floor), low, high) for each in values)
+    known = np.isfinite(mean)
+    stretches = _stretches(known)
+    line = "".join(_strip_line(x[part], mean[part]) for part in stretches)
+    wide = (least - most)[known].max(initial=0) > 1
+    band = "".join(_strip_band(x[part], most[part], least[part]) for part in stretches) if wide else ""
+    left, right = ((first - span[0]) / length * 100).round(2), ((last - span[0] + 1) / length * 100).round(2)
+    marked = tuple((float(left[part][0]), float(right[part][-1])) for part in _stretches(bad))
+    return Strip(line, band, marked, is_log)
+
+
+def _bent(values: Floats, is_log: bool, floor: float) -> Floats:
+    if not is_log:
+        return values
+    with np.errstate(invalid="ignore"):
+        bent: Floats = np.log10(np.maximum(values, floor))
+    return bent
+
+
+def _heights(values: Floats, low: float, high: float) -> Floats:
+    share = (values / 2 - low / 2) / (high / 2 - low / 2) if high > low else np.full(len(values), 0.5)
+    share = np.where(np.isfinite(values), share, np.nan)
+    return AIR + (1 - share) * (STRIP_HEIGHT - 2 * AIR)
+
+
+def _stretches(known: NDArray[np.bool_]) -> list[slice]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(np.int8)))
+    return [slice(begin, end) for begin, end in edges.reshape(-1, 2).tolist()]
+
+
+def _strip_line(x: Floats, y: Floats) -> str:
+    points = _points(x, y)
+    return f"M{points[0]}{'h1' if len(points) == 1 else 'L' + ' '.join(points[1:])}"
+
+
+def _strip_band(x: Floats, top: Floats, bottom: Floats) -> str:
+    return f"M{' '.join([*_points(x, top), *_points(x[::-1], bottom[::-1])])}Z"
+
+
+def _points(x: Floats, y: Floats) -> list[str]:
+    return [f"{at:.1f},{high:.1f}" for at, high in zip((STRIP_WIDTH * x).tolist(), y.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Matrices as colors: layers over steps, the difference of two runs, and tensors."""
+"""Matrices as colors: layers over steps, the difference of two runs, tensors, and distributions over steps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore.reading.answers import Heatmap, Row
-from hookcore.records import Snapshot
+from hookcore.errors import ArgumentError
+from hookcore.reading import Reader
+from hookcore.reading.answers import Heatmap, Histograms, Row, Series
+from hookcore.records import Kind, Snapshot, Tap
 
-from .style import BAR, NEVER_NEGATIVE, Scale, Style, Trace, axis, escaped, figure_of, is_log, log_ticks
+from ..numerals import shown
+from .style import (
+    BAR,
+    NEVER_NEGATIVE,
+    Scale,
+    Style,
+    Trace,
+    axis,
+    escaped,
+    figure_of,
+    is_log,
+    log_ticks,
+    marks,
+    marks_axis,
+)
 
 Floats = NDArray[np.float64]
 _COLORS: Final = "Viridis"
@@ -163,3 +180,138 @@ def _flat_cells(x: Any, y: Any, marks: Sequence[tuple[str, NDArray[np.bool_], st
 def _map_of(style: Style, title: str, traces: list[Trace]) -> dict[str, Any]:
     rows = axis(style, "", type="category", autorange="reversed", showgrid=False)
     return figure_of(style, title, traces, xaxis=axis(style, "step", showgrid=False), yaxis=rows)
+
+
+Bounds = tuple[int | None, int | None]
+
+
+def same_maps(
+    one: Reader, two: Reader, kind: Kind, stat: str, match: str | None, bounds: Bounds, columns: int, rows: int
+) -> tuple[Heatmap, Heatmap]:
+    """Return maps of at most `rows` taps that both have, over the steps that both have, in the same cells."""
+    taps = [[tap.record for tap in reader.taps(match, kind).taps] for reader in (one, two)]
+    others = set(taps[1])
+    shared = [tap for tap in taps[0] if tap in others][:rows]
+    steps = [reader.steps() for reader in (one, two)]
+    first = max(bounds[0] or 0, *(each.first or 0 for each in steps))
+    last = min(each.newest if each.newest is not None else -1 for each in steps)
+    last = last if bounds[1] is None else min(bounds[1], last)
+    if not shared or last < first:
+        raise ArgumentError("the two runs have no layer in common in these steps: choose others, or another kind=")
+    maps = (
+        _rows(reader.heatmap(kind, stat, match, first, last, columns, len(own)), shared)
+        for reader, own in zip((one, two), taps, strict=True)
+    )
+    return _at_same_steps(*maps)
+
+
+def _rows(found: Heatmap, taps: list[Tap]) -> Heatmap:
+    known = {row.record: place for place, row in enumerate(found.rows)}
+    places = [known[tap] for tap in taps if tap in known]
+    rows = tuple(found.rows[place] for place in places)
+    return replace(found, rows=rows, worst=found.worst[places], state=found.state[places])
+
+
+def _at_same_steps(one: Heatmap, two: Heatmap) -> tuple[Heatmap, Heatmap]:
+    """Return the columns that cover the same steps in both."""
+    _, in_one, in_two = np.intersect1d(one.first_step, two.first_step, return_indices=True)
+    same = one.last_step[in_one] == two.last_step[in_two]
+    first, second = (
+        replace(
+            found,
+            first_step=found.first_step[places],
+            last_step=found.last_step[places],
+            worst=found.worst[:, places],
+            state=found.state[:, places],
+        )
+        for found, places in ((one, in_one[same]), (two, in_two[same]))
+    )
+    return first, second
+
+
+# The distribution of a tensor's values, over steps.
+
+_MAX_TICKS: Final = 9
+
+
+def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
+    """Plot steps over bins of values (as wide as in their sketch). The color is the logarithm of the count."""
+    counts = found.counts.T.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        logs = np.log10(counts)
+    logs[np.isneginf(logs)] = np.nan
+    known = logs[np.isfinite(logs)]
+    places, texts = log_ticks(float(known.min()), float(known.max())) if len(known) else ([0.0], ["1"])
+    bins = len(found.edges) - 1
+    trace: Trace = {
+        "type": "heatmap",
+        "z": logs,
+        "x": edges_of(found.first_step, found.last_step),
+        "y": np.arange(max(bins, 0) + 1) - 0.5,
+        "customdata": counts,
+        "colorscale": "Viridis",
+        "zsmooth": False,
+        "hoverongaps": False,
+        "colorbar": {**BAR, "tickvals": places, "ticktext": texts, "title": {"text": "values"}},
+        "hovertemplate": "step %{x}<br>%{customdata} values<extra></extra>",
+    }
+    bad = (found.nan + found.negative_infinity + found.positive_infinity).astype(np.int64)
+    ticks = np.unique(np.linspace(0, max(bins, 0), _MAX_TICKS).astype(int)) if bins > 0 else np.empty(0, int)
+    return figure_of(
+        style,
+        title,
+        [trace, *_value_marks(style, found, bad)],
+        xaxis=axis(style, "step", showgrid=False),
+        yaxis=axis(
+            style,
+            "value",
+            showgrid=False,
+            tickvals=(ticks - 0.5).tolist(),
+            ticktext=[shown(float(found.edges[tick])) for tick in ticks],
+        ),
+        yaxis2=marks_axis(),
+        showlegend=bool(bad.any()),
+    )
+
+
+def _value_marks(style: Style, found: Histograms, bad: Any) -> list[Trace]:
+    said = "%{customdata} values not finite<extra></extra>"
+    return [{**mark, "hovertemplate": said} for mark in marks(style, found.first_step, bad)]
+
+
+def fan(quantiles: Sequence[Series], counted: Series, style: Style, title: str) -> dict[str, Any]:
+    """Plot quantiles over steps: bands between matching pairs, and the middle one as a line.
+
+    `counted` is a stat of the same tap that includes its non-finite steps.
+    """
+    color = style.lines[0]
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    edge: Trace = {"type": "scatter", "mode": "lines", "hovertemplate": "%{y:.5g}", "line": {"width": 0}}
+    traces: list[Trace] = []
+    pairs = len(quantiles) // 2
+    for place, (low, high) in enumerate(zip(quantiles[:pairs], reversed(quantiles), strict=False)):
+        fill = f"rgba({red},{green},{blue},{0.12 + 0.12 * place:.2f})"
+        name = f"{_percent(low)} to {_percent(high)}"
+        traces.append({**edge, "x": low.first_step, "name": _percent(low), "y": low.mean, "showlegend": False})
+        traces.append(
+            {**edge, "x": high.first_step, "name": name, "y": high.mean, "fill": "tonexty", "fillcolor": fill}
+        )
+    if len(quantiles) % 2:
+        middle = quantiles[pairs]
+        line = {"color": color, "width": 1.8}
+        traces.append({**edge, "x": middle.first_step, "line": line, "name": _percent(middle), "y": middle.mean})
+    if counted.nonfinite is not None:
+        traces += marks(style, counted.first_step, counted.nonfinite)
+    return figure_of(
+        style,
+        title,
+        traces,
+        xaxis=axis(style, "step", showgrid=False),
+        yaxis=axis(style, "value"),
+        yaxis2=marks_axis(),
+        hovermode="x unified",
+    )
+
+
+def _percent(one: Series) -> str:
+    return f"{one.name.removeprefix('p')} %"

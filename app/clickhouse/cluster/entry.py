@@ -1,26 +1,32 @@
-"""One run of ClickHouse in a server's list: what its signs of life and its readers' edits say, and its commands."""
+"""One run of ClickHouse in a server's list, and how the store of one is filled."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hookcore.delivery.archive import load_frames, load_into
 from hookcore.records import Command
-from hookcore.store import StepRange
+from hookcore.store import StepRange, Store
 
+from ...runs import Runs
+from ...runs.edits import merged
 from ...runs.joint import JointRun
 from ...runs.limits import tamed
-from ...runs.merging import merged
 from ...runs.parts import End
 from ...runs.run import Run, follow_rules
 from ...runs.saved import apply_page, page_of
 from ..client import Shard
-from ..names import day_of, number_of_run
-from ..reading import Listed, Mismatch
-from ..record import awaited_in
+from ..reading import Extent, Listed, Mismatch, StoredRun, awaited_in, begin_of_newest, steps_before
+from ..runpast import RunPast
+from ..schema import day_of, number_of_run
 from ..sharing import History, SharedPage, newest_command, pages_of, save_commands
 
 SIGNS_MISSED: Final = 2  # before the silence of a run counts
@@ -176,3 +182,106 @@ class Entry:
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands to its trainer through the process to which it sends."""
         save_commands(self.shard, self.day, self.number, commands)
+
+
+# Fills the store of a run from ClickHouse: with all of it, or with the newest steps before a past.
+
+WHOLE_ROWS: Final = 2_000_000  # of a run that is read completely
+WINDOW_ROWS: Final = 1_000_000  # of the newest steps of a longer one
+WINDOW_FRAMES: Final = 10_000  # of these, since small frames take most of the time: about 0.4 ms each
+MIN_FRAMES: Final = 1024  # of each of several ranks: what rules look at
+LOOKS: Final = "Findings, incidents, and counts of non-finite steps"
+SEES_ALL: Final = "Series, heatmaps, histograms, and events have all steps."
+
+
+def fill(store: Store, past: RunPast, stored: StoredRun, rows: int) -> str:
+    """Fill a store, and give it its past. Return what doesn't begin with the run, in a sentence, or nothing."""
+    if rows <= WHOLE_ROWS:
+        load_into(store, stored)
+        store.recall_from(past)
+        return ""
+    stored.first, step = begin_of_newest(stored.shard, stored.run, stored.last, WINDOW_ROWS, WINDOW_FRAMES)
+    earlier, captured = steps_before(stored.shard, stored.run, step)
+    store.announce(stored.taps())
+    store.describe(stored.modules(), stored.coverage(), stored.hooks())
+    if earlier.first is not None and earlier.newest is not None:
+        latest = past.latest(len(stored.taps()), (earlier.first, earlier.newest))
+        store.begin_after(earlier, captured, stored.scalars(), latest)
+    for event in stored.earlier_events():
+        store.add_event(event)
+    store.recall_from(past)
+    load_frames(store, stored)
+    return said_of(step)
+
+
+def said_of(step: int) -> str:
+    """Return what of a long run begins at a step, in sentences."""
+    return f"This run is long: {LOOKS[0].lower()}{LOOKS[1:]} cover steps from {step:,} on. {SEES_ALL}"
+
+
+def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> int | None:
+    """Limit what is read of all ranks, if there is too much. Return the step at which that begins; None for all.
+
+    Each attempt of the training has runs of its ranks. Left are the newest steps of the newest one, and of those before
+    only their last step, because the steps of the next one continue from there.
+    """
+    if sum(extent.rows for here in attempts for _, extent in here) <= WHOLE_ROWS:
+        return None
+    *earlier, newest = attempts
+    begin = sum(_keep_last_step(here) + 1 for here in earlier)
+    ranks = [stored for stored, extent in newest if extent.newest >= 0]
+    if ranks and sum(extent.rows for _, extent in newest) > WHOLE_ROWS:
+        share = WINDOW_ROWS // len(ranks), max(WINDOW_FRAMES // len(ranks), MIN_FRAMES)
+        step = max(begin_of_newest(each.shard, each.run, each.last, *share)[1] for each in ranks)
+        begin += step
+        for each in ranks:
+            each.first = each.first_at(step)
+    return begin
+
+
+def _keep_last_step(ranks: Sequence[tuple[StoredRun, Extent]]) -> int:
+    """Leave only the last step of an attempt. Return which one that is; -1 if it has none."""
+    newest = max(extent.newest for _, extent in ranks)
+    for stored, extent in ranks:
+        stored.last = extent.last
+        stored.first = extent.newest_at if extent.newest == newest else extent.last + 1
+    return newest
+
+
+HEADER: Final = "hookcore-partial"
+MAX_CHARACTERS: Final = 1000
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_STALE: Final = frozenset({b"etag", b"cache-control"})  # such an answer must not be taken for the whole one later
+
+
+class Partial:
+    """ASGI middleware: adds the header where it is true, and keeps clients from storing the answer."""
+
+    def __init__(self, app: ASGIApp, runs: Runs) -> None:
+        self._app, self._runs = app, runs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and check at the end what was missing."""
+        if scope["type"] != "http" or "/static/" in scope["path"]:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start" and (text := self._missing(scope)):
+                kept = [each for each in message.get("headers", []) if each[0].lower() not in _STALE]
+                message = {**message, "headers": [*kept, (HEADER.encode(), text)]}
+            await send(message)
+
+        await self._app(scope, receive, send_marked)
+
+    def _missing(self, scope: Scope) -> bytes:
+        asked = [self._runs.partial, *dict.fromkeys(run.partial for run in self._asked(scope))]
+        text = " ".join(" ".join(filter(None, asked)).split())
+        return text.encode("ascii", "replace")[:MAX_CHARACTERS]
+
+    def _asked(self, scope: Scope) -> Iterator[Run]:
+        """Yield the runs that an address names, or the newest one, which is meant if it names none."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"))
+        names = [*scope["path"].split("/"), *(value for _, value in query)]
+        found = [run for name in names if _ID.fullmatch(name) and (run := self._runs.get(name)) is not None]
+        yield from found or self._runs.all()[:1]

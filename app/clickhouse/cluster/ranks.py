@@ -13,17 +13,16 @@ from hookcore.records import Event, Tap
 from hookcore.store import StepRange
 
 from ...runs.joint import JointRun
-from ...runs.rankwords import events_of
+from ...runs.ranks import events_of
 from ...runs.rounds import Member
 from ...runs.run import Run
 from ..adder import Adder
 from ..attempts import Attempt, RankRun
 from ..client import Shard
-from ..names import day_of, number_of_run
-from ..past import FRESH_S
 from ..rankspast import RanksPast
-from ..reading import names_of
-from ..record import StoredRun
+from ..reading import StoredRun, names_of
+from ..runpast import FRESH_S
+from ..schema import day_of, number_of_run
 
 LOST_S: Final = 3600.0  # of silence, after which nothing more is expected of a lost rank
 

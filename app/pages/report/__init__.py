@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from .charts import View
 from .document import MAX_BYTES, report_of
-from .view import View
 
 __all__ = ["MAX_BYTES", "View", "report_of"]

@@ -1,24 +1,133 @@
-"""The charts of a report, within a size limit."""
+"""Which steps a report is about, and their charts within a size limit, also for readers without JavaScript."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
+from hookcore.errors import ArgumentError
 from hookcore.findings import Finding
 from hookcore.reading import Reader
-from hookcore.reading.answers import Series
-from hookcore.records import Kind
+from hookcore.reading.answers import Heatmap, Series
+from hookcore.reading.pictures import address_of, image_of, map_of
+from hookcore.records import Kind, Severity
 from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank, losses_among
+from hookcore.store.incidents import Incident
 
 from ...analysis import figures
-from ...formats import json_of
-from .pictures import line_of, picture_of
-from .view import View
+from ...analysis.figures.lines import MARGIN, spark_of
+from ...formats import json_of, words_of
+from ...runs import Run
+
+# Which steps a report is about.
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The steps of charts, and the step that numbers and findings are of; None for all of them, and the newest one."""
+
+    first: int | None = None
+    last: int | None = None
+    at: int | None = None
+
+    @property
+    def values(self) -> tuple[int | None, int | None]:
+        """The steps of which the newest values are shown."""
+        return (self.first, self.last) if self.at is None else (self.at, self.at)
+
+    @property
+    def listed(self) -> tuple[int | None, int | None]:
+        """The steps of which events are listed: up to the held one."""
+        return self.first, self.last if self.at is None else self.at
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is about the run as it is now."""
+        return self.values == (None, None)
+
+    def within(self, reader: Reader) -> View:
+        """Return the same with both ends. A step outside the run is an error."""
+        known = reader.steps()
+        if self.is_whole or known.first is None or known.newest is None:
+            return self
+        if self.first is not None and self.last is not None and self.first > self.last:
+            raise ArgumentError(f"the first step, {self.first}, is after the last one, {self.last}")
+        first = known.first if self.first is None else self.first
+        last = known.newest if self.last is None else min(self.last, known.newest)
+        if self.at is not None and not first <= self.at <= last:
+            raise ArgumentError(f"at={self.at} is outside of the steps {first} to {last}")
+        if first > last:
+            raise ArgumentError(f"these steps are outside of the run, which has {known.first} to {known.newest}")
+        return View(first, last, self.at)
+
+    @property
+    def words(self) -> str:
+        """The steps of the numbers; empty for the newest ones."""
+        first, last = self.values
+        if first is None or last is None:
+            return ""
+        return words_of(first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """An incident as it was known at a step, as a row of the table of findings."""
+
+    rule: str
+    severity: Severity
+    module: str
+    kind: str
+    since_step: int
+    message: str
+    downstream: int
+    earliest_step: int
+    culprit_known: bool
+    spark: tuple[float, ...] = ()
+
+
+def alerts_of(run: Run, current: Sequence[Finding], view: View) -> Sequence[Finding | Past]:
+    """Return today's findings; of a report about some steps, the incidents that touch them, as of the last one."""
+    first, last = view.values
+    if last is None:
+        return current
+    return [_past(each, last) for each in reversed(run.store.incidents()) if each.touches(first, last)]
+
+
+def _past(incident: Incident, last: int) -> Past:
+    then, tap = incident.as_of(last), incident.culprit.tap
+    about = incident.rule, then.severity, tap.module, tap.kind, incident.first_step, then.sentence
+    return Past(*about, 0, incident.earliest_step, incident.culprit_known)  # the sentence says what followed
+
+
+# Pictures for readers without JavaScript: a line as SVG, a map as PNG.
+
+WIDTH, HEIGHT = 640, 160
+MAX_MARKS: Final = 200
+
+
+def line_of(values: NDArray[np.float64], width: int = WIDTH, height: int = HEIGHT) -> Markup:
+    """Draw a line through the finite values, with marks at the bottom where a stretch of others begins and ends."""
+    spark = spark_of(np.arange(len(values)), values, box=(width, height))
+    if spark is None or not spark.path:
+        return Markup("")
+    marks = "".join(f'<circle class="nan" cx="{x}" cy="{height - MARGIN}" r="3"/>' for x in spark.bad_x[:MAX_MARKS])
+    return Markup(  # numbers only
+        f'<svg class="line" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path d="{spark.path}"/>{marks}</svg>'
+    )
+
+
+def picture_of(found: Heatmap) -> str:
+    """Return a heatmap as a data URL: colors of the logarithms, and of non-finite values."""
+    return address_of(image_of(map_of(found)))
+
+
+# The charts of a report, within a size limit.
 
 MAX_CHART_BYTES: Final = 6_000_000
 MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (

@@ -23,13 +23,11 @@ from hookcore.records.vocabulary import KIND_WORDS, counted
 from ... import assets
 from ...analysis import figures
 from ...analysis.cost import cost_of
-from ...analysis.coverage import losses_of
+from ...analysis.modules import losses_of
 from ...formats import plain, text_of_setting
 from ...runs import Run
-from ...runs.rules import rules_of
-from .charts import MAX_CHART_BYTES, charts_of
-from .pictures import line_of
-from .view import Past, View, alerts_of
+from ...runs.edits import rules_of
+from .charts import MAX_CHART_BYTES, Past, View, alerts_of, charts_of, line_of
 
 MAX_BYTES: Final = MAX_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and the tables
 MAX_ROWS: Final = 200  # of a table

@@ -1,25 +1,31 @@
-"""An incident as its page shows it: the tensors around its onset, and what followed step by step. Pure."""
+"""An incident as its page shows it: the tensors around its onset, the modules around its culprit, and saved steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from textwrap import dedent
+from typing import Final, Literal
 
 import numpy as np
+from fastapi import Request
 from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Rule
-from hookcore.findings.rule import OF_LOSS
-from hookcore.records import STAT_COLUMN, STATS, Severity, Tap
+from hookcore.findings.rules import OF_LOSS
+from hookcore.reading import Reader, answers
+from hookcore.reading.answers import Capsule, SourceLine
+from hookcore.records import GRADIENT_KINDS, ROOT, STAT_COLUMN, STATS, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE, counted
 from hookcore.store.incidents import AROUND, NONFINITE, Evidence, Incident, Link
 
-from ...analysis.figures.spark import Spark, spark_of
-from ...analysis.titles import title_of_rule
-from .event_list import SIGNS
-from .provenance import PHASES
+from ...analysis.figures.lines import Spark, spark_of
+from ...analysis.numerals import title_of_rule
+from ...runs import Run
+from ...runs.alerts import Explainer
+from .events import PHASES, SIGNS, Line
 
 # The stats that the page offers: of a tensor's values, not of how they were captured.
 SHOWN: Final = tuple(name for name in STATS if name not in ("count", "parts", "sketched"))
@@ -201,3 +207,195 @@ def _onset(steps: NDArray[np.int64], values: NDArray[np.float64], first: int) ->
 def _chain(incident: Incident) -> Iterable[StepOfChain]:
     for step, links in groupby(incident.chain, lambda link: link.first_step):
         yield StepOfChain(step, step - incident.first_step, tuple(links))
+
+
+# The modules around an incident's culprit as a small graph: what feeds it, and what it feeds. Pure.
+
+BEFORE: Final = 2  # levels that are shown of what feeds the culprit
+BEHIND: Final = 3  # of what it feeds
+A_LEVEL: Final = 5  # modules
+WIDTH: Final = 170  # of a module's box
+HEIGHT: Final = 34
+GAP_X: Final = 46
+GAP_Y: Final = 12
+
+State = Literal["culprit", "same", "later", "fine", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A call of a module: its box, and what the incident says of it."""
+
+    path: str
+    call: int
+    x: int
+    y: int
+    state: State
+    since: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.path or ROOT}{f' call {self.call}' if self.call else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Boxes, and curves between them. `left_out` calls are near too, but there are too many."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[str, ...]
+    width: int
+    height: int
+    left_out: int
+    guessed: bool  # whether some of it is only known from the order of execution
+
+
+def graph_of(incident: Incident, reader: Reader) -> Graph | None:
+    """Return the graph around the culprit, from the structure that was known in the first step; None if it has none."""
+    flow = reader.flow(incident.first_step)
+    if flow.step is None and flow.steps:
+        flow = reader.flow(flow.steps[0])
+    tap = incident.culprit.tap
+    of_module = [place for place, each in enumerate(flow.calls) if each.module == tap.module]
+    exact = (place for place in of_module if (flow.calls[place].call, flow.calls[place].phase) == (tap.call, tap.phase))
+    start = next(exact, of_module[0] if of_module else None)  # parameters have no calls, but their module has
+    if start is None:
+        return None
+    feeds: dict[int, list[int]] = defaultdict(list)
+    for place, call in enumerate(flow.calls):
+        for source in call.fed_by:
+            feeds[source].append(place)
+    levels: dict[int, int] = {start: 0}
+    left_out = _spread(levels, start, {place: call.fed_by for place, call in enumerate(flow.calls)}, -1, BEFORE)
+    left_out += _spread(levels, start, feeds, 1, BEHIND)
+    return _drawn(incident, flow, start, levels, left_out, reader.taps().taps) if len(levels) > 1 else None
+
+
+def _spread(levels: dict[int, int], start: int, ways: Mapping[int, Iterable[int]], by: int, most: int) -> int:
+    """Add the calls that are up to `most` levels away. Return how many were left out."""
+    at, left_out = [start], 0
+    for distance in range(1, most + 1):
+        found = [each for each in dict.fromkeys(to for place in at for to in ways.get(place, ())) if each not in levels]
+        left_out += max(0, len(found) - A_LEVEL)
+        at = found[:A_LEVEL]
+        levels.update(dict.fromkeys(at, by * distance))
+    return left_out
+
+
+def _drawn(
+    incident: Incident,
+    flow: answers.Flow,
+    start: int,
+    levels: Mapping[int, int],
+    left_out: int,
+    taps: Iterable[answers.Tap],
+) -> Graph:
+    columns: dict[int, list[int]] = defaultdict(list)
+    for place in sorted(levels):
+        columns[levels[place]].append(place)
+    first, tallest = min(columns), max(map(len, columns.values()))
+    height = tallest * (HEIGHT + GAP_Y) - GAP_Y
+    affected, captured = _affected(incident), {_key(tap) for tap in taps if _is_of_pass(tap, incident)}
+    nodes: dict[int, Node] = {}
+    for level, places in columns.items():
+        top = (height - len(places) * (HEIGHT + GAP_Y) + GAP_Y) // 2
+        for row, place in enumerate(places):
+            call = flow.calls[place]
+            key = call.module, call.call, call.phase
+            since = affected.get(key)
+            x, y = (level - first) * (WIDTH + GAP_X), top + row * (HEIGHT + GAP_Y)
+            state = _state(incident, since, place == start, key in captured)
+            nodes[place] = Node(call.module, call.call, x, y, state, since)
+    edges = [
+        _curve(nodes[source], nodes[place])
+        for place in sorted(nodes)
+        for source in flow.calls[place].fed_by
+        if source in nodes and nodes[source].x < nodes[place].x
+    ]
+    width = len(range(first, max(columns) + 1)) * (WIDTH + GAP_X) - GAP_X
+    guessed = any(flow.calls[place].how == "order" for place in levels)
+    return Graph(tuple(nodes.values()), tuple(edges), width, height, left_out, guessed)
+
+
+def _affected(incident: Incident) -> dict[tuple[str, int, str], int]:
+    """Return the first step of each call that was affected in the culprit's pass."""
+    found: dict[tuple[str, int, str], int] = {}
+    for link in (incident.culprit, *incident.chain):
+        if _is_of_pass(link.tap, incident):
+            key = _key(link.tap)
+            found[key] = min(found.get(key, link.first_step), link.first_step)
+    return found
+
+
+def _is_of_pass(tap: Tap | answers.Tap, incident: Incident) -> bool:
+    """Return whether a tap belongs to the culprit's pass, forward or backward."""
+    return (tap.kind in GRADIENT_KINDS) == (incident.culprit.tap.kind in GRADIENT_KINDS)
+
+
+def _key(tap: Tap | answers.Tap) -> tuple[str, int, str]:
+    return tap.module, tap.call, tap.phase
+
+
+def _state(incident: Incident, since: int | None, is_culprit: bool, is_captured: bool) -> State:
+    if is_culprit:
+        return "culprit"
+    if since is None:
+        return "fine" if is_captured and incident.taps <= len(incident.chain) else "unknown"
+    return "same" if since == incident.first_step else "later"
+
+
+def _curve(source: Node, target: Node) -> str:
+    x, y, right, down = source.x + WIDTH, source.y + HEIGHT // 2, target.x, target.y + HEIGHT // 2
+    middle = (x + right) // 2
+    head = f"M{right - 6} {down - 4}L{right} {down}L{right - 6} {down + 4}"
+    return f"M{x} {y}C{middle} {y} {middle} {down} {right} {down}{head}"
+
+
+# Saved steps, next to the findings that they explain.
+
+# Rules that a replay explains. A loss is often logged a step later.
+_BEFORE: Final[dict[str, int]] = {NONFINITE: 0, "loss": 1}
+_EVENTS = frozenset({"capsule", "explained", "explanation-failed", "crashed"})
+
+
+def capsules_of(request: Request, run: Run) -> list[Capsule]:
+    """Return the steps that a run saved on this machine."""
+    explainer: Explainer = request.app.state.explainer
+    return explainer.capsules_of(run)
+
+
+def capsule_for(line: Line, capsules: Sequence[Capsule]) -> Capsule | None:
+    """Return the saved step of a line: that of an event, or the first one while a finding lasted."""
+    if line.is_event:
+        known = line.name in _EVENTS
+        return next((each for each in capsules if known and each.step == line.step), None)
+    return _capsule_between(line.name, line.step, line.until, capsules)
+
+
+def capsule_of(incident: Incident, capsules: Sequence[Capsule]) -> Capsule | None:
+    """Return the step that was asked for after an incident, or the first that was saved while it lasted."""
+    last = incident.last_step if incident.is_over else None
+    return next(
+        (each for each in capsules if each.incident == incident.id),
+        _capsule_between(incident.rule, incident.first_step, last, capsules),
+    )
+
+
+def _capsule_between(rule: str, first: int, last: int | None, capsules: Sequence[Capsule]) -> Capsule | None:
+    before = _BEFORE.get(rule)
+    if before is None:
+        return None
+    end = float("inf") if last is None else last
+    return next((each for each in capsules if first - before <= each.step <= end), None)
+
+
+def source_of(line: SourceLine) -> list[tuple[int, str]]:
+    """Return lines of source code with their numbers, without the indentation that they share."""
+    return list(enumerate(dedent("\n".join(line.source)).split("\n"), line.first))
+
+
+def cause_of(line: Line, capsules: Sequence[Capsule]) -> str:
+    """Return what a replay found out about a finding of bad tensors, if there was a replay."""
+    is_about_tensors = not line.is_event and line.name == NONFINITE and line.earliest == line.step
+    found = capsule_for(line, capsules) if is_about_tensors else None
+    return found.explanation.sentence if found is not None and found.explanation is not None else ""

@@ -1,21 +1,30 @@
-"""One module for the page Layer: its facts, its neighbors, and its newest values. Reads, never draws."""
+"""One module for the pages Layer and Model: its facts, its neighbors, and its values at a step."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from hookcore.config.patterns import literal
+from hookcore.findings import Reading
+from hookcore.findings.keyfigures import newest_of
 from hookcore.reading import Reader, answers
-from hookcore.reading.answers import Flow, FlowCall, Model, ModelBox, Module, Snapshot
+from hookcore.reading.answers import Flow, FlowCall, Model, ModelBox, ModelTensor, Module, Snapshot
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Phase, Tap
 from hookcore.store import TapList
+from hookcore.store.incidents import NONFINITE, Incident
 
+from ...formats import words_of
 from ...runs import JointRun, Run
 from ...runs.answering import tap_list
 from ...runs.ranked import is_unsure
-from .event_list import Line, all_lines
+from .events import Line, all_lines
+from .span import Span
+
+# One module for the page Layer: its facts, its neighbors, and its newest values. Reads, never draws.
 
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
 MAX_NEAR: Final = 8
@@ -247,3 +256,116 @@ def _is_of_phase(tap: Tap, phase: Phase) -> bool:
 
 def _is_of_parameters(tap: Tap | answers.Tap) -> bool:
     return tap.kind.startswith(("param", "update"))
+
+
+# Words about boxes for the page Model and the drawer.
+
+_PLAIN: Final = "!'()*-._~"  # what encodeURIComponent leaves as it is, other than letters and digits
+_UNITS: Final = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+
+
+def flops_words(box: ModelBox) -> str:
+    """Return the operations of a box: "1.2 GFLOP", "at least 1.2 GFLOP", or "unknown"."""
+    if box.flops is None:
+        return "unknown"
+    size, unit = float(box.flops), 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size /= 1000
+        unit += 1
+    words = f"{size:.3g} {_UNITS[unit]}"
+    return f"at least {words}" if box.flops_unknown else words
+
+
+def forms_words(tensors: Sequence[ModelTensor]) -> str:
+    """Return the shapes and dtypes of tensors, with their places if there are several."""
+    places = [each.place if len(tensors) > 1 else "" for each in tensors]
+    return ", ".join(
+        " ".join(filter(None, (place, " \u00d7 ".join(map(str, each.shape)) or "one value", each.dtype)))
+        for place, each in zip(places, tensors, strict=True)
+    )
+
+
+def incident_of(run: Run) -> Incident | None:
+    """Return the first incident of non-finite values."""
+    return next((each for each in run.store.incidents() if each.rule == NONFINITE), None)
+
+
+def box_id(tap: Tap) -> str:
+    """Return the name of a tap's box in the address of the page, as `idOf` in js/model/tree.js makes it."""
+    call = f";{tap.call}" if tap.call and not tap.kind.startswith(("param", "update")) else ""
+    return f"{quote(tap.module, safe=_PLAIN) or '.'}{call}{';e' if tap.phase == 'eval' else ''}"
+
+
+# Values at a step, and notes if there are none: the steps that a value covers, and the nearest captured steps.
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The captured steps before and after one, or None."""
+
+    before: int | None
+    after: int | None
+
+    verb: str = "captured"
+
+    @property
+    def words(self) -> str:
+        """Where to look instead, as a sentence; empty if there is nowhere."""
+        near = [f"{each:,}" for each in (self.before, self.after) if each is not None]
+        if not near:
+            return ""
+        return f"The nearest {self.verb} step{' is' if len(near) == 1 else 's are'} {' and '.join(near)}."
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note about a held step, and the steps to look at instead."""
+
+    words: str
+    instead: tuple[int, ...] = ()
+
+
+def note_of(reader: Reader, span: Span | None) -> Note | None:
+    """Return what must be known of the held step; None if it was captured and is still exact."""
+    if span is None or span.step is None:
+        return None
+    near = reader.nearest(span.step)
+    if near.first_step is None or near.last_step is None:
+        words = f"No tensor was captured in step {span.step:,}."
+        return Note(words, tuple(each for each in (near.before, near.after) if each is not None))
+    if near.first_step == near.last_step:
+        return None
+    return Note(f"{words_of(near.first_step, near.last_step).capitalize()} have been merged: values are their means.")
+
+
+def nearest_captured(reader: Reader, step: int) -> Nearest:
+    """Return the captured steps around a step, without it."""
+    near = reader.nearest(step)
+    return Nearest(near.before, near.after)
+
+
+def nearest_sampled(run: Run, names: Sequence[str], step: int) -> Nearest:
+    """Return the steps around one in which some scalars have values, without it."""
+    before = [found.step for name in names if (found := newest_of(run.store, name, step - 1)) is not None]
+    later = run.reader.scalars(names, step + 1, None, 10_000).series
+    after = [int(each.first_step[0]) for each in later if len(each.first_step)]
+    return Nearest(max(before, default=None), min(after, default=None), "sampled")
+
+
+def nothing_in(reader: Reader, span: Span, words: str) -> str:
+    """Return a sentence that there is nothing in the steps of a page: "Nothing was captured in" step 7."""
+    near = "" if span.step is None else nearest_captured(reader, span.step).words
+    return f"{words} {span.values_words}. {near}".rstrip()
+
+
+def steps_of(first: int, last: int, span: Span | None) -> str:
+    """Return the steps of a value, if the reader can't know them: they aren't those that the page is about."""
+    if first < last:
+        return f"mean of {words_of(first, last)}"
+    about = None if span is None else span.step if span.step is not None else span.last
+    return "" if last == about else words_of(last, last)
+
+
+def about_reading(reading: Reading, span: Span | None) -> str:
+    """Return of which steps a reading is, unless the page says so."""
+    return steps_of(reading.first_step if reading.is_mean else reading.step, reading.step, span)

@@ -17,16 +17,15 @@ from hookcore.records import ROOT, Tap
 from hookcore.records.vocabulary import EFFECTIVE_COST, FOUND_LOSS, KIND_TITLES, OWN, counted, loss_rank
 
 from ...analysis.cost import cost_of
-from ...analysis.figures.spark import Spark, spark_of
-from ...analysis.modulerows import types_of
+from ...analysis.figures.lines import Spark, spark_of
+from ...analysis.modules import types_of
 from ...analysis.numerals import percent, shown, thousands
 from ...formats import words_of
 from ...runs import Run
 from ..frame import address_of
-from .event_list import Line, alert_lines, all_lines, finding_lines
-from .moment import about_reading, nothing_in
-from .provenance import incident_of
-from .saved_steps import cause_of
+from .events import Line, alert_lines, all_lines, finding_lines, incident_of
+from .incident import cause_of
+from .layer import about_reading, nothing_in
 from .span import Span
 
 SHOWN_SCALARS: Final = 12

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings.keyfigures import Reading, newest_of
-from hookcore.findings.waits import PARTS
+from hookcore.findings.times import PARTS
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
     CPU_PROCESS,
@@ -28,8 +28,8 @@ from hookcore.records.vocabulary import (
     TOKENS_RATE,
 )
 
+from ...analysis.cost import run_rates
 from ...analysis.numerals import duration, shown, size
-from ...analysis.speed import run_rates
 from ...runs import JointRun, Run
 
 Write = Callable[[float], str]

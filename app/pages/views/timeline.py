@@ -9,7 +9,7 @@ import numpy as np
 
 from hookcore.reading.answers import Series, TimelineMark
 
-from ...analysis.figures.strip import Strip, strip_of
+from ...analysis.figures.lines import Strip, strip_of
 from ...analysis.timeline import line_of, marks_of, quantity_of
 from ...formats import words_of
 from ...runs import Run

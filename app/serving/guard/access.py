@@ -1,4 +1,4 @@
-"""Authentication: tokens, browser sessions, one-time codes, and the local user at the other end of a connection."""
+"""Authentication: tokens, sessions, one-time codes, the local user; places for readers, and the last use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -18,6 +20,8 @@ from hookcore.delivery.dashboard.trust import proof_of
 from hookcore.errors import ArgumentError
 
 from ...settings import ServerSettings
+
+# Authentication: tokens, browser sessions, one-time codes, and the local user at the other end of a connection.
 
 Role = Literal["owner", "reader"]
 How = Literal["token", "cookie", "user", "open"]
@@ -225,3 +229,62 @@ def _mapped(ends: bytes) -> bytes:
     """Format the same two IPv4 ends as an IPv6 socket has them."""
     prefix = f"{0:016X}".encode() + f"{struct.unpack('=I', bytes.fromhex('0000FFFF'))[0]:08X}".encode()
     return b" ".join(prefix + end for end in ends.split(b" "))
+
+
+class Places:
+    """A limited number of places. A reader is named by an address; owners by "". Used in one thread."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+        self._readers: Counter[str] = Counter()  # places by the address of a reader
+
+    def is_full(self, reader: str) -> bool:
+        """Return whether there is no place for a reader or an owner now."""
+        if self.taken >= self.most:
+            return True
+        readers = self.taken - self._readers[""]
+        return reader != "" and (
+            readers >= self.most - self.most // 4 or self._readers[reader] >= max(1, self.most // 2)
+        )
+
+    @contextmanager
+    def hold(self, reader: str) -> Generator[None, None, None]:
+        """Take a place while the block runs, whether or not there is one."""
+        self.taken += 1
+        self._readers[reader] += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            self._readers[reader] -= 1
+            if not self._readers[reader]:
+                del self._readers[reader]
+
+
+class Usage:
+    """The last use by trainers and readers. A reader is any request or open stream about runs."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.trainer_at = self.reader_at = clock()
+        self.open = 0  # requests and streams of readers that are under way
+
+    def note_trainer(self) -> None:
+        """Note that a trainer sent something."""
+        self.trainer_at = self.clock()
+
+    @contextmanager
+    def reading(self) -> Generator[None, None, None]:
+        """Count a reader's request while it is open."""
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+            self.reader_at = self.clock()
+
+    @property
+    def idle_s(self) -> float:
+        """Return for how many seconds the server has not been used."""
+        return 0.0 if self.open else self.clock() - max(self.trainer_at, self.reader_at)

@@ -1,8 +1,9 @@
-"""The guard that decides which requests reach the application. Pure ASGI; it reads no bodies."""
+"""The guard decides which requests reach the application, and how others are rejected. Pure ASGI, without bodies."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import socket
@@ -15,13 +16,125 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hookcore.delivery.dashboard.trust import PROOF_PATH
+from hookcore.errors import ArgumentError
 
 from ...settings import LOOPBACK, ServerSettings
-from .access import Access, Visitor, user_of
-from .headers import COMMON, ancestors_of, framed_headers, is_framed, with_headers
-from .places import Places
-from .refusal import SAFE_METHODS, RefusedError, refuse
-from .usage import Usage
+from .access import Access, Places, Usage, Visitor, user_of
+
+# The headers of all responses, and which pages of other sites may show the dashboard in a frame.
+
+FRAMES: Final = frozenset({b"iframe", b"frame"})
+# notebooks on this machine, or behind a tunnel to it
+LOCAL_PAGES: Final = ("http://127.0.0.1:*", "http://localhost:*", "https://127.0.0.1:*", "https://localhost:*")
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; frame-ancestors {}; base-uri 'self'; form-action 'self'"
+)
+HEADERS: Final = {
+    "content-security-policy": POLICY.format("'none'"),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "private, no-store",  # unless a route sets something else
+}
+Headers = list[tuple[bytes, bytes]]
+COMMON: Final[Headers] = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+_ANCESTOR: Final = re.compile(r"local|none|https?://(\*\.)?[A-Za-z0-9.-]+(:(\d{1,5}|\*))?|[a-z][a-z0-9.+-]*:")
+
+
+def is_framed(scope: Scope) -> bool:
+    """Return whether the page will be shown in a frame. Browsers that don't say so get a page that can't be framed."""
+    return dict(scope["headers"]).get(b"sec-fetch-dest") in FRAMES
+
+
+def ancestors_of(settings: ServerSettings) -> tuple[str, ...]:
+    """Return the origins that may frame the dashboard. Raises ArgumentError for an invalid origin."""
+    for each in settings.frame_ancestors:
+        if not _ANCESTOR.fullmatch(each):
+            raise ArgumentError(
+                f"frame_ancestors={each!r} is invalid: give an origin such as https://hub.example, `local` for the "
+                "pages of this machine, or `none`"
+            )
+    if "none" in settings.frame_ancestors:
+        return ()
+    return tuple(
+        source for each in settings.frame_ancestors for source in (LOCAL_PAGES if each == "local" else (each,))
+    )
+
+
+def framed_headers(ancestors: tuple[str, ...]) -> Headers:
+    """Return the headers of a framed page: the browser shows it only if every page around it is an allowed ancestor."""
+    if not ancestors:
+        return COMMON
+    framed = HEADERS | {"content-security-policy": POLICY.format(f"'self' {' '.join(ancestors)}")}
+    del framed["x-frame-options"]
+    return [(name.encode(), value.encode()) for name, value in framed.items()]
+
+
+def with_headers(send: Send, headers: Headers = COMMON) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = list(message.get("headers", []))
+            known = {name.lower() for name, _ in given}
+            message = {**message, "headers": given + [pair for pair in headers if pair[0] not in known]}
+        await send(message)
+
+    return send_with_headers
+
+
+# Rejected requests, and how they are answered.
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class RefusedError(Exception):
+    """A rejected request: its status, and a sentence that says what to do."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+async def refuse(scope: Scope, send: Send, refusal: RefusedError) -> None:
+    """Answer a rejected request."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": refusal.sentence[:120]})
+        return
+    body, kind = _body_of(scope, refusal)
+    headers: list[tuple[bytes, bytes]] = [
+        (b"content-type", kind),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if scope["method"] not in SAFE_METHODS:
+        headers.append((b"connection", b"close"))  # the body was not read
+    await with_headers(send)({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+def _body_of(scope: Scope, refusal: RefusedError) -> tuple[bytes, bytes]:
+    accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+    if refusal.status == 401 and b"text/html" in accepts:
+        return LOGIN_NEEDED.encode(), b"text/html; charset=utf-8"
+    return json.dumps({"error": refusal.sentence}).encode(), b"application/json"
+
+
+# The link is followed from this server's own page, so a browser that came from another site sends its cookie.
+LOGIN_NEEDED: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>Log in - hookcore</title>
+<h1>Log in</h1>
+<p>Open the login link that the server printed at startup, or create one with <code>hookcore link</code>.</p>
+<p>Already logged in with this browser? <a href="">Continue</a>.</p>
+</html>
+"""
+
+
+# The guard that decides which requests reach the application. Pure ASGI; it reads no bodies.
 
 MAX_URL: Final = 8192
 MAX_HEADER_BYTES: Final = 32_768

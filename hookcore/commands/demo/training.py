@@ -12,9 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.commands.demo.digits import Digits, batches, load
-from hookcore.commands.demo.models import CALLED, MODELS
-from hookcore.commands.demo.troubles import TROUBLES, Trouble
+from hookcore.commands.demo.networks import CALLED, MODELS, TROUBLES, Digits, Trouble, batches, load
 from hookcore.config import WatchSettings
 from hookcore.records.vocabulary import counted
 from hookcore.watcher import Watcher, watch

@@ -1,4 +1,4 @@
-"""Checks without torch: versions, settings, private folder, dashboard and port, server and token."""
+"""Checks without torch, and their order: versions, settings, private folder, dashboard and port, server and time."""
 
 from __future__ import annotations
 
@@ -6,27 +6,117 @@ import os
 import platform
 import socket
 import stat
-from collections.abc import Callable, Mapping
-from importlib import metadata
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Final, Literal
 
 import hookcore
-from hookcore.commands.doctor import tested
-from hookcore.commands.doctor.findings import Finding
 from hookcore.config import SETTINGS, Settings, token_of
 from hookcore.delivery.dashboard import process as dashboard
-from hookcore.delivery.dashboard.home import home
-from hookcore.delivery.dashboard.launch import HOST, first_port
+from hookcore.delivery.dashboard.process import HOST, first_port, home
 from hookcore.errors import ArgumentError, HookcoreError, ServerError
 from hookcore.reading.exchange import Exchange
+
+# The doctor's findings.
+
+Level = Literal["ok", "note", "wrong"]
+_WIDTH: Final = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. "note": a limitation. "wrong": hookcore can't work as configured."""
+
+    level: Level
+    about: str
+    text: str
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Format the findings, with a summary."""
+    lines = [f"{each.level:5}  {each.about:{_WIDTH}} {each.text}" for each in findings]
+    wrong, notes = (sum(each.level == level for each in findings) for level in ("wrong", "note"))
+    summary = f"{wrong} wrong, {notes} to note" if wrong or notes else "no problems found"
+    return "\n".join([*lines, "", summary])
+
+
+# The pairs of Python and torch with which hookcore's tests were run. README.md shows the same table.
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A pair of releases, without the patch level, and the result of its last run."""
+
+    python: str
+    torch: str
+    date: str
+    result: str
+
+
+_QUICK: Final = (
+    "the quick tests pass, a few of them at a second run, and so does the comparison of watched with unwatched "
+    "trainings"
+)
+_IN_2_6: Final = (
+    '`compiled="inside"` captures boundaries only, a watched compiled model may get more graphs, and the inventory '
+    "does not list pairs of saved-tensors hooks"
+)
+TESTED: Final = (
+    Tested("3.11", "2.13", "2026-11-27", "the full test suite passes"),
+    Tested(
+        "3.11",
+        "2.6",
+        "2026-11-22",
+        "the tests of eager training pass; " + _IN_2_6,
+    ),
+    Tested(
+        "3.10",
+        "2.6",
+        "2026-11-27",
+        "7,879 quick tests and the comparison of watched with unwatched trainings pass; " + _IN_2_6,
+    ),
+    Tested("3.10", "2.8", "2026-11-22", _QUICK + '; `compiled="inside"` captures boundaries only'),
+    Tested("3.12", "2.10", "2026-11-22", _QUICK + '; `compiled="inside"` captures boundaries only'),
+    Tested("3.13", "2.13", "2026-11-22", _QUICK),
+    Tested(
+        "3.14",
+        "2.15",
+        "2026-11-22",
+        "the comparison of watched with unwatched trainings and 5,501 quick tests pass; one of mlflow and one of "
+        "TorchScript fail at deprecations; one of a message in the docs failed and was not run again; those that need "
+        "Node or a browser were not run",
+    ),
+)
+
+
+def examine_tested() -> Finding:
+    """Say whether the tests were run with the installed pair."""
+    try:
+        torch = _minor(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return Finding("ok", "tested", "torch is not installed, so nothing can be trained here")
+    python = _minor(platform.python_version())
+    pair = f"Python {python} with torch {torch}"
+    for each in TESTED:
+        if (each.python, each.torch) == (python, torch):
+            return Finding("ok" if each is TESTED[0] else "note", "tested", f"{pair}, {each.date}: {each.result}")
+    others = ", ".join(f"Python {each.python} with torch {each.torch}" for each in TESTED)
+    words = f"the tests were not run with {pair}, only with {others}; `make matrix` in a checkout runs them"
+    return Finding("note", "tested", words)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
 
 ASK_S: Final = 5.0
 _TOGETHER: Final = ("torch", "numpy", "lightning", "transformers", "accelerate", "scikit-learn")
 
 
-def examine(environment: Mapping[str, str]) -> list[Finding]:
+def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
     """Run each check; a check that fails is reported and doesn't stop the others."""
-    return [_versions(), tested.examine(), *(_finding_of(about, look, environment) for about, look in _LOOKS)]
+    return [_versions(), examine_tested(), *(_finding_of(about, look, environment) for about, look in _LOOKS)]
 
 
 def _finding_of(about: str, look: Callable[[Mapping[str, str]], Finding], environment: Mapping[str, str]) -> Finding:
@@ -124,3 +214,15 @@ def _problem_of(url: str, token: str = "") -> str:
             return f"rejects the token: {error}"
         return f"answered {error.status}: is this a hookcore server?"
     return ""
+
+
+def examine(model: str = "", environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Run all checks; `model` names a callable as `module:callable` whose model is checked too."""
+    findings = examine_machine(environment)
+    try:
+        training = import_module("hookcore.commands.doctor.training")
+    except (ImportError, OSError) as error:
+        words = f"cannot be imported ({error}): this machine can serve and show runs, but not train"
+        return [*findings, Finding("wrong" if model else "note", "torch", words)]
+    findings += training.examine()
+    return findings + training.examine_model(model) if model else findings

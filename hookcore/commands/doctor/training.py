@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.commands.doctor.findings import Finding
+from hookcore.commands.doctor.machine import Finding
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.hooks.loading import UNSEEN

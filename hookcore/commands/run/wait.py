@@ -12,7 +12,7 @@ from typing import Any, Final
 
 _TORCH: Final = "torch"
 _CONNECTOR: Final = "trainer.connectors.callback_connector"
-# The modules of trainers, and the function of `hookcore.frameworks.logs` that follows what they log.
+# The modules of trainers, and the function of `hookcore.frameworks.watching` that follows what they log.
 _TRAINERS: Final[dict[str, str]] = {
     "transformers.trainer": "follow_transformers",
     f"lightning.pytorch.{_CONNECTOR}": "follow_lightning",
@@ -46,7 +46,7 @@ class _Finder:
         if self._watcher is None:
             return
         try:
-            follow = getattr(import_module("hookcore.frameworks.logs"), _TRAINERS[module.__name__])
+            follow = getattr(import_module("hookcore.frameworks.watching"), _TRAINERS[module.__name__])
             follow(module, self._watcher)
         except Exception as error:  # another release of the framework
             self._watcher._errors.record("following a trainer's log", error)

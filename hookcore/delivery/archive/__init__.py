@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from hookcore.delivery.archive.layout import SUFFIX, folder_name
-from hookcore.delivery.archive.loading import Recorded, Unheard, load_frames, load_into
-from hookcore.delivery.archive.reader import Archive, read_archive
-from hookcore.delivery.archive.scribe import Scribe
-from hookcore.delivery.archive.sink import ArchiveSink
-from hookcore.delivery.archive.state import DiskCounters, is_held
-from hookcore.delivery.archive.writer import ArchiveWriter
+from hookcore.delivery.archive.folder import SUFFIX, DiskCounters, folder_name, is_held
+from hookcore.delivery.archive.reader import Archive, Recorded, Unheard, load_frames, load_into, read_archive
+from hookcore.delivery.archive.writer import ArchiveSink, ArchiveWriter, Scribe
 
 __all__ = [
     "SUFFIX",

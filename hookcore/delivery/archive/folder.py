@@ -1,22 +1,330 @@
-"""The folder of a run that is being written: its parts, the tables that are rewritten whole, and the lock."""
+"""The folder of a saved run: its files, their layout, its state, and how they are written atomically."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from hookcore.delivery.archive.files import last_frame, merge_parts, remove_unfinished, write_json, write_table
-from hookcore.delivery.archive.layout import FORMAT, RUN_FILE, TABLES, part_name, parts_in
-from hookcore.delivery.archive.state import DiskCounters, hold, key_hash
-from hookcore.delivery.dashboard.whole import make_folder
+from hookcore.delivery.dashboard.private import UNFINISHED, make_folder, parsed, read_regular, whole_file
+from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord, Value
+from hookcore.records.flow import CallSize, FlowCall
 from hookcore.records.wire import EndItem, RunInfo
 from hookcore.store import StepRange
+
+# The files in the folder of a saved run, and the columns of its tables.
+
+FORMAT: Final = 2
+OTHER_BINS: Final = frozenset({1})  # formats that are read without their sketches, which have other bins
+SUFFIX: Final = ".hookcore"
+RUN_FILE: Final = "run.json"
+MAX_RUN_FILE_BYTES: Final = 2**22
+TAP_COLUMNS: Final = ("module", "kind", "index", "phase")
+
+_COLUMN_TYPES: Final[dict[Any, pa.DataType]] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    str | None: pa.string(),
+    int | None: pa.int64(),
+    bool: pa.bool_(),
+    dict[str, Value]: pa.string(),  # as JSON; null if it is empty
+    tuple[tuple[str, str], ...]: pa.map_(pa.string(), pa.string()),
+    tuple[tuple[str, tuple[int, ...]], ...]: pa.map_(pa.string(), pa.list_(pa.int64())),
+}
+
+
+def _schema_of(record: type) -> pa.Schema:
+    """Return the schema of a table whose columns are the fields of a record."""
+    return pa.schema([(name, _type_of(hint)) for name, hint in get_type_hints(record).items()])
+
+
+def _type_of(hint: Any) -> pa.DataType:
+    if hint in _COLUMN_TYPES:
+        return _COLUMN_TYPES[hint]
+    if get_origin(hint) is tuple:
+        return pa.list_(_type_of(get_args(hint)[0]))
+    if is_dataclass(hint):
+        return pa.struct(list(_schema_of(hint)))  # type: ignore[arg-type]
+    return _type_of(type(get_args(hint)[0]))  # one of some words
+
+
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())
+_TAP: Final = [*((name, _WORD) for name in TAP_COLUMNS), ("call", pa.int32())]
+_PLACE: Final = [("frame", pa.int64()), ("step", pa.int64())]
+
+# Tables that grow by parts. `frame` numbers the frames in order of arrival and connects the rows of the tables: one
+# step may have several frames.
+TABLES: Final = {
+    "steps": pa.schema(
+        [
+            *_PLACE,
+            ("time_s", pa.float64()),
+            ("micro_batches", pa.int32()),
+            ("grad_scale", pa.float64()),
+            ("elapsed_s", pa.float64()),
+        ]
+    ),
+    "stats": pa.schema(
+        [*_PLACE, ("tap", pa.int32()), *_TAP, *((name, pa.float64()) for name in STATS), ("owner", pa.int32())]
+    ),
+    "sketches": pa.schema(
+        [*_PLACE, ("tap", pa.int32()), ("bins", pa.list_(pa.uint16())), ("counts", pa.list_(pa.uint32()))]
+    ),
+    "scalars": pa.schema([*_PLACE, ("name", pa.string()), ("value", pa.float64())]),
+    # A row for each call; the columns of its size are null if that isn't known.
+    "flows": pa.schema([*_PLACE, ("seconds", pa.float64()), *_schema_of(FlowCall), *_schema_of(CallSize)]),
+    "events": _schema_of(Event),
+    "snapshots": pa.schema(
+        [
+            ("step", pa.int64()),
+            ("time_s", pa.float64()),
+            *((name, pa.string()) for name in TAP_COLUMNS),
+            ("call", pa.int32()),
+            ("dtype", pa.string()),
+            ("shape", pa.list_(pa.int64())),
+            ("stored", pa.string()),
+            ("values", pa.binary()),
+            ("truncated", pa.bool_()),
+            ("number", pa.int64()),
+            ("names", pa.string()),  # as JSON; null if there are none
+            ("item", pa.int64()),  # its number on the wire; -1 if it has none
+        ]
+    ),
+}
+OF_FRAMES: Final = ("steps", "stats", "sketches", "scalars")  # rows of every frame
+# Tables that are rewritten whole whenever they change.
+WHOLE: Final = {
+    "taps": pa.schema([("tap", pa.int32()), *((name, pa.string()) for name in TAP_COLUMNS), ("call", pa.int32())]),
+    "modules": _schema_of(ModuleRecord),
+    "coverage": _schema_of(Coverage),
+    "hooks": _schema_of(HookRecord),
+}
+# Files of older releases don't have these.
+LATER_COLUMNS: Final = frozenset(
+    ("about", "bases", "owner", "source", "placements", "inside", "names", "item", *_schema_of(CallSize).names)
+)
+
+_PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def folder_name(name: str, run_id: str) -> str:
+    """Return the name of a run's folder, from its name and id, without path separators."""
+    word = _UNSAFE.sub("-", name).strip("-.")[:60]
+    return f"{word or 'run'}-{_UNSAFE.sub('-', run_id)[:64]}{SUFFIX}"
+
+
+def part_name(first: int, last: int) -> str:
+    """Return the file name of the parts from first to last."""
+    return f"part-{first:06d}-{last:06d}.parquet"
+
+
+def parts_in(folder: Path) -> list[tuple[int, int, Path]]:
+    """Return the valid parts in order; one inside a larger one was merged into it."""
+    found = []
+    for path in folder.glob("part-*.parquet"):
+        match = _PART.fullmatch(path.name)
+        if match and int(match[1]) <= int(match[2]):
+            found.append((int(match[1]), int(match[2]), path))
+    found.sort(key=lambda part: (part[0], -part[1]))
+    counting: list[tuple[int, int, Path]] = []
+    for part in found:
+        if not counting or part[1] > counting[-1][1]:
+            counting.append(part)
+    return counting
+
+
+# Atomic files: written under a temporary name, synced, renamed.
+
+MERGE_AT: Final = 8  # this many parts of about one size become one
+MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> int:
+    """Write a file atomically; a crash leaves the old one, or none. Return by how many bytes the folder grew."""
+    before = path.stat().st_size if path.exists() else 0
+    with whole_file(path) as file:
+        write(file)
+        grown = file.tell() - before
+    _sync_folder(path.parent)
+    return grown
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sync a folder, because a power failure could otherwise undo a renaming."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> int:
+    """Write a JSON file atomically. Return by how many bytes the folder grew."""
+    data = json.dumps(content, indent=1).encode()
+    return write_whole(path, lambda file: file.write(data))
+
+
+def write_table(path: Path, table: pa.Table) -> int:
+    """Write a Parquet file atomically. Return by how many bytes the folder grew."""
+    # A dictionary of numbers that hardly repeat saves nothing, and takes time to make.
+    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.type == pa.string()]
+    options = {"compression": "zstd", "compression_level": 1, "use_dictionary": words, "write_statistics": True}
+    return write_whole(path, lambda file: pq.write_table(table, file, **options))
+
+
+def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    with path.open("rb") as file:  # Arrow opens only paths that are valid UTF-8
+        return pq.read_table(file, columns=columns)
+
+
+def last_frame(folder: Path) -> int:
+    """Return the highest frame number in the readable parts of a table, or -1."""
+    for _, _, path in reversed(parts_in(folder)):
+        with contextlib.suppress(OSError, pa.ArrowException, IndexError):
+            return int(_read_table(path, ["frame"])["frame"][-1].as_py())
+    return -1
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a crash left: unfinished files, and parts that were merged into others."""
+    for path in folder.rglob(f"*{UNFINISHED}"):
+        path.unlink()
+    for below in folder.iterdir():
+        if below.is_dir():
+            counting = {path for _, _, path in parts_in(below)}
+            for path in below.glob("part-*.parquet"):
+                if path not in counting:
+                    path.unlink()
+
+
+def merge_parts(folder: Path) -> int:
+    """Merge small parts, if there are many. Return by how many bytes the folder grew.
+
+    The merged part is complete before the others are removed, so that no data is ever missing. A crash in between
+    leaves duplicate rows for programs that read all files; hookcore checks the ranges, and the next writer cleans up.
+    """
+    run = _mergeable(parts_in(folder))
+    if not run:
+        return 0
+    table = joined([_read_table(path) for _, _, path in run])
+    before = sum(path.stat().st_size for _, _, path in run)
+    after = write_table(folder / part_name(run[0][0], run[-1][1]), table)
+    for _, _, path in run:
+        path.unlink()
+    return after - before
+
+
+def joined(parts: list[pa.Table]) -> pa.Table:
+    """Return the rows of all parts. In those of an older release, a later column is null."""
+    return pa.concat_tables(parts, promote_options="default").unify_dictionaries()
+
+
+def _mergeable(parts: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:
+    """Return the newest neighbors of one size class, if there are enough."""
+    by_class: list[tuple[int, list[tuple[int, int, Path]]]] = []
+    for part in parts:
+        size = part[2].stat().st_size
+        level = _level_of(part[1] - part[0] + 1) if size < MERGED_BYTES // 2 else -1
+        if not by_class or by_class[-1][0] != level:
+            by_class.append((level, []))
+        by_class[-1][1].append(part)
+    for level, run in reversed(by_class):
+        if level >= 0 and len(run) >= MERGE_AT:
+            return run[:MERGE_AT]
+    return []
+
+
+def _level_of(parts: int) -> int:
+    level = 0
+    while parts >= MERGE_AT:
+        parts //= MERGE_AT
+        level += 1
+    return level
+
+
+# The state of a saved run: how much of it is on disk, who may continue it, and whether it is being written.
+
+LOCK_FILE: Final = "writing.lock"
+_METADATA: Final = b"hookcore"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCounters:
+    """The counters of a run on disk, over all of its writers."""
+
+    acknowledged: int = -1  # the highest number, on the wire, of what was written
+    written: int = 0  # frames and snapshots
+    lost: int = 0
+
+    def as_metadata(self) -> dict[bytes, bytes]:
+        """Return the counters as metadata of a part, so that a crash can't separate them from its data."""
+        return {_METADATA: msgspec.json.encode(self)}
+
+    @classmethod
+    def of(cls, folder: Path) -> DiskCounters:
+        """Return the counters of the run in a folder: the newer of run.json and its last part."""
+        found = [cls()]
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            found.append(msgspec.convert(parsed(read_regular(folder / RUN_FILE, MAX_RUN_FILE_BYTES)), cls))
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, LookupError, pa.ArrowException):
+            said = pq.read_schema(parts_in(folder / "steps")[-1][2]).metadata[_METADATA]
+            found.append(msgspec.json.decode(said, type=cls))
+        return max(found, key=lambda counters: (counters.acknowledged, counters.written))
+
+
+@dataclass(frozen=True, slots=True)
+class WriteProgress:
+    """Counters of received, written, and lost frames and snapshots, and the bytes on disk."""
+
+    taken: int
+    written: int
+    lost: int
+    nbytes: int
+    stopped: str  # why nothing is being written; empty if all is well
+
+
+def key_hash(key: str) -> str:
+    """Return a hash of a run's key: enough to recognize its trainer, useless to anyone else."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest() if key else ""
+
+
+def hold(folder: Path) -> int | None:
+    """Lock a run against other writers; None if another process has the lock. It ends with the descriptor."""
+    number = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        return None
+    except OSError:
+        pass  # a file system without locks
+    return number
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether a process is writing to this run."""
+    try:
+        number = hold(folder)
+    except OSError:
+        return False
+    if number is None:
+        return True
+    os.close(number)
+    return False
+
 
 _ORDER: Final = ("events", "snapshots", "flows", "scalars", "sketches", "stats", "steps")
 

@@ -1,21 +1,23 @@
-"""Reads a saved run. Damaged parts are skipped and reported; nothing in a file is ever executed."""
+"""Reads a saved run, or fills a store with it. Damaged parts are skipped and reported; no code in a file is run."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import not_
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hookcore.delivery.archive.files import joined
-from hookcore.delivery.archive.layout import (
+from hookcore.delivery.archive.folder import (
     FORMAT,
     LATER_COLUMNS,
     MAX_RUN_FILE_BYTES,
@@ -24,14 +26,20 @@ from hookcore.delivery.archive.layout import (
     RUN_FILE,
     TABLES,
     WHOLE,
+    joined,
     parts_in,
 )
 from hookcore.delivery.archive.tables import events_of, flows_of, frames_of, snapshots_of
-from hookcore.delivery.dashboard.foreign import open_regular, parsed, read_regular
+from hookcore.delivery.dashboard.private import open_regular, parsed, read_regular
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
+from hookcore.records.vocabulary import NONFINITE_STEP, OWN_RULE
 from hookcore.records.wire import RunInfo
+from hookcore.store import Store
+from hookcore.store.segments import SKIPPED_STEP
+
+# Reads a saved run. Damaged parts are skipped and reported; nothing in a file is ever executed.
 
 MAX_FILE_BYTES: Final = 2**29
 MAX_PART_BYTES: Final = 2**30  # unpacked; a file that holds more is not read
@@ -299,3 +307,71 @@ def _common_ranges(folder: Path) -> list[tuple[int, int]]:
         else:
             ranges.append((first, last))
     return ranges
+
+
+# Fills a store with a recorded run, part by part.
+
+
+class Recorded(Protocol):
+    """The source for filling a store: a run on disk, or in a database."""
+
+    damages: list[str]  # what could not be read
+
+    @property
+    def labels(self) -> dict[str, str]: ...
+    def taps(self) -> tuple[Tap, ...]: ...
+    def modules(self) -> Sequence[ModuleRecord]: ...
+    def coverage(self) -> Sequence[Coverage]: ...
+    def hooks(self) -> Sequence[HookRecord]: ...
+    def events(self) -> Iterator[Event]: ...
+    def frames(self) -> Iterator[Frame]: ...
+    def snapshots(self) -> Iterator[Snapshot]: ...
+
+
+def load_into(store: Store, archive: Recorded) -> None:
+    """Load a saved run into a store, part by part; the store's limits bound the memory."""
+    store.announce(archive.taps())
+    store.describe(archive.modules(), archive.coverage(), archive.hooks())
+    load_frames(store, archive)
+
+
+def load_frames(store: Store, archive: Recorded) -> None:
+    """Load all that a run's steps brought into a store that knows its taps and modules."""
+    labels = archive.labels
+    # While the run was live, an incident was known to be skipped before it made room for later ones.
+    skipped = deque(sorted(event.step for event in archive.events() if event.name == SKIPPED_STEP))
+    unheard = Unheard(archive.events())
+    for frame in archive.frames():
+        unheard.tell(store, frame)
+        while skipped and skipped[0] < frame.step:
+            store.note_skipped(skipped.popleft())
+        try:
+            store.append(replace(frame, labels=labels) if labels else frame)
+        except HookcoreError as error:
+            archive.damages.append(f"step {frame.step}: {error}")
+        labels = {}
+    unheard.tell(store)
+    for snapshot in archive.snapshots():
+        store.add_snapshot(snapshot)
+    # Events that the store added while it was being filled may be recorded too.
+    told = {(event.step, event.name, event.message) for event in store.events()}
+    for event in archive.events():
+        if (event.step, event.name, event.message) not in told:
+            store.add_saved_event(event)
+
+
+class Unheard:
+    """The events of a saved run that its rules and incidents must hear when they did while the run was live."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        known = [each for each in events if each.name.startswith(OWN_RULE) or each.name == NONFINITE_STEP]
+        is_late = [bool(each.about.get("late")) for each in known]  # it came with a frame of a later step
+        self._late = deque(sorted(compress(known, is_late), key=lambda each: each.time_s))
+        self._others = deque(sorted(compress(known, map(not_, is_late)), key=lambda each: each.step))
+
+    def tell(self, store: Store, frame: Frame | None = None, shift: int = 0) -> None:
+        """Let a store hear the events that came with a frame or before it; without a frame, all others."""
+        while self._others and (frame is None or self._others[0].step <= frame.step):
+            store.hear(self._others.popleft().moved(shift))
+        while self._late and (frame is None or self._late[0].time_s <= frame.time_s):
+            store.hear(self._late.popleft().moved(shift))

@@ -19,16 +19,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from hookcore.delivery.archive.files import write_json
-from hookcore.delivery.archive.layout import SUFFIX
+from hookcore.delivery.archive.folder import SUFFIX, write_json
 from hookcore.delivery.archive.reader import Archive, read_archive
 from hookcore.delivery.archive.writer import ArchiveWriter
-from hookcore.delivery.dashboard.foreign import open_regular
-from hookcore.delivery.dashboard.home import make_private, undelivered_folder
-from hookcore.delivery.http.batches import batch_of
-from hookcore.delivery.http.parcels import PARCEL_BYTES, Entry, Parcel
-from hookcore.delivery.http.spool import Described
-from hookcore.delivery.sizes import size_of
+from hookcore.delivery.dashboard.private import open_regular
+from hookcore.delivery.dashboard.process import make_private, undelivered_folder
+from hookcore.delivery.http.parcels import PARCEL_BYTES, DescribedRun, Entry, Parcel
+from hookcore.delivery.http.sender import batch_of
+from hookcore.delivery.sinks import size_of
 from hookcore.errors import HookcoreError
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, RunInfo
@@ -59,7 +57,7 @@ class RunSpool:
     def __init__(
         self,
         run: RunInfo,
-        describe: Callable[[], Described],
+        describe: Callable[[], DescribedRun],
         server: str = "",
         environment: Mapping[str, str] = os.environ,
     ) -> None:
@@ -163,7 +161,7 @@ class _Contents:
 
     def __init__(self) -> None:
         none = Description(-1)
-        self.described = Described((), none, None, DeliveryCounters())
+        self.described = DescribedRun((), none, None, DeliveryCounters())
         self._taps = TapList(np.empty(0, np.int64), ())
         self._events: list[Event] = []
         self._seen = 0  # events that were dropped from the list

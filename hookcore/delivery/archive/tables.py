@@ -13,7 +13,7 @@ import pyarrow as pa
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hookcore.delivery.archive.layout import TABLES, TAP_COLUMNS, WHOLE
+from hookcore.delivery.archive.folder import TABLES, TAP_COLUMNS, WHOLE
 from hookcore.records import STATS, Event, Frame, Names, SketchBlock, Snapshot, Tap, Value
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from hookcore.records.sketch import rows_of

@@ -1,8 +1,9 @@
-"""Writes a run to disk while it is running. Failures are reported and stop nothing else."""
+"""Writes a run to disk while it is running, in a thread of its own. Failures are reported and stop nothing else."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -10,17 +11,105 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from hookcore.delivery.archive.folder import RunFolder
-from hookcore.delivery.archive.layout import folder_name
-from hookcore.delivery.archive.scribe import PART_S, Scribe
-from hookcore.delivery.archive.state import DiskCounters, WriteProgress
+from msgspec import structs
+
+from hookcore.delivery.archive.folder import DiskCounters, RunFolder, WriteProgress, folder_name
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
-from hookcore.delivery.sizes import UNSAVED_BYTES, size_of
-from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
-from hookcore.records.wire import EndItem, RunInfo
-from hookcore.store import StepRange, TapList
+from hookcore.delivery.sinks import UNSAVED_BYTES, StoreSink, size_of
+from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records.wire import EndItem, Place, RunInfo
+from hookcore.store import StepRange, Store, TapList
+
+# A thread that writes any number of runs to disk. It starts with the first writer and ends with the last.
+
+PART_S: Final = 5.0  # the part of a run that a crash may lose
+PATIENCE_S: Final = 0.5  # how long a part waits for a pause
+LOOK_S: Final = 0.01
+
+
+class Writes(Protocol):
+    """A writer that the thread serves."""
+
+    def write_part(self) -> bool:
+        """Write waiting data. Return False if the run has ended and there is no more."""
+
+
+class Scribe:
+    """The thread and its writers, which take turns: many runs that were written at once would stall live pages.
+
+    They write in pauses, if there are any: the ranks of a training send their steps together, and its live pages would
+    wait for the parts that are written between them.
+
+    A finished writer is removed, so that no reference to its run remains.
+    """
+
+    def __init__(self, part_s: float = PART_S, is_busy: Callable[[], bool] = lambda: False) -> None:
+        self._part_s, self._is_busy = part_s, is_busy
+        self._due = 0.0  # when the next part should be written
+        self._changed = threading.Condition()
+        self._writers: deque[Writes] = deque()  # the next one first
+        self._hurried: deque[Writes] = deque()  # those that don't wait for their turn
+        self._thread: threading.Thread | None = None
+
+    def add(self, writer: Writes) -> None:
+        """Add a writer."""
+        with self._changed:
+            self._writers.append(writer)
+            if self._thread is None:
+                self._due = time.monotonic()
+                self._thread = threading.Thread(target=self._run, name="hookcore-keeper", daemon=True)
+                self._thread.start()
+
+    def poke(self, writer: Writes) -> None:
+        """Write a run now instead of at its turn."""
+        with self._changed:
+            if writer in self._writers and writer not in self._hurried:
+                self._hurried.append(writer)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while self._take_turn():
+            pass
+
+    def _take_turn(self) -> bool:
+        """Wait for the next turn and write a part of a run. Return False when no run is left."""
+        with self._changed:
+            if self._writers and not self._hurried:
+                self._wait_for_turn()
+            writer = self._next()
+        if writer is not None and writer.write_part():
+            writer = None  # it goes on
+        with self._changed:
+            if writer is not None and writer in self._writers:
+                self._writers.remove(writer)
+            if not self._writers:
+                self._hurried.clear()
+                self._thread = None
+            return self._thread is not None
+
+    def _wait_for_turn(self) -> None:
+        """Wait until the next part is due, and then for a pause, if it isn't late (the lock must be held)."""
+        share_s = self._part_s / len(self._writers)
+        self._due = max(self._due, time.monotonic() - PATIENCE_S) + share_s
+        if self._changed.wait(max(0.0, self._due - time.monotonic())):
+            return  # a run can't wait
+        while self._is_busy() and time.monotonic() < self._due + PATIENCE_S:
+            if self._changed.wait(LOOK_S):
+                return
+
+    def _next(self) -> Writes | None:
+        """Return the run whose turn it is (the lock must be held)."""
+        while self._hurried:
+            writer = self._hurried.popleft()
+            if writer in self._writers:
+                return writer
+        if not self._writers:
+            return None
+        self._writers.rotate(-1)
+        return self._writers[-1]
+
 
 PART_BYTES: Final = UNSAVED_BYTES // 2  # of records, in memory: one part is written while the next one arrives
 MAX_QUEUE_BYTES: Final = 64 * 2**20
@@ -340,3 +429,49 @@ class _Entry:
 
 def _sentence(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+logger = logging.getLogger("hookcore")
+
+SINK_CLOSE_S: Final = 10.0  # a process that ends before its values are on disk loses them, so it is worth the wait
+
+
+class ArchiveSink(StoreSink):
+    """Puts frames into a store of this process, and into a folder on disk; the writer gets modules from the store."""
+
+    def __init__(self, store: Store, folder: str, info: RunInfo) -> None:
+        super().__init__(store)
+        self._info = info
+        self._writer = ArchiveWriter(folder, info, store)
+        self._failure: Failure | None = None
+
+    def send(self, record: Frame | Snapshot) -> None:
+        super().send(record)
+        self._writer.take(record)
+
+    def locate(self, place: Place) -> None:
+        if self.store.follower is not None:
+            self.store.follower.take_turns(place.rank)  # as when the saved run is read
+        self._inform(place=place)
+
+    def learn(self, description: Mapping[str, Any]) -> None:
+        self._inform(**description)
+
+    def _inform(self, **changes: Any) -> None:
+        self._info = structs.replace(self._info, **changes)
+        self._writer.inform(self._info)
+
+    def fail(self, failure: Failure) -> None:
+        super().fail(failure)
+        self._failure = failure
+
+    def close(self) -> None:
+        """Write the rest."""
+        if not self._closed:
+            super().close()
+            self._writer.take(EndItem(0, self.store.steps().newest or 0, self._failure))
+            if not self._writer.close(SINK_CLOSE_S):
+                logger.warning("hookcore: the run's folder is incomplete: writing it took more than %g s", SINK_CLOSE_S)
+
+    def abandon(self) -> None:
+        self._writer.abandon()

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from hookcore.delivery.dashboard.foreign import open_regular, parsed, read_regular
-from hookcore.delivery.dashboard.home import home
-from hookcore.delivery.dashboard.whole import remove_orphans, whole_file
+from hookcore.delivery.dashboard.private import open_regular, parsed, read_regular, remove_orphans, whole_file
+from hookcore.delivery.dashboard.process import home
 from hookcore.errors import CapsuleError, ServerError
 
 FORMAT: Final = 1

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from hookcore.delivery.dashboard.home import opened_home
 from hookcore.delivery.dashboard.private import MAX_READ, PrivateFolder
+from hookcore.delivery.dashboard.process import opened_home
 from hookcore.errors import ServerError
 from hookcore.records.wire import RunInfo
 

@@ -1,15 +1,22 @@
-"""A folder that only its user can read, and plain files in it, opened without following other users' links."""
+"""Files of this user alone, files of others, files that appear whole or not at all, and processes that may be gone."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
+import re
 import secrets
 import stat
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import IO, Any, BinaryIO, Final
+
+from hookcore.records import plain
 
 MAX_LINKS: Final = 40
 MAX_READ: Final = 65_536
@@ -146,3 +153,167 @@ def _below(folder: int, name: str, flags: int) -> int:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=folder)
         return os.open(name, flags, dir_fd=folder)
+
+
+# Files that may come from another person: only regular ones of a limited size are opened, and their JSON is tamed.
+
+_MAX_DIGITS: Final = 300  # of an integer; a longer one becomes infinity, because no float can hold it
+
+
+def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BinaryIO:
+    """Open a file for reading; raise OSError if it is a pipe, a device, or larger than `most_bytes`.
+
+    A folder may belong to someone else. A pipe in it would wait for a writer, and a device may have no end.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    about, name = os.fstat(file.fileno()), Path(path).name
+    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
+        return file
+    file.close()
+    if stat.S_ISREG(about.st_mode):
+        raise OSError(f"{name} has {about.st_size} bytes: at most {most_bytes} are allowed")
+    raise OSError(f"{name} is not a regular file")
+
+
+def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Return the contents of a file; raise OSError if it is a pipe, a device, or larger than `most_bytes`."""
+    with open_regular(path, most_bytes) as file:
+        return file.read(most_bytes)
+
+
+def parsed(data: bytes) -> Any:
+    """Return what JSON says. Raises ValueError if it isn't JSON, or is nested too deeply.
+
+    All texts are valid Unicode, so they can be written anywhere, and all integers fit into a float.
+    """
+    try:
+        return plain(json.loads(data, parse_int=_whole))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
+
+
+# Whether a process still exists. Its number alone doesn't say: numbers are used again, here and on other machines.
+
+MAX_PID: Final = 2**22  # Linux has no higher one; a message can claim any
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_STATE, _THREADS, _STARTED = 0, 17, 19  # places in /proc/PID/stat after the name
+
+
+def mark_of(pid: int) -> str:
+    """Return a mark that identifies a process across all machines; empty if it is unknown (not on Linux)."""
+    place, started = _place(), _started(pid)
+    return f"{place}/{started}" if place and started else ""
+
+
+def lives_as(pid: int, mark: str) -> bool | None:
+    """Return whether the process with this mark still exists; None if it can't be seen from here."""
+    place, _, started = mark.rpartition("/")
+    if not place or place != _place():
+        return None
+    return _started(pid) in (started, "") if lives(pid) else False
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process of this machine has this number."""
+    if not 0 < pid < MAX_PID:
+        return False
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to another user
+        return True
+    return True
+
+
+def _place() -> str:
+    """Return this machine, its boot, and the namespaces that numbers and times of processes belong to."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):  # the /proc of another namespace
+            return ""
+        # The name, because copies of a virtual machine have one boot.
+        return "/".join((os.uname().nodename, _BOOT.read_text().strip(), *map(_namespace, ("pid", "time"))))
+    except OSError:
+        return ""
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except FileNotFoundError:  # an older kernel has one for all
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in ticks since the boot; "ended" for one that only waits for its parent."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        if fields[_STATE] in "ZX" and fields[_THREADS] in "01":  # more: only its first thread has ended
+            return "ended"
+        return fields[_STARTED]
+    except (OSError, IndexError):
+        return ""  # hidden, or gone by now
+
+
+# Files that appear whole or not at all, and the remains of files whose writer was killed.
+
+UNFINISHED: Final = ".unfinished"  # at the end of a name, so that no pattern for finished files matches it
+_NAME: Final = re.compile(rf"\.(.+)\.(\d{{1,10}})\.\d{{1,20}}\{UNFINISHED}", re.ASCII)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents. Other users can't write to new ones, whatever the umask."""
+    for each in (*reversed(path.absolute().parents), path):
+        if not each.is_dir():
+            each.mkdir(mode=0o755, exist_ok=True)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes its name when the block ends, and is removed if the block raises.
+
+    Other users can't write to it, whatever the umask.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}{UNFINISHED}")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with os.fdopen(os.open(unfinished, flags | os.O_NOFOLLOW, 0o644), "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def remove_orphans(folder: Path, name: str = "") -> int:
+    """Remove the unfinished files in a folder whose writers are dead, or only those of one file; count them."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for each in folder.iterdir():
+            match = _NAME.fullmatch(each.name)
+            if match is not None and name in ("", match[1]) and _is_orphan(each, int(match[2])):
+                with contextlib.suppress(OSError):
+                    each.unlink()
+                    removed += 1
+    return removed
+
+
+def _is_orphan(path: Path, writer: int) -> bool:
+    """Return whether a writer is surely dead: no process here has its number, and no process anywhere its lock."""
+    if lives(writer):
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked by a writer on another machine, or not to be locked: left alone
+        return False
+    return True

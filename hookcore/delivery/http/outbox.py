@@ -9,11 +9,19 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final, Literal
 
-from hookcore.delivery.http.fitting import fitted
-from hookcore.delivery.http.parcels import PARCEL_BYTES, STRIKES, CurrentDescription, Entry, Parcel, some_taps
-from hookcore.delivery.http.retained import Retained
-from hookcore.delivery.http.spool import Described, Spool
-from hookcore.delivery.sizes import UNSAVED_BYTES, size_of
+from hookcore.delivery.http.parcels import (
+    PARCEL_BYTES,
+    STRIKES,
+    CurrentDescription,
+    DescribedRun,
+    Entry,
+    Parcel,
+    Retained,
+    Spool,
+    fitted,
+    some_taps,
+)
+from hookcore.delivery.sinks import UNSAVED_BYTES, size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.wire import Answer, DeliveryCounters, EndItem
@@ -315,10 +323,10 @@ class Outbox:
         return self._produced - self._unread - sum(number >= self._unread for number in self._gone)
 
     @property
-    def described(self) -> Described:
+    def described(self) -> DescribedRun:
         """What the run consists of, for a spool."""
         with self.changed:
-            return Described(tuple(self._taps), self._description.whole, self._end, self._counters())
+            return DescribedRun(tuple(self._taps), self._description.whole, self._end, self._counters())
 
     @property
     def durable(self) -> int:

@@ -1,14 +1,82 @@
-"""The contents of the outbox: records with their sizes, parcels, and the description of the run."""
+"""The contents of the outbox: records with their sizes, shortened to fit, and sent again if a receiver loses them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
-from hookcore.delivery.http.fitting import fitted
-from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
-from hookcore.records.wire import DeliveryCounters, Description, EndItem
+from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap, plain
+from hookcore.records.flow import Flow, TensorForm
+from hookcore.records.wire import MAX_TEXT, Answer, DeliveryCounters, Description, EndItem, RunInfo
+
+# Shortens strings that exceed the server's limits, so that one odd name doesn't get a whole batch rejected.
+
+MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may contain a traceback
+MAX_SETTING: Final = 4_000  # characters of one setting
+_LONG_TEXTS: Final = frozenset({"message", "reason", "function", "where", "warning", "source"})
+
+Record = TypeVar("Record", Tap, Event, ModuleRecord, Coverage, HookRecord)
+
+
+def cut(text: str, longest: int = MAX_TEXT) -> str:
+    """Return the text, or its beginning and a hash of the rest, so that two long names stay distinct."""
+    if len(text) <= longest:
+        return text
+    mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+    return f"{text[: longest - 14]}~{mark}"
+
+
+def fitted(record: Record) -> Record:
+    """Return the record with shortened strings; most are returned unchanged."""
+    changes: dict[str, Any] = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        longest = MAX_LONG_TEXT if each.name in _LONG_TEXTS else MAX_TEXT
+        if isinstance(value, str):
+            if len(value) > longest:
+                changes[each.name] = cut(value, longest)
+        elif isinstance(value, tuple) and any(len(text) > longest for text in value):
+            changes[each.name] = tuple(cut(text, longest) for text in value)
+    return replace(record, **changes) if changes else record
+
+
+def fitted_frame(frame: Frame) -> Frame:
+    """Return the frame with shortened strings; its new taps are not checked."""
+    has_texts = frame.events or frame.labels or frame.flow is not None
+    if all(len(name) <= MAX_TEXT for name in frame.scalars) and not has_texts:
+        return frame
+    return replace(
+        frame,
+        events=tuple(map(fitted, frame.events)),
+        scalars={cut(name): value for name, value in frame.scalars.items()},
+        labels={cut(name): cut(text) for name, text in frame.labels.items()},
+        flow=None if frame.flow is None else _fitted_flow(frame.flow),
+    )
+
+
+def _fitted_flow(flow: Flow) -> Flow:
+    calls, sizes = flow.calls, flow.sizes
+    if any(len(each.module) > MAX_TEXT for each in calls):
+        calls = tuple(replace(each, module=cut(each.module)) for each in calls)
+    if any(len(form.place) > MAX_TEXT for each in sizes for form in (*each.inputs, *each.outputs)):
+        sizes = tuple(replace(each, inputs=_cut(each.inputs), outputs=_cut(each.outputs)) for each in sizes)
+    return replace(flow, calls=calls, sizes=sizes)
+
+
+def _cut(forms: tuple[TensorForm, ...]) -> tuple[TensorForm, ...]:
+    return tuple(replace(each, place=cut(each.place)) for each in forms)
+
+
+def fitted_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with very long lists abbreviated."""
+    texts = {name: repr(value) for name, value in settings.items()}
+    short = {name: value for name, value in plain(settings).items() if len(texts[name]) <= MAX_SETTING}
+    return {name: short[name] if name in short else cut(texts[name]) for name in settings}
+
 
 PARCEL_BYTES: Final = 8_000_000  # a larger item is sent alone
 STRIKES: Final = 2  # a part that was refused this often by itself is dropped
@@ -108,3 +176,89 @@ def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
             known[each.path] = each
             differs = True
     return differs
+
+
+class Retained:
+    """Acknowledged items that aren't on the receiver's disk yet: all of them, or the newest that there is room for.
+
+    There is room for what a receiver accepts before it has saved it, unless its disk takes nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.arrived = -1  # the highest number that the receiver has
+        self.is_saved = True  # whether it would lose none of its data
+        self.given_up = ""  # why it will save no more of the ended run; empty if it may
+        self.durable = -1  # the highest number that is on its disk
+        self._max_bytes = max_bytes
+        self.entries: deque[Entry] = deque()
+        self._nbytes = 0
+
+    @property
+    def newest(self) -> int:
+        """The highest number that can be sent again."""
+        return self.entries[-1].number if self.entries else -1
+
+    def unsaved(self, produced: int) -> int:
+        """Return how many of a number of acknowledged items may not be on the receiver's disk."""
+        return max(0, min(self.arrived, produced - 1) - self.durable)
+
+    def note(self, arrived: Sequence[Entry], answer: Answer) -> list[Entry]:
+        """Retain arrived data, and release saved data. Return the data that the receiver has lost, oldest first."""
+        self.arrived = answer.acknowledged
+        self.durable = answer.acknowledged if answer.durable is None else answer.durable
+        self.entries.extend(arrived)
+        self._nbytes += sum(entry.size for entry in arrived)
+        while self.entries and self.entries[0].number <= self.durable:
+            self._nbytes -= self.entries.popleft().size
+        while self._nbytes > self._max_bytes and len(self.entries) > 1:
+            self._nbytes -= self.entries.popleft().size
+        lost: deque[Entry] = deque()
+        while self.newest > answer.acknowledged:
+            lost.appendleft(self.entries.pop())
+            self._nbytes -= lost[0].size
+        # An older server doesn't say it, and its `durable` never counts the end.
+        self.is_saved = not self.entries if answer.saved is None else answer.saved
+        self.given_up = "" if self.is_saved else answer.given_up
+        return list(lost)
+
+
+# What a spool offers: it keeps what can't be delivered on disk. It is implemented in `delivery.archive`.
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedRun:
+    """What a run consists of, and what became of its items so far."""
+
+    taps: tuple[Tap, ...]
+    description: Description
+    end: EndItem | None
+    counters: DeliveryCounters
+
+
+class Spool(Protocol):
+    """A run's undelivered items on disk. `take` can be called from any thread, the rest from one. None of it raises."""
+
+    path: Path
+    newest: int  # the highest number that it was given; -1 before the first
+    trouble: str  # why it can't be written; empty if it can
+
+    def take(self, number: int, record: Frame | Snapshot) -> None:
+        """Queue an item for the next part; never wait."""
+
+    def write(self) -> None:
+        """Write what is queued."""
+
+    def read(self, first: int) -> Iterator[tuple[int, Frame | Snapshot]]:
+        """Yield the written items from this number on. They are read only once."""
+
+    def close(self, run: RunInfo) -> int:
+        """Write the rest and leave it to the next dashboard. Return how many items couldn't be written."""
+
+    def discard(self) -> None:
+        """Remove it, because everything was delivered."""
+
+    def abandon(self) -> None:
+        """Leave it alone in a forked child."""
+
+
+MakeSpool = Callable[[RunInfo, Callable[[], DescribedRun]], Spool]

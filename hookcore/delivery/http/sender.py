@@ -1,27 +1,258 @@
-"""The thread that empties an outbox into a server. It raises nothing, and waits where only it has to wait."""
+"""The thread that empties an outbox into a server. It raises nothing, and waits where only it can wait."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from hookcore.delivery.http.batches import batch_of, sentence_of
-from hookcore.delivery.http.connection import Address, Connection, NotSentError, Reply, UnansweredError
-from hookcore.delivery.http.fitting import fitted_settings
-from hookcore.delivery.http.messages import absence_message, return_message
+from hookcore.delivery.http.connection import (
+    MAX_PAUSE_HERE_S,
+    MAX_PAUSE_S,
+    WRITING,
+    Address,
+    Connection,
+    NotSentError,
+    Reply,
+    Retries,
+    UnansweredError,
+)
 from hookcore.delivery.http.outbox import Outbox, Reason
-from hookcore.delivery.http.parcels import Parcel
-from hookcore.delivery.http.retries import MAX_PAUSE_HERE_S, MAX_PAUSE_S, WRITING, Retries
-from hookcore.delivery.http.spool import MakeSpool
-from hookcore.delivery.http.spooling import Spooling
+from hookcore.delivery.http.parcels import Entry, MakeSpool, Parcel, Spool, fitted, fitted_frame, fitted_settings
 from hookcore.errors import WireError
-from hookcore.records import Command
-from hookcore.records.wire import Answer, RunInfo, decode_answer, encode
+from hookcore.records import Command, Frame
+from hookcore.records.wire import (
+    Answer,
+    Batch,
+    DeliveryCounters,
+    FrameItem,
+    Item,
+    RunInfo,
+    SnapshotItem,
+    decode_answer,
+    encode,
+    frame_item,
+    snapshot_item,
+)
+
+# Conversion of parcels to batches, and of error answers to sentences.
+
+MAX_SENTENCE = 500
+
+
+def batch_of(parcel: Parcel, run: RunInfo, commands_done: int) -> Batch:
+    """Return the batch for a parcel."""
+    items: list[Item] = [_item(entry) for entry in parcel.entries]
+    if parcel.end is not None:
+        items.append(parcel.end)
+    return Batch(
+        run=run,
+        taps_from=parcel.taps_from,
+        taps=parcel.taps,
+        description=parcel.description,
+        items=tuple(items),
+        counters=parcel.counters,
+        commands_done=commands_done,
+        retained=parcel.retained,
+    )
+
+
+def _item(entry: Entry) -> FrameItem | SnapshotItem:
+    if isinstance(entry.record, Frame):
+        return frame_item(entry.number, fitted_frame(entry.record))
+    return snapshot_item(entry.number, replace(entry.record, tap=fitted(entry.record.tap)))
+
+
+def sentence_of(body: bytes) -> str:
+    """Return the error in an answer, with a leading colon, or an empty string."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return f": {str(json.loads(body)['error'])[:MAX_SENTENCE]}"
+    return ""
+
+
+PART_S: Final = 5.0  # what a killed trainer may lose
+
+
+class Spooling:
+    """The spool of one run, from the moment that it is needed. Everything but `abandon` is called by one thread."""
+
+    def __init__(self, outbox: Outbox, make: MakeSpool | None) -> None:
+        self._outbox = outbox
+        self._make = make
+        self._spool: Spool | None = None
+        self._is_on = False  # whether it gets every item
+        self._due = float("inf")
+        self._trouble = ""
+        self._ended = False
+        self.lost = 0  # at the end: items that could not be written
+
+    @property
+    def path(self) -> Path | None:
+        """The folder on disk that has what wasn't delivered; None if there is none, or if it can't be written."""
+        return None if self._spool is None or self._spool.trouble else self._spool.path
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether something may be written at the end."""
+        return self._make is not None and not self._trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be written; empty if it can, or if nothing should be."""
+        return self._trouble or ("" if self._spool is None else self._spool.trouble)
+
+    @property
+    def due_at(self) -> float:
+        """When the next part is due."""
+        return self._due
+
+    def begin(self, run: RunInfo) -> None:
+        """Keep everything on disk from now on, and write what is waiting."""
+        if self._is_on or self._ended or (self._spool is None and not self._open(run)):
+            return
+        assert self._spool is not None
+        self._is_on = True
+        self._outbox.spool_to(self._spool)
+        self.write()
+
+    def _open(self, run: RunInfo) -> bool:
+        if self._make is None or self._trouble:
+            return False
+        try:
+            self._spool = self._make(run, lambda: self._outbox.described)
+        except Exception as error:  # no folder, a library that can't be loaded: never a reason not to train
+            self._trouble = str(error) or type(error).__name__
+        return self._spool is not None
+
+    def write(self) -> None:
+        """Write the next part."""
+        self._due = time.monotonic() + PART_S
+        if self._spool is not None:
+            self._spool.write()
+
+    def note_progress(self) -> None:
+        """Note that the server takes items. The spool is removed once it has saved all that is in there."""
+        spool = self._spool
+        if spool is None:
+            return
+        if self._is_on and self._outbox.spool_no_more():
+            self._is_on, self._due = False, float("inf")
+        if not self._is_on and self._outbox.durable >= spool.newest:
+            self._spool = None
+            spool.discard()
+
+    def finish(self, run: RunInfo) -> None:
+        """Write everything that the server hasn't saved, for the next dashboard. A second call does nothing."""
+        self.begin(run)
+        if not self._ended and self._spool is not None:
+            self.lost = self._spool.close(run)
+        self._ended = True
+
+    def drop(self) -> None:
+        """Remove the spool at the end of a run that the server has saved."""
+        if not self._ended and self._spool is not None:
+            self._spool.discard()
+            self._spool = None
+        self._ended = True
+
+    def abandon(self) -> None:
+        """Leave the spool alone in a forked child."""
+        spool, self._spool, self._ended = self._spool, None, True
+        if spool is not None:
+            spool.abandon()
+
+
+# Warnings about data that the server didn't receive.
+
+_LOSSES: Final[dict[str, str]] = {
+    "queue-full": "dropped because too many were waiting",
+    "refused": "rejected",
+    "too-large": "too large",
+    "unsendable": "could not be encoded",
+    "closed": "not sent in time",
+}
+_NO_ANSWER: Final = "it didn't answer"
+_WRITES: Final = "it is still writing"
+
+
+def absence_message(trouble: str, spooling: Spooling) -> str:
+    """Return the warning about a server that accepts nothing."""
+    return (
+        f"hookcore: the server isn't accepting frames ({trouble or _NO_ANSWER}). Training continues. "
+        f"{_meanwhile(spooling)}"
+    )
+
+
+def _meanwhile(spooling: Spooling) -> str:
+    if spooling.path is not None:
+        return f"Until it does, frames are kept in {spooling.path}."
+    why = f" They can't be kept on disk: {spooling.trouble}." if spooling.trouble else ""
+    return (
+        f"If the queue fills up, the oldest frames are dropped. Frames still waiting when the run ends are lost.{why}"
+    )
+
+
+def return_message(counters: DeliveryCounters) -> str:
+    """Return the words about a server that accepts frames again."""
+    dropped = counters.dropped.get("queue-full", 0)
+    what = f"{dropped:,} of {counters.produced:,} frames and snapshots were {_LOSSES['queue-full']}"
+    return f"hookcore: the server is accepting frames again.{f' {what}.' if dropped else ''}"
+
+
+def loss_message(
+    counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None, given_up: str, spooling: Spooling
+) -> str:
+    """Return a warning about the data of an ended run that is or may be lost, or an empty string if all of it is saved.
+
+    `unsaved`: the number of items that the server acknowledged but may not have saved; 0 if only the end is unsaved.
+    `given_up`: why the server will not save them.
+    """
+    parts = [(count, _LOSSES[reason]) for reason, count in counters.dropped.items() if count]
+    parts += [(counters.waiting, _LOSSES["closed"])] if counters.waiting else []  # they are in the spool
+    parts += [(counters.in_flight, "sent without an answer")] if counters.in_flight else []
+    kept = _kept_message(spooling)
+    if not parts and answered:
+        return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved, given_up, kept)
+    why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was not sent"
+    also = f" Of those that did, the server may not have saved the last {unsaved:,}." if unsaved else ""
+    return (
+        f"hookcore: the run has ended, and {sum(count for count, _ in parts):,} of its {counters.produced:,} frames "
+        f"and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}.{also}{kept}"
+    )
+
+
+def _kept_message(spooling: Spooling) -> str:
+    """Return where the undelivered items are, with a leading space; empty if they are nowhere."""
+    if spooling.path is None:
+        return f" They are lost: {spooling.trouble}." if spooling.trouble else ""
+    lost = f" {spooling.lost:,} of them could not be written and are lost." if spooling.lost else ""
+    return (
+        f" What it hasn't saved is in {spooling.path}.{lost} Your next dashboard takes it in, and `hookcore open` "
+        "shows it."
+    )
+
+
+def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str, kept: str) -> str:
+    last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
+    if given_up:
+        return (
+            f"hookcore: the run has ended, but the server couldn't save {last if unsaved else 'all of it'}: "
+            f"{given_up}. That data is lost when the server stops."
+        )
+    what = last if unsaved else "how it ended"
+    return (
+        f"hookcore: the run has ended, but the server didn't confirm in time ({trouble or _WRITES}) that it saved "
+        f"{what}.{kept or ' If the server was killed or its disk is full, that data is lost.'}"
+    )
+
 
 logger = logging.getLogger("hookcore")
 

@@ -1,4 +1,4 @@
-"""The sink that sends frames to a server. It never waits or raises, and counts what happens to every item."""
+"""The sink that sends frames to a server. It never waits or raises."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from hookcore.delivery.http.connection import REQUEST_S, Address
-from hookcore.delivery.http.fitting import cut, fitted_settings
-from hookcore.delivery.http.messages import loss_message
 from hookcore.delivery.http.outbox import MAX_ITEMS, Outbox
-from hookcore.delivery.http.sender import Sender
-from hookcore.delivery.http.spool import MakeSpool
+from hookcore.delivery.http.parcels import MakeSpool, cut, fitted_settings
+from hookcore.delivery.http.sender import Sender, loss_message
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import DeliveryCounters, Place, RunInfo

@@ -4,8 +4,7 @@
 has the hooks of one module, and `tracer` selects the modules.
 """
 
-from hookcore.hooks.tracing.calls import Layer, LayerCall, TraceKind
 from hookcore.hooks.tracing.copies import NotCopied
-from hookcore.hooks.tracing.tracer import Trace, trace
+from hookcore.hooks.tracing.tracer import Layer, LayerCall, Trace, TraceKind, trace
 
 __all__ = ["Layer", "LayerCall", "NotCopied", "Trace", "TraceKind", "trace"]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from hookcore import records
 from hookcore.errors import ServerError
 from hookcore.records import Kind, Phase
-from hookcore.store import tables
-from hookcore.store.tables import library as library
+from hookcore.store import answers
+from hookcore.store.answers import library as library
 
 Wanted = TypeVar("Wanted")
 AnyTap = TypeVar("AnyTap", bound="Tap")
@@ -84,13 +84,13 @@ class Page(Answer, frozen=True):
     next: int | None
 
 
-class Tabular(tables.Tabular, Answer, frozen=True):
+class Tabular(answers.Tabular, Answer, frozen=True):
     """An answer that can become a data frame."""
 
 
 def tap_columns(taps: Sequence[Tap]) -> dict[str, Any]:
     """Return a column for each part of the taps."""
-    return tables.tap_columns([tap.number for tap in taps], taps)
+    return answers.tap_columns([tap.number for tap in taps], taps)
 
 
 def decode(data: bytes, kind: type[Wanted]) -> Wanted:

@@ -1,14 +1,18 @@
-"""The findings and the key figures of a run."""
+"""Findings, incidents, and capsules: what went wrong, and what was saved of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hookcore.reading.answers.base import Answer, Floats, Number, Tap
+from hookcore import records
+from hookcore.reading.answers.base import Answer, FloatMatrix, Floats, Integers, Number, Tap
 from hookcore.records import Kind, Severity
+from hookcore.store import incidents
+
+# The findings and the key figures of a run.
 
 
 class Finding(Answer, frozen=True, eq=False):
@@ -226,3 +230,256 @@ class Overview(Answer, frozen=True):
         dict[str, int], Meta(description="findings that are neither acknowledged nor muted, by severity")
     ]
     muted: Annotated[int, Meta(description="muted findings")]
+
+
+# Incidents: problems, as they were found when they happened.
+
+
+class Link(Tap, frozen=True):
+    """A tensor of an incident."""
+
+    first_step: Annotated[int, Meta(description="the first step in which it was affected")]
+
+
+class Incident(Answer, frozen=True):
+    """A problem from its first step until all affected tensors had recovered.
+
+    A culprit and a first step that are known never change.
+    """
+
+    id: Annotated[str, Meta(description="its name in addresses, also after a restart")]
+    key: Annotated[str, Meta(description="the key to acknowledge it, together with the finding about its culprit")]
+    rule: str
+    severity: Severity
+    acknowledged: bool
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it raises no alert")]
+    sentence: str
+    culprit: Annotated[Link, Meta(description="what began it; the whole model if `culprit_known` is false")]
+    culprit_known: Annotated[
+        bool, Meta(description="whether the first layer is known; if not, `remedy` says what to do")
+    ]
+    source: Annotated[
+        incidents.Source,
+        Meta(description="how the culprit is known: captured, found by the trainer's check of every step, or replayed"),
+    ]
+    where: Annotated[str, Meta(description="the line of code that a replay found; empty if none did")]
+    headline: Annotated[str, Meta(description="what began when and where, without a period")]
+    remedy: Annotated[str, Meta(description="how to find an unknown culprit; empty if it is known")]
+    value: Annotated[Number, Meta(description="the culprit's value when the incident was found")]
+    usual: Annotated[Number, Meta(description="the value before; NaN if unknown")]
+    first_step: Annotated[int, Meta(description="the first step in which it was found")]
+    earliest_step: Annotated[int, Meta(description="the first step in which it may have begun; `first_step` if exact")]
+    last_step: Annotated[int, Meta(description="the newest step in which it was found")]
+    recovered: Annotated[int | None, Meta(description="the step in which it was over; null while it lasts")]
+    found_step: Annotated[int, Meta(description="the newest step when the incident was found")]
+    steps: Annotated[int, Meta(description="affected steps: captured ones of NaN or infinity, or from first to last")]
+    unseen: Annotated[int, Meta(description="unknown steps right before the first one: from `earliest_step` on")]
+    skipped: Annotated[bool, Meta(description="whether a gradient scaler skipped one of the steps")]
+    loss: Annotated[str, Meta(description="a loss that was non-finite in the first step, although no output was")]
+    chain: Annotated[tuple[Link, ...], Meta(description="the tensors that followed, in the order of cause")]
+    taps: Annotated[int, Meta(description="the number of tensors that followed; the chain has the first 256")]
+    modules: Annotated[int, Meta(description="the number of other affected modules")]
+    has_evidence: Annotated[bool, Meta(description="whether the values around the onset were saved")]
+
+    @classmethod
+    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> Incident:
+        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted)
+
+
+class Around(Answer, frozen=True):
+    """A logged value around the onset of an incident."""
+
+    name: str
+    steps: Integers
+    values: Floats
+
+
+class Evidence(Answer, frozen=True):
+    """Exact values in the captured steps around an onset."""
+
+    taps: Annotated[tuple[Tap, ...], Meta(description="the culprit, other tensors of its module, and its neighbors")]
+    steps: Integers
+    stats: Annotated[dict[str, FloatMatrix], Meta(description="each stat, by step and tap; NaN where not captured")]
+    scalars: tuple[Around, ...]
+
+    @classmethod
+    def of(cls, found: incidents.Evidence) -> Evidence:
+        """Return the answer for the values around an onset."""
+        return cls(
+            tuple(map(Tap.of, found.numbers, found.taps)),
+            found.steps,
+            dict(zip(records.STATS, found.stats, strict=True)),
+            tuple(Around(each.name, each.steps, each.values) for each in found.logged),
+        )
+
+
+class IncidentDetail(Incident, frozen=True):
+    """An incident with its evidence."""
+
+    evidence: Annotated[Evidence | None, Meta(description="null if there was no room for it")]
+
+    @classmethod
+    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> IncidentDetail:
+        """Return the answer for an incident with its evidence."""
+        evidence = None if found.evidence is None else Evidence.of(found.evidence)
+        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted, evidence=evidence)
+
+
+class Incidents(Answer, frozen=True):
+    """Incidents, oldest first. Can be iterated over."""
+
+    run: str
+    total: int
+    dropped: Annotated[int, Meta(description="incidents that were dropped to make room for others")]
+    dropped_alerts: Annotated[int, Meta(description="the warnings and errors among these")]
+    incidents: tuple[Incident, ...]
+
+    def __getitem__(self, place: int) -> Incident:
+        return self.incidents[place]
+
+    def __iter__(self) -> Iterator[Incident]:
+        return iter(self.incidents)
+
+    def __len__(self) -> int:
+        return len(self.incidents)
+
+
+def _fields_of(found: incidents.Incident) -> dict[str, Any]:
+    same = (
+        "id",
+        "key",
+        "rule",
+        "severity",
+        "sentence",
+        "headline",
+        "remedy",
+        "culprit_known",
+        "source",
+        "where",
+        "first_step",
+        "earliest_step",
+        "last_step",
+        "recovered",
+        "steps",
+        "unseen",
+    )
+    return {name: getattr(found, name) for name in (*same, "found_step", "skipped", "loss", "taps", "modules")} | {
+        "culprit": _link(found.culprit),
+        "value": Number(found.value),
+        "usual": Number(found.usual),
+        "chain": tuple(map(_link, found.chain)),
+        "has_evidence": found.evidence is not None,
+    }
+
+
+def _link(link: incidents.Link) -> Link:
+    return Link.of(link.number, link.tap, first_step=link.first_step)
+
+
+# Capsules: steps that a training saved, and what a replay found in each.
+
+State = Literal["saved", "running", "explained", "failed"]
+
+
+class SourceLine(Answer, frozen=True):
+    """A line of the training's code, with the lines around it."""
+
+    file: str
+    line: int
+    function: str
+    source: tuple[str, ...]
+    first: Annotated[int, Meta(description="the number of the first of these lines")]
+
+    @property
+    def code(self) -> str:
+        """The line itself; empty if its file couldn't be read."""
+        place = self.line - self.first
+        return self.source[place].strip() if place < len(self.source) else ""
+
+
+class TensorFacts(Answer, frozen=True):
+    """A tensor in a replay; minimum, maximum, and mean are those of the finite values."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    nan: int
+    inf: int
+    min: float | None
+    max: float | None
+    mean: float | None
+    values: Annotated[tuple[str, ...], Meta(description="the values at the bad elements")]
+
+
+class Suspect(Answer, frozen=True):
+    """Where a non-finite value came from."""
+
+    origin: Literal["operator", "given", "constant", "uninitialized"]
+    operator: Annotated[str, Meta(description="its name, or the given value")]
+    number: Annotated[int, Meta(description="its position among the step's operators")]
+    phase: Annotated[str, Meta(description="forward or backward")]
+    node: Annotated[str, Meta(description="the autograd node that ran it, in the backward pass")]
+    stack: Annotated[tuple[SourceLine, ...], Meta(description="the training's code, innermost last")]
+    inputs: tuple[TensorFacts, ...]
+    output: TensorFacts | None
+    elements: Annotated[tuple[tuple[int, ...], ...], Meta(description="the indices of the first bad elements")]
+    bad: Annotated[int, Meta(description="the number of bad elements")]
+    module: Annotated[str, Meta(description="in which it ran, below the replayed model; in the backward pass, too")] = (
+        ""
+    )
+
+
+class ReplayedLayer(Answer, frozen=True):
+    """An activation of a replayed step, or its gradient."""
+
+    module: Annotated[str, Meta(description="below the replayed model")]
+    kind: Literal["output", "output_grad"]
+    index: str
+    call: int
+    values: Annotated[
+        tuple[float | None, ...], Meta(description="count, nan, inf, zero, mean, std, min, max, rms, norm")
+    ]
+
+
+class Explanation(Answer, frozen=True):
+    """The result of a replay."""
+
+    sentence: str
+    culprit: Suspect | None
+    others: Annotated[tuple[Suspect, ...], Meta(description="further origins; most reach no result of the step")]
+    bad_results: tuple[str, ...]
+    operators: int
+    exact: Annotated[bool, Meta(description="whether the outputs matched the training, bit for bit")]
+    differences: Annotated[tuple[str, ...], Meta(description="what didn't match, or couldn't be compared")]
+    error: Annotated[str, Meta(description="the exception that the step raised")]
+    above: Annotated[float | None, Meta(description="magnitudes above it also counted as bad")] = None
+    layers: Annotated[
+        tuple[ReplayedLayer, ...], Meta(description="the affected ones in order, and the finite ones before them")
+    ] = ()
+
+
+class Capsule(Answer, frozen=True):
+    """A step that was saved on this machine."""
+
+    id: Annotated[str, Meta(description="its name in addresses")]
+    step: int
+    reason: str
+    model: str
+    weights: Annotated[str, Meta(description="whether the weights are those before or after the update")]
+    time_s: Number
+    size: int
+    path: Annotated[str, Meta(description="for `hookcore replay`")]
+    state: State
+    failure: Annotated[str, Meta(description="why it could not be explained")]
+    explanation: Explanation | None
+    incident: Annotated[str, Meta(description="the id of the incident after which it was requested; empty if none")]
+
+
+class Capsules(Answer, frozen=True):
+    """The steps that a run saved and that this server can read, oldest first."""
+
+    run: str
+    total: int
+    capsules: tuple[Capsule, ...]

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from hookcore.reading.answers.base import Answer, Floats, Integers, Number
-from hookcore.reading.answers.incidents import Incident
+from hookcore.reading.answers.findings import Incident
 from hookcore.reading.answers.runs import Event
 from hookcore.reading.answers.series import Row, Series
 

@@ -1,4 +1,4 @@
-"""A run, its parts, and its events."""
+"""A run, its parts and events, its ranks, and what several runs have in one answer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import numpy as np
 from msgspec import Meta
 
 from hookcore import records
-from hookcore.reading.answers.base import Answer, Integers, Number, Page, Tabular, Tap, tap_columns
+from hookcore.reading.answers.base import Answer, FloatMatrix, Floats, Integers, Number, Page, Tabular, Tap, tap_columns
+from hookcore.reading.answers.series import Series
 from hookcore.records import Coverage, Failure, HookRecord, Severity, Value
 from hookcore.records.wire import DeliveryCounters
 from hookcore.store import Usage
+
+# A run, its parts, and its events.
 
 State = Literal["live", "ended", "crashed", "stopped", "lost", "waiting"]
 
@@ -281,3 +284,260 @@ class Problem(Answer, frozen=True):
     """Any error."""
 
     error: str
+
+
+# The ranks of a distributed training.
+
+
+class Rank(Answer, frozen=True):
+    """One rank of the newest attempt."""
+
+    rank: int
+    run: Annotated[str, Meta(description="the id of its own run")]
+    state: State
+    host: str
+    device: str
+    local_rank: int
+    axes: Annotated[dict[str, tuple[int, int]], Meta(description="coordinate and size on each axis of the mesh")]
+    newest_step: Annotated[int | None, Meta(description="as the run of all ranks counts steps")]
+    behind: Annotated[int | None, Meta(description="steps behind the farthest rank")]
+    seconds_per_step: Annotated[Number, Meta(description="mean of the newest captured steps; NaN if unknown")]
+    wait_s: Annotated[Number, Meta(description="mean seconds of waiting in a step (see `waits`); NaN if unknown")]
+    wait_share: Annotated[Number, Meta(description="as a share of a step's time")]
+    after_first_s: Annotated[Number, Meta(description="mean seconds from the first rank's last gradient to this one's")]
+    was_last: Annotated[int, Meta(description="in how many of these steps it was the last rank")]
+    late: Annotated[int, Meta(description="frames that came too late for the sum")]
+    missed: Annotated[int, Meta(description="steps that were added up without this rank")]
+    unknown_rows: Annotated[int, Meta(description="rows of its newest frame whose owner is unknown")]
+    samples_per_second: Annotated[
+        Number | None, Meta(description="that its model received, as last measured; null if unknown")
+    ] = None
+    tokens_per_second: Annotated[Number | None, Meta(description="null if its batches aren't rows of tokens")] = None
+
+
+class RankWaits(Answer, frozen=True):
+    """How ranks wait for each other at the end of backward passes, in the newest steps that all have captured."""
+
+    name: Annotated[str, Meta(description="the logged value that it is from")]
+    steps: int
+    first_step: int
+    last_step: int
+    seconds_per_step: Number
+    latest: Annotated[int | None, Meta(description="the rank that is noticeably last in most steps")]
+
+
+class Ranks(Tabular, frozen=True):
+    """The ranks of a run, and how complete their sum is."""
+
+    run: str
+    summary: RankSummary
+    steps: Annotated[int, Meta(description="steps that were added up")]
+    incomplete: Annotated[int, Meta(description="those that lack a rank")]
+    partial: Annotated[
+        int, Meta(description="those that some rank didn't capture; values that would be incomplete are left out")
+    ]
+    waiting: Annotated[int, Meta(description="steps that are waiting for a rank")]
+    compared: Annotated[int, Meta(description="rows that were compared with the same row of another rank")]
+    unread: Annotated[
+        tuple[int, ...], Meta(description="ranks whose saved runs can't be read, so the sum doesn't include them")
+    ]
+    unlisted: Annotated[int, Meta(description="folders with its name that can't be read, if ranks are missing")]
+    waits: Annotated[RankWaits | None, Meta(description="null if fewer than two ranks measure how long they wait")]
+    ranks: tuple[Rank, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each rank. Unknown values are NaN."""
+        texts, counts = ("run", "state", "host", "device"), ("was_last", "late", "missed")
+        rates = ("seconds_per_step", "samples_per_second", "tokens_per_second")
+        numbers = ("newest_step", *rates, "wait_s", "after_first_s")
+        return {
+            "rank": np.array([each.rank for each in self.ranks], np.int64),
+            **{name: [getattr(each, name) for each in self.ranks] for name in texts},
+            **{name: np.array([getattr(each, name) for each in self.ranks], np.float64) for name in numbers},
+            **{name: np.array([getattr(each, name) for each in self.ranks], np.int64) for name in counts},
+        }
+
+
+class RankSpread(Answer, frozen=True):
+    """The values of the ranks in one column of a map."""
+
+    first_step: int
+    last_step: int
+    low: Number
+    median: Number
+    high: Number
+    odd: Annotated[int | None, Meta(description="the rank twice as far from the median as all others; null if none is")]
+    ranks: Annotated[int, Meta(description="how many have a finite value")]
+
+
+class RankMap(Tabular, frozen=True, eq=False):
+    """A value by rank and step: values[i][j] is the mean of rank i in column j.
+
+    It is NaN where there is no value, and infinite where none is finite.
+    """
+
+    run: str
+    tap: Annotated[Tap | None, Meta(description="null for a logged value")]
+    name: Annotated[str, Meta(description="the logged value, or the stat of the tap")]
+    ranks: tuple[int, ...]
+    first_step: Integers
+    last_step: Integers
+    values: FloatMatrix
+    newest: Annotated[RankSpread | None, Meta(description="of the last column in which all live ranks have a value")]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each column of the map, with a column for each rank."""
+        found: dict[str, Any] = {"first_step": self.first_step, "last_step": self.last_step}
+        values = np.asarray(self.values)
+        return found | {f"rank_{rank}": values[row] for row, rank in enumerate(self.ranks)}
+
+
+class LayerSpread(Answer, frozen=True):
+    """The values of one tap on all ranks in one step: statistics of the finite ones, NaN if there are none."""
+
+    tap: Tap
+    low: Number
+    median: Number
+    high: Number
+    apart: Annotated[Number, Meta(description="high less low, relative to the median; infinite if some aren't finite")]
+    odd: Annotated[int | None, Meta(description="the rank twice as far from the median as all others; null if none is")]
+    odd_value: Annotated[Number, Meta(description="its value: infinite if it isn't finite, NaN without such a rank")]
+    finite: Annotated[int, Meta(description="how many ranks have a finite value")]
+    present: Annotated[int, Meta(description="how many have any")]
+
+
+class LayerSpreads(Page, Tabular, frozen=True):
+    """How far apart the ranks are, layer by layer."""
+
+    run: str
+    kind: str
+    stat: str
+    first_step: Annotated[int | None, Meta(description="before `step` if values are means of merged steps")]
+    step: Annotated[int | None, Meta(description="the newest step that all ranks have sent; null if there is none")]
+    layers: tuple[LayerSpread, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each layer."""
+        kinds: dict[str, Any] = dict.fromkeys(("low", "median", "high", "apart", "odd_value"), np.float64)
+        kinds |= dict.fromkeys(("finite", "present"), np.int64)
+        found = {name: np.array([getattr(each, name) for each in self.layers], kind) for name, kind in kinds.items()}
+        odd = np.array([-1 if each.odd is None else each.odd for each in self.layers], np.int64)  # -1: none
+        return tap_columns([each.tap for each in self.layers]) | found | {"odd": odd}
+
+
+# Values of many runs over time, in one answer.
+
+_PARTS = ("first_step", "last_step", "mean", "min", "max", "nonfinite", "runs")
+
+
+class OverlayLine(Answer, frozen=True, eq=False):
+    """A run, or the mean of a group of runs with their smallest and largest value."""
+
+    run: Annotated[str | None, Meta(description="null for the mean of a group")]
+    name: Annotated[str, Meta(description="the name of the run, or the value that the runs of the group share")]
+    group: Annotated[str, Meta(description="the run's value of `group_by`; empty without one")]
+    source: Annotated[str, Meta(description="the scalar or tap that was found; empty for a group")]
+    first_step: Integers
+    last_step: Integers
+    mean: Floats
+    min: Floats
+    max: Floats
+    nonfinite: Annotated[Integers, Meta(description="the number of steps with a NaN or infinite value")]
+    runs: Annotated[Integers, Meta(description="the number of runs with a value")]
+
+
+class Overlay(Tabular, frozen=True):
+    """The same values of many runs. `without` lists the runs that have none."""
+
+    what: Annotated[str, Meta(description="a scalar, or a stat of a tap")]
+    group_by: str
+    lines: tuple[OverlayLine, ...]
+    without: tuple[str, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point of each line."""
+        sizes = [len(line.mean) for line in self.lines]
+        pairs = list(zip(self.lines, sizes, strict=True))
+        columns: dict[str, Any] = {
+            "run": [line.run or "" for line, size in pairs for _ in range(size)],  # none of a group
+            "name": [line.name for line, size in pairs for _ in range(size)],
+            "group": [line.group for line, size in pairs for _ in range(size)],
+        }
+        for part in _PARTS:
+            arrays = [getattr(line, part) for line in self.lines]
+            columns[part] = np.concatenate(arrays) if arrays else np.empty(0)
+        return columns
+
+
+class LoginLink(Answer, frozen=True):
+    """A one-time link that logs in one browser."""
+
+    url: str
+    expires_s: Number
+
+
+# Notifications of a server.
+
+
+class NotificationTarget(Answer, frozen=True):
+    """A place that notifications go to. Its address is a secret."""
+
+    name: Annotated[str, Meta(description="the service, numbered if there are several")]
+    sent: Annotated[int, Meta(description="messages that it accepted")]
+    failed: Annotated[int, Meta(description="messages that it didn't accept in three attempts")]
+    works: Annotated[bool | None, Meta(description="whether it accepted the newest one; null before the first")]
+
+
+class Notifications(Answer, frozen=True):
+    """Where a server sends notifications, and how many arrived."""
+
+    targets: tuple[NotificationTarget, ...]
+    waiting: Annotated[int, Meta(description="incidents waiting for the next message")]
+    dropped: Annotated[int, Meta(description="incidents dropped because too many were waiting")]
+
+
+# A whole run at a glance: a line over its steps, its incidents and events, and its captured steps.
+
+
+class Nearest(Answer, frozen=True):
+    """Whether a step was captured, and the captured steps around it, or null if there are none."""
+
+    run: str
+    step: int
+    first_step: Annotated[int | None, Meta(description="of the captured steps that it was merged with, or itself")]
+    last_step: int | None
+    before: Annotated[int | None, Meta(description="the captured step before it")]
+    after: int | None
+
+
+class TimelineMark(Answer, frozen=True):
+    """The incidents and events in a span of steps: the worst one, and their number."""
+
+    step: Annotated[int, Meta(description="of the worst one")]
+    first_step: int
+    last_step: int
+    severity: Severity
+    title: str
+    module: str
+    count: int
+    incident: Annotated[str, Meta(description="the id of the worst one, if it is an incident; else empty")]
+    event: Annotated[str, Meta(description="the worst one's key in the list of events")]
+
+
+class Timeline(Answer, frozen=True, omit_defaults=True):
+    """A run from its first to its newest step, or a part of it."""
+
+    run: str
+    state: State
+    first_step: int | None
+    newest_step: int | None
+    quantity: Annotated[str, Meta(description="what the line shows")]
+    is_loss: Annotated[bool, Meta(description="false if no loss was logged, so that the line shows something else")]
+    captured: Annotated[int, Meta(description="the number of captured steps")]
+    captured_first: Annotated[
+        Integers, Meta(description="the first step of each captured step, or of the steps merged with it")
+    ]
+    captured_last: Annotated[Integers, Meta(description="the last step; the same if the step is still exact")]
+    captured_all: Annotated[bool, Meta(description="false if some were left out because there are too many")]
+    marks: tuple[TimelineMark, ...]
+    line: Annotated[Series | None, Meta(description="null if there is nothing to draw")] = None

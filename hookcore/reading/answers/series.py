@@ -1,9 +1,9 @@
-"""Values over time: series, heatmaps, histograms, and the newest values."""
+"""Values over time: series, heatmaps, histograms, the newest values, and two runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from hookcore.reading.answers.base import (
     Floats,
     IntegerMatrix,
     Integers,
+    Number,
     Page,
     States,
     Tabular,
@@ -24,7 +25,7 @@ from hookcore.reading.answers.base import (
     tap_columns,
 )
 from hookcore.records import Kind
-from hookcore.store.tables import (
+from hookcore.store.answers import (
     SERIES_COLUMNS,
     ChannelsTable,
     HistogramsTable,
@@ -280,3 +281,209 @@ class Latest(Tabular, frozen=True, eq=False):
         stats = {stat: self.values[:, place] for place, stat in enumerate(self.stats)}
         firsts = np.array([tap.first_step for tap in self.taps], np.int64)
         return tap_columns(self.taps) | {"first_step": firsts, "step": self.steps} | stats
+
+
+# Two runs, layer by layer.
+
+
+class Apart(Answer, frozen=True):
+    """The difference between two runs in one layer or logged value that both have."""
+
+    outcome: Literal["different", "not compared", "NaN in both", "no difference"]
+    points: Annotated[int, Meta(description="the number of compared points: steps, or merged older steps")]
+    steps: Annotated[int, Meta(description="the number of steps in these points")]
+    parts_at: Annotated[
+        int | None,
+        Meta(
+            description="the first step with a difference larger than the tolerance, or the first of the merged steps "
+            "that contain it"
+        ),
+    ]
+    parts_by: Annotated[int | None, Meta(description="the last of these; the same as parts_at if they aren't merged")]
+    largest: Annotated[
+        Number, Meta(description="the largest magnitude of the differences; NaN if nothing was compared")
+    ]
+    share: Annotated[
+        Number,
+        Meta(
+            description="the largest as a share of the larger magnitude; Infinity if only one run has a finite value, "
+            "NaN if nothing was compared"
+        ),
+    ]
+    at_step: Annotated[int | None, Meta(description="the step of the largest share")]
+    nonfinite: Annotated[int, Meta(description="points at which both runs have NaN or infinities")]
+    nonfinite_at: Annotated[
+        int | None,
+        Meta(description="the first step at which they do, or the first of the merged steps that contain it"),
+    ]
+    nonfinite_by: Annotated[int | None, Meta(description="the last of these")]
+
+
+class ComparedScalar(Apart, frozen=True):
+    """A value that both runs logged."""
+
+    name: str
+
+
+class ComparedLayer(Apart, Tabular, frozen=True, eq=False):
+    """One tap of both runs. `difference` is the second run's value minus the first one's, at common steps."""
+
+    tap: Tap
+    numbers: Annotated[tuple[int, int], Meta(description="its numbers in the two runs")]
+    first_step: Integers
+    last_step: Integers
+    difference: Floats
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point."""
+        return {name: getattr(self, name) for name in ("first_step", "last_step", "difference")}
+
+
+class Verdict(Answer, frozen=True):
+    """The result of the comparison, and how much was compared."""
+
+    outcome: Annotated[
+        Literal["different", "no difference", "unknown"],
+        Meta(description="unknown if no step of a layer was captured by both runs and no logged value differs"),
+    ]
+    message: Annotated[str, Meta(description="the verdict in sentences")]
+    steps_compared: Annotated[int, Meta(description="steps that both runs captured")]
+    steps_captured: Annotated[tuple[int, int], Meta(description="steps that each run captured")]
+    steps_not_comparable: Annotated[
+        int, Meta(description="the other steps from the first to the newest step of either run")
+    ]
+
+
+class Parting(Answer, frozen=True):
+    """The first difference of two runs."""
+
+    step: int
+    tap: Tap
+
+
+class Comparison(Page, frozen=True):
+    """Two runs, layer by layer."""
+
+    runs: tuple[str, str]
+    kind: str | None
+    stat: str
+    tolerance: float
+    verdict: Verdict
+    first: Annotated[Parting | None, Meta(description="the earliest difference in a layer")]
+    parted: Annotated[int, Meta(description="the number of layers that differ")]
+    layers: tuple[ComparedLayer, ...]
+    logged: Annotated[
+        tuple[ComparedScalar, ...], Meta(description="every value that both runs logged, such as the loss")
+    ]
+    only_in: Annotated[dict[str, tuple[Tap, ...]], Meta(description="taps of one run only, at most 1,000 of each")]
+
+
+class DifferenceRow(Row, frozen=True):
+    """A tap of both runs, or a group of neighbors starting with it."""
+
+    numbers: Annotated[tuple[int, int], Meta(description="its numbers in the two runs")]
+
+
+class ComparisonHeatmap(Tabular, frozen=True, eq=False):
+    """The largest difference of two runs in each cell [row][column], as a share of the larger magnitude."""
+
+    runs: tuple[str, str]
+    kind: str | None
+    stat: str
+    rows: tuple[DifferenceRow, ...]
+    first_step: Integers
+    last_step: Integers
+    worst: FloatMatrix
+    state: Annotated[
+        States,
+        Meta(
+            description="0 not compared, 1 compared, 2 finite in one run only, 3 NaN or infinite in both, no difference"
+        ),
+    ]
+
+    def __post_init__(self) -> None:
+        shape_cells(self)
+
+    @property
+    def taps(self) -> tuple[DifferenceRow, ...]:
+        """The first tap of each row."""
+        return self.rows
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each row of the map, and a column for each span of steps, named by its first step."""
+        groups = np.array([row.group for row in self.rows], np.int64)
+        return tap_columns(self.rows) | {"group": groups} | span_columns(self.first_step, self.worst)
+
+
+class Figure(Answer, frozen=True):
+    """A chart for Plotly: `plotly.graph_objects.Figure(answer)`, or `Plotly.newPlot(element, answer)`."""
+
+    data: tuple[dict[str, Any], ...]
+    layout: dict[str, Any]
+
+
+# Layers and logged values that differ in some steps of a run, the largest difference first.
+
+
+class StepSample(Answer, frozen=True):
+    """The steps that were compared. Older steps are kept as sums, so these may be more than the requested ones."""
+
+    run: str
+    first: int | None
+    last: int | None
+    steps: Annotated[int, Meta(description="the number of captured steps with histograms")]
+
+
+class DifferentLayer(Answer, frozen=True, eq=False):
+    """A tap whose values are distributed differently: counts[i][j] values lie between edges[j] and edges[j + 1]."""
+
+    tap: Tap
+    share: Annotated[
+        Number,
+        Meta(description="the share of values that would have to move to make both histograms match, beyond chance"),
+    ]
+    usual: Annotated[
+        Number | None,
+        Meta(description="the median share of other windows of equal length; null if there are fewer than two"),
+    ]
+    message: Annotated[str, Meta(description="what is different, in words")]
+    edges: Floats
+    inside: Floats
+    outside: Floats
+    values: Annotated[tuple[int, int], Meta(description="the number of sampled values inside and outside")]
+    nonfinite: Annotated[tuple[int, int], Meta(description="the number of NaN and infinities among these")]
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether other windows of as many steps differ as much."""
+        return self.usual is not None and self.share <= self.usual
+
+
+class DifferentScalar(Answer, frozen=True):
+    """A logged value that differs: mean and extremes of its finite values. Each pair is inside and outside."""
+
+    name: str
+    share: Number
+    message: str
+    mean: tuple[Number, Number]
+    low: tuple[Number, Number]
+    high: tuple[Number, Number]
+
+
+class Differences(Tabular, frozen=True, eq=False):
+    """What differs most between some steps and others, largest share first."""
+
+    inside: StepSample
+    outside: StepSample
+    compared: Annotated[int, Meta(description="the number of taps with values in both")]
+    not_compared: Annotated[int, Meta(description="the number of taps without values in one of them")]
+    layers: tuple[DifferentLayer, ...]
+    logged: tuple[DifferentScalar, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each layer."""
+        found = tap_columns([each.tap for each in self.layers])
+        found["share"] = np.array([each.share for each in self.layers], np.float64)
+        found["usual"] = np.array([np.nan if each.usual is None else each.usual for each in self.layers], np.float64)
+        found["message"] = [each.message for each in self.layers]
+        return found

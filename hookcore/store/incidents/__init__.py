@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from hookcore.store.incidents.accounts import AROUND, Rank, around, rank_of
+from hookcore.store.incidents.book import Feeding, fitting
+from hookcore.store.incidents.replayed import Alarm, Replay
+
 from .accounts import NONFINITE
-from .alarm import Alarm
 from .book import KEPT_FIRST, KEPT_NEWEST, Incidents
-from .evidence import AROUND
-from .feeding import Feeding, fitting
 from .incident import Evidence, Found, Incident, Link, Logged, Source, since_words, when_words
 from .occasions import FirstError
-from .order import Rank, around, rank_of
-from .replay import Replay
 from .replayed import replay_of
 
 __all__ = [

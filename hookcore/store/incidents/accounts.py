@@ -1,20 +1,415 @@
-"""Incidents as they are now: their state, followed frame by frame, as the record that readers get."""
+"""Incidents as they are now, with the values around their onset, and the first of several affected tensors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import GRADIENT_KINDS, Tap
-from hookcore.store.incidents.evidence import Gathering
-from hookcore.store.incidents.incident import Incident, Link, Source, Steps
-from hookcore.store.incidents.order import Causes
-from hookcore.store.incidents.replay import Replay
-from hookcore.store.incidents.standing import Standing
-from hookcore.store.incidents.states import NEVER, Onset, Open, Over
+from hookcore.records import GRADIENT_KINDS, SEVERITIES, Kind, Severity, Tap
+from hookcore.records.vocabulary import GRAD_SCALE, OWN, is_per_frame, loss_rank
+from hookcore.store.incidents.incident import Evidence, Floats, Found, Incident, Link, Logged, Source, Steps
+from hookcore.store.incidents.replayed import Alarm, Replay
+
+# The order in which a model computes within one step, to find the first of several affected taps.
+
+# Taps are numbered when they are first seen: in the order of execution. The backward pass has the reverse order.
+TURN: Final[dict[Kind, int]] = {
+    "input": 0,
+    "output": 0,
+    "output_grad": 1,
+    "input_grad": 1,
+    "param_grad": 2,
+    "update": 3,
+    "param": 4,
+    "probe": 5,
+}
+BACKWARD: Final[frozenset[Kind]] = frozenset({"output_grad", "input_grad", "param_grad"})
+_PER_TURN: Final = 2**34  # more than twice the number of taps that a store can hold
+_CONTAINER: Final = 2**33
+
+Rank = tuple[int, int, bool, int]
+
+
+def rank_of(step: int, number: int, tap: Tap, containers: frozenset[str]) -> Rank:
+    """Return a sort key by cause: a tap with a lower rank can have caused one with a higher rank.
+
+    In the backward pass, a container shares a tensor with its last child, whose name is more specific.
+    """
+    backward = tap.kind in BACKWARD
+    return step, TURN[tap.kind], backward and tap.module in containers, -number if backward else number
+
+
+class Causes:
+    """The ranks of a store's taps as arrays, updated if taps were added."""
+
+    def __init__(self, taps: Sequence[Tap]) -> None:
+        self._taps = taps  # only ever appended to
+        self._keys: NDArray[np.int64] = np.empty(0, np.int64)
+        self._modules: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def first_of(self, numbers: NDArray[np.integer]) -> int:
+        """Return the tap that can have caused all others."""
+        self._update()
+        return int(numbers[np.argmin(self._keys[numbers])])
+
+    def order(self, numbers: NDArray[np.integer], onsets: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the places of taps by onset, and within a step by cause."""
+        self._update()
+        return np.lexsort((self._keys[numbers], onsets))
+
+    def modules(self, numbers: NDArray[np.integer]) -> int:
+        """Return the number of different modules that taps belong to."""
+        self._update()
+        return len(np.unique(self._modules[numbers]))
+
+    def _update(self) -> None:
+        if len(self._keys) == len(self._taps):
+            return
+        known = tuple(self._taps)
+        containers = around({tap.module for tap in known})
+        places: dict[str, int] = {}
+        self._modules = np.array([places.setdefault(tap.module, len(places)) for tap in known], np.int64)
+        self._keys = np.array([_key(*each, containers) for each in enumerate(known)], np.int64)
+
+
+def _key(number: int, tap: Tap, containers: frozenset[str]) -> int:
+    _, turn, is_container, place = rank_of(0, number, tap, containers)
+    return turn * _PER_TURN + is_container * _CONTAINER + place
+
+
+def around(modules: Iterable[str]) -> frozenset[str]:
+    """Return every path that contains one of these."""
+    found: set[str] = set()
+    for module in modules:
+        path = module
+        while path:
+            path = path.rpartition(".")[0]
+            if path in found:
+                break
+            found.add(path)
+    return frozenset(found)
+
+
+# Takes the values around an onset while they are still exact.
+
+AROUND: Final = 50  # captured steps on either side
+MAX_LOGGED: Final = 12
+_BESIDE: Final = 2  # neighbors of the same kind, on either side
+_OF_MODULE: Final = 3  # other tensors of the culprit's module
+
+# Reads the exact rows from a step on, and some before it: the steps, and the values [column, step, lane].
+ReadRows = Callable[[Sequence[int], int, int], tuple[Steps, Floats]]
+
+
+@dataclass(slots=True)
+class Window:
+    """Rows of some lanes around a step, exact however the store merges them later."""
+
+    lanes: tuple[int, ...]
+    begin: int
+    read: ReadRows
+    steps: Steps
+    values: Floats
+
+    @classmethod
+    def open(cls, lanes: Sequence[int], begin: int, read: ReadRows) -> Window:
+        """Take what there is up to the onset."""
+        return cls(tuple(lanes), begin, read, *read(lanes, begin, AROUND))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether enough steps after the onset have been taken."""
+        return len(self.steps) - int(np.searchsorted(self.steps, self.begin)) > AROUND
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes when it is complete."""
+        return (2 * AROUND + 1) * 8 * (1 + len(self.values) * len(self.lanes))
+
+    def extend(self) -> None:
+        """Take the data that has since arrived, and the newest step again, which may have another part."""
+        if self.is_complete or not self.lanes:
+            return
+        known = slice(0, max(0, len(self.steps) - 1))
+        first = int(self.steps[-1]) if len(self.steps) else self.begin
+        steps, values = self.read(self.lanes, first, 0)
+        end = int(np.searchsorted(self.steps, self.begin)) + AROUND + 1
+        self.steps = np.concatenate([self.steps[known], steps])[:end]
+        self.values = np.concatenate([self.values[:, known], values], axis=1)[:, :end]
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The evidence of an incident while it is taken."""
+
+    taps: tuple[Tap, ...]
+    names: tuple[str, ...]
+    stats: Window
+    logged: Window
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the steps after the onset have been taken."""
+        return self.stats.is_complete
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes when it is complete."""
+        return self.stats.nbytes + self.logged.nbytes
+
+    def extend(self) -> None:
+        """Take the data that has since arrived."""
+        self.stats.extend()
+        self.logged.extend()
+
+    def evidence(self) -> Evidence:
+        """Return the evidence so far."""
+        logged = []
+        for place, name in enumerate(self.names):
+            present = self.logged.values[0, :, place] == 1
+            logged.append(Logged(name, self.logged.steps[present], self.logged.values[-1, present, place]))
+        shown = tuple(each for each in logged if len(each.steps))
+        return Evidence(self.stats.lanes, self.taps, self.stats.steps, self.stats.values, shown)
+
+
+def neighbors_of(culprit: int, taps: Sequence[Tap]) -> list[int]:
+    """Return the culprit, other tensors of its module, and the tensors of its kind before and after it."""
+    tap = taps[culprit]
+    own = [number for number, each in enumerate(taps) if each.module == tap.module and number != culprit]
+    own.sort(key=lambda number: (abs(TURN[taps[number].kind] - TURN[tap.kind]), number))
+    alike = [number for number, each in enumerate(taps) if (each.kind, each.phase) == (tap.kind, tap.phase)]
+    place = alike.index(culprit)
+    beside = alike[max(0, place - _BESIDE) : place] + alike[place + 1 : place + 1 + _BESIDE]
+    return list(dict.fromkeys([culprit, *own[:_OF_MODULE], *beside]))
+
+
+def worth_showing(names: Sequence[str]) -> list[str]:
+    """Return the logged values that explain most: the loss scale, losses, learning rates, and then others."""
+    wanted = [name for name in names if name == GRAD_SCALE or not name.startswith(OWN)]
+    return sorted(wanted, key=lambda name: (name != GRAD_SCALE, loss_rank(name), "lr" not in name))[:MAX_LOGGED]
+
+
+# The ongoing incident with non-finite values, and an incident that is over, as the book keeps them.
+
+NEVER: Final = -1
+_RECORD_BYTES: Final = 512  # an incident without its arrays
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Open:
+    """The incident that is going on. `closed_at` is the step that ended it; a later part of that step may reopen it.
+
+    `begin` is its first captured step, NEVER if none has been captured, and `culprit` what was first in that step.
+    """
+
+    found: int  # the step with which it was found
+    begin: int
+    last: int
+    steps: int
+    previous: int | None  # the newest step before `begin` in which nothing was found
+    onset: Steps  # of each tap; NEVER if it is not affected
+    with_nan: Flags  # which taps had a NaN in the first step
+    culprit: int = NEVER
+    culprit_last: int = NEVER
+    culprit_recovered: bool = False
+    closed_at: int = NEVER
+    skipped: bool = False
+    loss: str = ""
+    known: str = ""  # about what the culprit was computed from
+    version: int = 0
+    gathering: Gathering | None = None
+    alarm: Alarm | None = None  # of the trainer's check of every step
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """The first step in which an incident was found, and the newest one before it in which nothing was found."""
+
+    step: int
+    fine: int | None  # None if there is no such step
+
+    @classmethod
+    def of(cls, incident: Open) -> Onset:
+        """Return what captured steps and the trainer's check say together."""
+        alarm, begin = incident.alarm, incident.begin
+        if alarm is None or 0 <= begin < alarm.step:
+            return cls(begin, incident.previous)
+        before = (alarm.previous, incident.previous if begin == alarm.step else None)
+        return cls(alarm.step, max((each for each in before if each is not None), default=None))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no step right before the first one is unknown."""
+        return self.fine is None or self.fine == self.step - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """An incident that is over, with its chain as numbers."""
+
+    about: Incident  # without the chain and the evidence
+    numbers: NDArray[np.int64]
+    onsets: Steps
+    gathering: Gathering | None
+    replay: Replay | None = None  # if it has named the culprit
+
+    @property
+    def nbytes(self) -> int:
+        return (
+            _RECORD_BYTES + self.numbers.nbytes + self.onsets.nbytes + (self.gathering.nbytes if self.gathering else 0)
+        )
+
+
+# Incidents that a rule finds by looking at many steps: opened once, followed, and never reassigned.
+
+MAX_STANDING: Final = 16  # open at the same time
+MAX_REFUSED: Final = 1000  # that are counted
+GRACE: Final = 16  # steps in which an incident may go unfound, and steps within which onsets are one incident
+RECURS: Final = 2048  # steps within which something short that happens again is the same incident
+_BYTES: Final = 1024  # of one without its members
+_MEMBER_BYTES: Final = 150
+
+Gather = Callable[[int, int], Gathering | None]  # a tap and a first step
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """An incident of a rule. `found` is the finding with which it began; only `severity` and the members change."""
+
+    found: Found
+    severity: Severity
+    found_step: int  # the newest step when it was found first
+    last: int  # the newest step of a look that found it
+    onsets: dict[int, int]
+    gathering: Gathering | None
+    missed: int | None = None  # the step of the first look since that didn't
+    over: int | None = None
+    milder: tuple[tuple[int, Severity], ...] = ()  # its severities before, each up to the step that made it worse
+    times: int = 0  # how often it was found
+    version: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        gathered = 0 if self.gathering is None else self.gathering.nbytes
+        return _BYTES + _MEMBER_BYTES * len(self.onsets) + gathered
+
+    def belongs(self, found: Found) -> bool:
+        """Return whether a later look found the same incident: the same rule, and a tap in common."""
+        if found.rule != self.found.rule or found.is_short != self.found.is_short:
+            return False
+        return any(number in self.onsets for number, _ in found.members)
+
+    def take(self, found: Found, step: int) -> bool:
+        """Add what a look at a step found; return whether that is news."""
+        worse = SEVERITIES.index(found.severity) < SEVERITIES.index(self.severity)
+        new = [each for each in found.members if each[0] not in self.onsets]
+        self.onsets.update((number, max(onset, self.found.since)) for number, onset in new)
+        if worse:
+            self.milder += ((step, self.severity),)
+            self.severity = found.severity
+        self.times += 1
+        self.last, self.missed = step if found.until is None else found.until, None
+        return worse or bool(new)
+
+
+@dataclass(slots=True)
+class Standings:
+    open: list[Standing] = field(default_factory=list)
+    _over: deque[Standing] = field(default_factory=lambda: deque(maxlen=MAX_STANDING))  # may come back
+    _refused: dict[tuple[str, int], Severity] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> int:
+        """The number of incidents that found no room."""
+        return len(self._refused)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return sum(each.nbytes for each in self.open)
+
+    @property
+    def dropped_alerts(self) -> int:
+        """The number of these that were warnings or errors."""
+        return sum(severity != "info" for severity in list(self._refused.values()))  # another thread may add one
+
+    def look(
+        self, step: int, found: Sequence[Found], gather: Gather, per_frame: bool = False
+    ) -> tuple[list[Standing], list[Standing]]:
+        """Follow the findings at a step. Return the incidents that changed, and those that are over.
+
+        Findings about single frames end only incidents of that kind; findings about many steps end only the others.
+        """
+        changed: list[Standing] = []
+        fresh: list[Standing] = []
+        for each in sorted(found, key=lambda each: each.since):
+            if each.is_short and self._explains(each):
+                continue
+            standing = next((known for known in self.open if known.belongs(each)), None)
+            standing = standing or next((new for new in fresh if _began_together(new.found, each)), None)
+            begun = standing is None
+            standing = standing or self._return(each) or self._begin(each, step, gather)
+            if standing is None:
+                continue
+            news = standing.take(each, step)
+            if begun:
+                fresh.append(standing)
+            if (news or begun) and standing not in changed:
+                changed.append(standing)
+        ended = [each for each in self.open if is_per_frame(each.found.rule) == per_frame and _ends(each, step)]
+        self.open = [each for each in self.open if each.over is None]
+        self._over.extend(ended)
+        return changed, ended
+
+    def _explains(self, found: Found) -> bool:
+        """Return whether an incident that lasts began before something short, and has a tap in common with it."""
+        lasting = (each for each in self.open if not each.found.is_short and each.found.since <= found.since)
+        return any(number in each.onsets for each in lasting for number, _ in found.members)
+
+    def _return(self, found: Found) -> Standing | None:
+        """Reopen an incident that seemed to be over, if the finding began before its end or soon after."""
+        for each in self._over:
+            if each.belongs(found) and found.since <= each.last + (RECURS if found.is_short else GRACE):
+                self._over.remove(each)
+                self.open.append(each)
+                each.over = None
+                return each
+        return None
+
+    def _begin(self, found: Found, step: int, gather: Gather) -> Standing | None:
+        if len(self.open) >= MAX_STANDING:
+            if len(self._refused) < MAX_REFUSED:
+                self._refused[found.rule, found.number] = found.severity
+            return None
+        # Another tap's problem began no earlier than the incident, even if merged steps look older.
+        onsets = {number: max(onset, found.since) for number, onset in found.members} | {found.number: found.since}
+        standing = Standing(found, found.severity, step, step, onsets, gather(found.number, found.since))
+        self.open.append(standing)
+        return standing
+
+
+def _ends(standing: Standing, step: int) -> bool:
+    """Return whether an incident is over: it was found neither now nor in the look before, for some steps."""
+    if standing.found.is_short:
+        standing.over = standing.last
+    elif standing.last < step:
+        before, standing.missed = standing.missed, step if standing.missed is None else standing.missed
+        if before is not None and step - standing.last >= GRACE:
+            standing.over = before
+    return standing.over is not None
+
+
+def _began_together(one: Found, other: Found) -> bool:
+    return one.rule == other.rule and one.is_short == other.is_short and abs(one.since - other.since) <= GRACE
+
 
 MAX_CHAIN: Final = 256  # tensors that followed, with their first steps
 NONFINITE: Final = "nonfinite"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from hookcore.records import Kind, Occasion
-from hookcore.store.incidents.accounts import NONFINITE
+from hookcore.store.incidents.accounts import BACKWARD, NONFINITE
 from hookcore.store.incidents.incident import Incident
-from hookcore.store.incidents.order import BACKWARD
 
 _MAGNITUDES: Final = frozenset({"exploding"})  # rules that find values too large
 _REPLAYED: Final[frozenset[Kind]] = BACKWARD | frozenset[Kind](("input", "output", "param"))  # no optimizer runs

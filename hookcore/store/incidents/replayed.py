@@ -1,9 +1,10 @@
-"""The event of a replayed step as what an incident takes from it: its culprit, what followed, and the values."""
+"""What the trainer's look at every step, and the replay of a saved one, say about an incident."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,23 @@ import numpy as np
 from hookcore.records import STAT_COLUMN, STATS, Event, Kind, Tap
 from hookcore.records.replayed import MEASURED, ReplayedTap, unpacked
 from hookcore.store.incidents.incident import Evidence, Link
-from hookcore.store.incidents.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The tensor that was non-finite first when a step was run again, and those that followed in that step.
+
+    A tensor that was never captured has the number -1. `evidence` has the values of the step, the culprit's first.
+    """
+
+    step: int
+    culprit: Link
+    value: float
+    chain: tuple[Link, ...] = ()
+    where: str = ""  # the line of code, such as "norm.py:14"
+    evidence: Evidence | None = None
+    version: int = 0  # of the run's incidents when it arrived
+
 
 _SHOWN: Final = 8  # tensors with their values
 _UNNUMBERED: Final = -1  # the store numbers the taps that it knows
@@ -80,3 +97,29 @@ def _evidence(step: int, culprit: Tap, layers: Sequence[ReplayedTap]) -> Evidenc
             stats[STAT_COLUMN[name], 0, column] = number
     numbers = (_UNNUMBERED,) * len(shown)
     return Evidence(numbers, tuple(map(_tap, shown)), np.array([step], np.int64), stats)
+
+
+WEIGHTS: Final = "weights"  # found before any optimizer of the step: the step before spoiled them
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A step in which the check found a non-finite value, after `previous`, in which it found none."""
+
+    step: int
+    previous: int | None
+    value: float
+    weight: Tap | None  # the first parameter that was non-finite before the step changed it
+
+    @classmethod
+    def of(cls, event: Event) -> Alarm:
+        """Return what an event of the trainer says. Facts of the wrong type count as unknown."""
+        found, name = event.about.get("found"), event.about.get("name")
+        previous, said = event.about.get("previous"), event.about.get("value")
+        is_known = isinstance(previous, int) and 0 <= previous < event.step
+        weight = None
+        if found == WEIGHTS:
+            own = str(name or "").removeprefix(f"{event.module}.") if event.module else str(name or "")
+            weight = Tap(event.module, "param", own)
+        value = float(said) if said in ("nan", "inf", "-inf") else float("nan")
+        return cls(event.step, int(previous) if is_known else None, value, weight)  # type: ignore[arg-type]

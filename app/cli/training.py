@@ -1,0 +1,142 @@
+"""`run`, `demo`, and `doctor`: what happens in a training of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final
+
+from hookcore.commands.run import become
+
+from .flags import Commands, add_command, add_watch_flags, watch_variables
+
+RUN_EXAMPLES: Final = """
+  hookcore run train.py --epochs 3                 runs `python train.py --epochs 3` and watches it
+  hookcore run -m package.train --epochs 3         runs `python -m package.train --epochs 3` and watches it
+  hookcore run --every 10 --kinds output,param_grad train.py
+                                                   hookcore's flags come before the script
+  HOOKCORE_URL=http://box:8642 hookcore run train.py
+                                                   sends to another server
+  torchrun --nproc-per-node 2 -m hookcore run train.py
+                                                   watches each process; the ranks are one run
+"""
+
+
+def add_run(commands: Commands) -> None:
+    run = add_command(
+        commands,
+        "run",
+        "Run a training script and watch it, without changing it. Every model that it trains is found "
+        "automatically. The script runs under plain Python, with its own arguments, exit code, and signals.",
+        RUN_EXAMPLES,
+    )
+    run.usage = "hookcore run [flags] train.py [arguments]\n       hookcore run [flags] -m package [arguments]"
+    add_watch_flags(run)
+    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="...", help="module and its arguments")
+    run.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
+    advice = "flags come before the script, the script's arguments after it; `hookcore run --help` lists the flags"
+    run.set_defaults(run=_run, advice=advice)
+
+
+def _run(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    script = given.script if given.module is None else ["-m", *given.module]
+    become(script, watch_variables(given, environment), environment)
+
+
+MODELS: Final = ("cnn", "transformer")
+TROUBLES: Final = ("nan", "vanishing", "exploding", "dead-relu", "spike")
+DEMO_EXAMPLES: Final = """
+  hookcore demo                                    a CNN learns to read digits, until Ctrl+C
+  hookcore demo --model transformer                a transformer learns to read digits
+  hookcore demo --trouble nan                      the training fails at step 100
+  hookcore demo --trouble vanishing --at 300 --most-per-s 0
+                                                   it fails later, and runs at full speed
+"""
+
+
+def add_demo(commands: Commands) -> None:
+    demo = add_command(
+        commands,
+        "demo",
+        "Train a small network and print the address of its dashboard. The network learns scikit-learn's handwritten "
+        "digits, without a download, until Ctrl+C.",
+        DEMO_EXAMPLES,
+    )
+    demo.usage = "hookcore demo [flags]"
+    demo.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"network to train (default: {MODELS[0]})")
+    demo.add_argument("--trouble", choices=TROUBLES, default="", help="problem to simulate (default: none)")
+    demo.add_argument(
+        "--at", type=_count, default=100, metavar="STEP", help="step at which the problem begins (default: 100)"
+    )
+    demo.add_argument(
+        "--steps", type=_count, default=0, metavar="N", help="stop after this number of steps (default: 0, never)"
+    )
+    demo.add_argument(
+        "--most-per-s",
+        type=_rate,
+        default=25.0,
+        metavar="N",
+        help="maximum steps per second, 0 for no limit (default: 25)",
+    )
+    add_watch_flags(demo)
+    demo.set_defaults(run=_demo)
+
+
+def _demo(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    os.environ.update(watch_variables(given, environment))
+    try:
+        demo = import_module("hookcore.commands.demo")  # imports torch, which no other command should wait for
+        demo.train(demo.Demo(given.model, given.trouble, given.at, given.steps, given.most_per_s))
+    except KeyboardInterrupt:
+        pass  # before the training began, or at its end
+    return 0
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: use an integer of 0 or more")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: use a number of 0 or more")
+    return rate
+
+
+SICK: Final = 1
+DOCTOR_EXAMPLES: Final = """
+  hookcore doctor                                  check versions, device, compiler, port, token, folder
+  hookcore doctor --model train:make_model         also show which modules of this model would be captured
+  HOOKCORE_URL=https://box:8642 hookcore doctor    also check that this server answers and accepts the token
+"""
+
+
+def add_doctor(commands: Commands) -> None:
+    doctor = add_command(
+        commands,
+        "doctor",
+        "Check what works on this machine and what doesn't: versions, devices, the compiler, the port, the token, and "
+        "the dashboard's folder. The exit code is 1 if something is wrong.",
+        DOCTOR_EXAMPLES,
+    )
+    doctor.add_argument(
+        "--model",
+        default="",
+        metavar="MODULE:CALLABLE",
+        help="callable that returns a model, or a model and its inputs; shows which modules would be captured",
+    )
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    doctor = import_module("hookcore.commands.doctor")  # imports torch, which no other command should wait for
+    findings = doctor.examine(given.model, environment)
+    print(doctor.as_text(findings))
+    return SICK if any(each.level == "wrong" for each in findings) else 0

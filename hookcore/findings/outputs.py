@@ -1,0 +1,377 @@
+"""Rules about the outputs of a layer: all zeros, all the same, at their bounds, or unlike their running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.findings.finding import SPARK, WARM_UP, Finding
+from hookcore.findings.losses import Losses
+from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.window import MagnitudeWindow, window_first
+from hookcore.records import Severity, Tap
+from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.store import Store, TapList
+from hookcore.store.incidents import since_words
+from hookcore.store.rows import Rows
+
+# Outputs and gradients that are all zeros, judged by the steps in which they were captured.
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Which taps were zero in each of their newest captured steps, and which were captured too rarely to judge."""
+
+    places: NDArray[np.intp]
+    unknown: NDArray[np.intp]
+    judged: NDArray[np.intp]
+
+
+def find_dead(store: Store, outputs: TapList) -> list[Finding]:
+    if not _any_zero(store, outputs, limits_of(store, "dead")["zero_fraction"]):
+        return []  # most looks end here
+    places = zeros_of(store, outputs, "dead").places
+    return [_all_zeros(outputs, "dead", each, 0) for each in _since(store, outputs, places)]
+
+
+def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
+    """Return one finding if the gradients of most layers' parameters are zero, so that these layers no longer learn."""
+    if not _any_zero(store, gradients):
+        return []  # most looks end here
+    zeros = zeros_of(store, gradients, "no-gradient")
+    layers = {gradients.taps[place].module for place in zeros.judged.tolist()}
+    alive = {gradients.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
+    still = layers - alive
+    if len(layers) < 2 or len(still) < limits_of(store, "no-gradient")["share"] * len(layers):
+        return []
+    places = np.array([place for place in zeros.places.tolist() if gradients.taps[place].module in still], np.intp)
+    since = _since(store, gradients, places)
+    begun = sorted(since, key=lambda each: each[2])[0]
+    found = _all_zeros(gradients, "no-gradient", begun, len(still) - 1)
+    text = f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers {since_words(found.since_step)}"
+    members = tuple((int(gradients.numbers[each[0]]), each[2]) for each in since)
+    return [replace(found, message=text + begun[3], members=members)]
+
+
+def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
+    """Return a finding if the weights of some layers get no gradient although the layers' outputs get one.
+
+    The first of these layers in the order of execution is named. Call it only if no output is dead, which explains it.
+    """
+    trained = taps.fact(_trained_weights)
+    if not _any_zero(store, trained):
+        return []  # most looks end here
+    zeros = zeros_of(store, trained, "all-zero")
+    if len(zeros.places) == len(zeros.judged):
+        return []  # there is no gradient at all: another rule says so
+    still = {trained.taps[place].module: place for place in zeros.places.tolist()}
+    fed = taps.at(_places(taps, lambda tap: tap.kind == "output_grad" and tap.module in still and not tap.call))
+    judged = zeros_of(store, fed, "all-zero")
+    alive = {fed.taps[place].module for place in np.setdiff1d(judged.judged, judged.places).tolist()}
+    turn = {tap.module: place for place, tap in reversed([*enumerate(taps.taps)]) if tap.kind == "output"}
+    chosen = sorted((module for module in still if module in alive), key=lambda module: turn.get(module, -1))
+    since = _since(store, trained, np.array([still[module] for module in chosen], np.intp))
+    if not since:
+        return []
+    found = _all_zeros(trained, "all-zero", since[0], len(since) - 1)
+    first = min((turn.get(tap.module, -1) for tap in trained.taps), default=-1)
+    from_start = found.since_step <= (store.steps().first or 0)
+    severity = "info" if from_start and turn.get(chosen[0], -1) > first else found.severity
+    text = f"its input has been all zeros{found.message.partition('has been zero')[2]}: its weight gets no gradient"
+    members = tuple((int(trained.numbers[each[0]]), each[2]) for each in since)
+    return [replace(found, severity=severity, message=text, members=members)]
+
+
+def _any_zero(store: Store, taps: TapList, share: float = 1.0) -> bool:
+    """Return whether any of these taps was zero in the newest step in which it was captured."""
+    return len(taps.taps) > 0 and bool((store.latest(stat="zero_fraction", wanted=taps).values >= share).any())
+
+
+def _trained_weights(taps: TapList) -> TapList:
+    return taps.at(_places(taps, lambda tap: tap.kind == "param_grad" and tap.index == "weight"))
+
+
+def _places(taps: TapList, fits: Callable[[Tap], bool]) -> list[int]:
+    return [place for place, tap in enumerate(taps.taps) if fits(tap)]
+
+
+def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
+    """Judge taps by the newest captured steps; a tap must be in enough of them."""
+    limits = limits_of(store, rule)
+    first = store.captured_step(int(limits["among"]) - 1)
+    if first is None or not len(taps.taps):
+        none = np.empty(0, np.intp)
+        return Zeros(none, np.arange(len(taps.taps)), none)
+    rows = store.rows(taps.numbers, "zero_fraction", first)
+    is_zero = rows.low >= limits.get("zero_fraction", 1.0)  # a non-finite tensor is not dead
+    zero, enough = judge_newest(rows.present, ~is_zero, limits["captured_steps"])
+    return Zeros(np.flatnonzero(enough & zero), np.flatnonzero(~enough & zero), np.flatnonzero(enough))
+
+
+def judge_newest(present: NDArray[Any], healthy: Flags, steps: float) -> tuple[Flags, Flags]:
+    """Return which taps were healthy in none of their own newest steps, and which have that many steps.
+
+    `present` is the number of steps with a value in each row [row, tap].
+    """
+    seen = present.astype(np.int64)
+    later = seen[::-1].cumsum(axis=0)[::-1] - seen  # number of steps after each row
+    alive: Flags = np.asarray(((seen > 0) & healthy & (later < steps)).any(axis=0), np.bool_)
+    enough: Flags = seen.sum(axis=0) >= steps
+    return ~alive, enough
+
+
+# a tap's index, its rows, the step since which it is zero, " or earlier", and the share of zeros that counts
+Since = tuple[int, Rows, int, str, float]
+
+
+def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Since]:
+    """Search further back for the steps in which the zeros began."""
+    if not len(places):
+        return []
+    begin = window_first(store)
+    is_cut = begin > (store.steps().first or 0)
+    rows = store.rows(taps.numbers[places], "zero_fraction", begin)
+    zero = limits_of(store, "dead")["zero_fraction"]
+    found = []
+    for lane, place in enumerate(places.tolist()):
+        mine = Rows.join([rows.take(np.array([lane]))])
+        alive = np.flatnonzero(~(mine.low[:, 0] >= zero))
+        begun = int(alive[-1]) + 1 if len(alive) else 0
+        since = int(mine.first[min(begun, len(mine.first) - 1)])
+        found.append((place, mine, since, " or earlier" if is_cut and not begun else "", zero))
+    return found
+
+
+def _all_zeros(taps: TapList, rule: RuleName, about: Since, more: int) -> Finding:
+    place, rows, since, older, zero = about
+    low = rows.low[:, 0]
+    alive = np.flatnonzero(~(low >= zero))
+    captured = int(rows.present[rows.first >= since, 0].sum())
+    number, tap = int(taps.numbers[place]), taps.taps[place]
+    message = (
+        f"every value of the {KIND_WORDS[tap.kind]} has been zero {since_words(since)}{older} ({captured} captured)"
+    )
+    usual = float(low[alive[-1]]) if len(alive) else float("nan")
+    spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
+    values = "zero_fraction", float(low[-1]), usual, since
+    return Finding(rule, RULES[rule].severity, number, tap, *values, None, message, spark, more)
+
+
+SATURATED: Final = "saturated-activation"
+SATURATING: Final = ("Sigmoid", "Tanh")
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    """The mean slope of some activations [row, tap], as a share of the largest one; NaN where it isn't known."""
+
+    first: NDArray[np.int64]
+    rms: Floats
+    values: Floats
+
+    @classmethod
+    def read(cls, store: Store, taps: TapList, is_tanh: NDArray[np.bool_], first: int, last: int | None) -> _Slopes:
+        """Compute it from the outputs: the slope of tanh is 1 - y**2, that of a sigmoid is y - y**2."""
+        rms, mean = (store.rows(taps.numbers, stat, first, last) for stat in ("rms", "mean"))
+        if len(rms.first) != len(mean.first):  # a frame arrived in between
+            mean = rms
+        slopes = np.where(is_tanh, 1 - rms.mean**2, 4 * (mean.mean - rms.mean**2))
+        slopes[rms.nonfinite > 0] = np.nan
+        return cls(rms.first, rms.mean, slopes)
+
+
+def find_saturated(store: Store, outputs: TapList, losses: Losses) -> list[Finding]:
+    """Return a finding for every saturated activation. One that became so while the loss fell is a note."""
+    types = store.module_types()
+    taps = outputs.at([p for p, tap in enumerate(outputs.taps) if types.get(tap.module, "") in SATURATING])
+    limits = limits_of(store, SATURATED)
+    newest = store.captured_step(int(limits["among"]) - 1)
+    if not len(taps.taps) or newest is None:
+        return []
+    is_tanh = np.array([types[tap.module] == "Tanh" for tap in taps.taps])
+    recent = _Slopes.read(store, taps, is_tanh, newest, None).values
+    flat, enough = judge_newest(~np.isnan(recent), recent >= limits["slope"], limits["captured_steps"])
+    places = np.flatnonzero(flat & enough)
+    if not len(places):
+        return []
+    chosen, last = taps.at(places.tolist()), max(outputs.numbers[_trained(outputs)].tolist(), default=-1)
+    begin = window_first(store)
+    window = _Slopes.read(store, chosen, is_tanh[places], begin, None)
+    start = store.steps().first or 0
+    early = _Slopes.read(store, chosen, is_tanh[places], start, start + WARM_UP - 1).values
+    learns = losses.fell
+    found = []
+    for lane in range(len(places)):
+        from_start = bool((np.isnan(early[:, lane]) | (early[:, lane] < limits["slope"])).all())
+        is_last = int(chosen.numbers[lane]) == last
+        harmless = learns if from_start and is_last else not from_start and learns is not False
+        severity: Severity = "info" if harmless or (learns is None and is_last) else RULES[SATURATED].severity
+        found.append(_saturated(chosen, lane, window, limits["slope"], severity, begin > start))
+    return found
+
+
+def _trained(outputs: TapList) -> list[int]:
+    """Return the places of outputs of modules, without that of the root, which repeats another one."""
+    return [place for place, tap in enumerate(outputs.taps) if tap.phase == "train" and tap.module]
+
+
+def _saturated(
+    taps: TapList, lane: int, window: _Slopes, steep_from: float, severity: Severity, is_cut: bool
+) -> Finding:
+    slopes = window.values[:, lane]
+    steep = np.flatnonzero(slopes >= steep_from)
+    begun = int(steep[-1]) + 1 if len(steep) else 0
+    since = int(window.first[min(begun, len(window.first) - 1)])
+    rms = window.rms[:, lane]
+    known = np.flatnonzero(~np.isnan(slopes))
+    value, usual = float(rms[known[-1]]), float(rms[steep[-1]]) if len(steep) else float("nan")
+    slope = slopes[known[-1]]
+    older = " or earlier" if is_cut and not len(steep) else ""
+    when = f"{since_words(since)}{older}"
+    message = f"on average, {slope:.2g} of the gradient passes: the activation has been at its bounds {when}"
+    about = "rms", value, usual, since, None, message, tuple(rms[known][-SPARK:].tolist()), 0
+    return Finding(SATURATED, severity, int(taps.numbers[lane]), taps.taps[lane], *about)
+
+
+NO_VARIANCE: Final = "tensor-variance"
+
+Steps = NDArray[np.int64]
+
+
+def find_variance(store: Store, taps: TapList, outputs: TapList) -> list[Finding]:
+    """Return a finding for the first output without variance, in the order of execution."""
+    limits = limits_of(store, NO_VARIANCE)
+    if not len(outputs.taps):
+        return []
+    std, rms = (store.latest(stat=stat, wanted=outputs) for stat in ("std", "rms"))
+    if len(std.numbers) != len(rms.numbers):  # a frame arrived in between
+        return []
+    numbers = rms.numbers[((std.values <= limits["spread"] * rms.values) & (rms.values > 0))[:, 0]]
+    if not len(numbers):
+        return []  # most looks end here
+    judged = outputs.at(np.flatnonzero(np.isin(outputs.numbers, numbers)).tolist())
+    counts = store.latest(stat="count", wanted=judged)
+    judged = judged.at(np.flatnonzero(counts.values[:, 0] >= limits["least_values"]).tolist())
+    if not len(judged.taps):
+        return []
+    first = store.captured_step(int(limits["among"]) - 1)
+    spreads = _spreads(store, judged, first)[1]
+    flat, enough = judge_newest(~np.isnan(spreads), spreads > limits["spread"], limits["captured_steps"])
+    start = store.steps().first or 0
+    early = _spreads(store, judged, start, start + WARM_UP - 1)[1]
+    weighted = {tap.module for tap in taps.taps if tap.kind == "param_grad" and tap.index == "weight"}
+    varied = (early > limits["varied"]).any(axis=0) | np.array([tap.module in weighted for tap in judged.taps], bool)
+    places = np.flatnonzero(flat & enough & varied)
+    return [_without_variance(store, judged, places)] if len(places) else []
+
+
+def _spreads(store: Store, taps: TapList, first: int | None, last: int | None = None) -> tuple[Steps, Floats]:
+    """Return steps, and the standard deviation as a share of the root mean square; NaN where it isn't known."""
+    std, rms = (store.rows(taps.numbers, stat, first, last) for stat in ("std", "rms"))
+    if len(std.first) != len(rms.first):  # a frame arrived in between
+        return std.first[:0], np.empty((0, len(taps.taps)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spreads = std.high / rms.high
+    spreads[(rms.nonfinite > 0) | ~(rms.high > 0)] = np.nan
+    return std.first, spreads
+
+
+def _without_variance(store: Store, taps: TapList, places: NDArray[np.intp]) -> Finding:
+    begin = window_first(store)
+    chosen = taps.at(places.tolist())
+    steps, spreads = _spreads(store, chosen, begin)
+    since = []
+    for lane in range(len(places)):
+        varied = np.flatnonzero(spreads[:, lane] > limits_of(store, NO_VARIANCE)["spread"])
+        since.append(int(steps[min(int(varied[-1]) + 1 if len(varied) else 0, len(steps) - 1)]))
+    lane = min(range(len(places)), key=lambda each: (since[each], chosen.numbers[each]))
+    means = store.rows(chosen.numbers[[lane]], "mean", begin).mean[:, 0]
+    known = means[np.isfinite(means)]
+    older = " or earlier" if begin > (store.steps().first or 0) and since[lane] <= begin else ""
+    begun = f"{since_words(since[lane])}{older}: {known[-1]:.4g} in the newest"
+    message = f"every value of the activation has been the same number {begun}"
+    members = tuple(zip(chosen.numbers.tolist(), since, strict=True))
+    more = len({tap.module for tap in chosen.taps} - {chosen.taps[lane].module})
+    about = "mean", float(known[-1]), float("nan"), since[lane], None, message, tuple(known[-SPARK:].tolist()), more
+    return Finding(
+        NO_VARIANCE, RULES[NO_VARIANCE].severity, int(chosen.numbers[lane]), chosen.taps[lane], *about, members=members
+    )
+
+
+DRIFT: Final = "batch-norm-drift"
+NORMALIZING: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
+_TRAINED: Final = 8  # newest columns of training that show the usual value there
+
+
+def find_drift(window: MagnitudeWindow) -> list[Finding]:
+    """Return a finding for the first batch normalization whose output is of another size in evaluation."""
+    taps = window.taps.taps
+    evaluated = window.taps.fact(_evaluated)
+    if not evaluated:
+        return []  # most runs capture no evaluations
+    types = window.store.module_types()
+    pairs = [
+        (place, evaluated[key])
+        for place, tap in enumerate(taps)
+        if tap.phase == "train"
+        and tap.kind == "output"
+        and (key := (tap.module, tap.index, tap.call)) in evaluated
+        and types.get(tap.module, "").startswith(NORMALIZING)
+    ]
+    found = [each for pair in pairs if (each := _drift(window, *pair)) is not None]
+    if not found:
+        return []
+    first, onset, ratio = min(found)
+    return [_drifted(window, first, onset, ratio, found)]
+
+
+def _evaluated(taps: TapList) -> dict[tuple[str, str, int], int]:
+    """Return the places of outputs in evaluation."""
+    return {
+        (tap.module, tap.index, tap.call): place
+        for place, tap in enumerate(taps.taps)
+        if tap.phase == "eval" and tap.kind == "output"
+    }
+
+
+def _drift(window: MagnitudeWindow, trained: int, evaluated: int) -> tuple[int, int, float] | None:
+    """Return the place, the first column, and the ratio, if it was far from one in each of the newest evaluations."""
+    limits = limits_of(window.store, DRIFT)
+    usual, now = window.logs[trained], window.logs[evaluated]
+    columns = np.flatnonzero(~np.isnan(now))
+    first = (window.steps.first or 0) + limits["settled"]
+    columns = columns[[window.first_step(column) >= first for column in columns.tolist()]]
+    known = np.flatnonzero(~np.isnan(usual))
+    if len(columns) < limits["evaluations"] or not len(known):
+        return None
+    ratios = np.array([now[column] - np.median(usual[known[known <= column][-_TRAINED:]]) for column in columns])
+    far = np.abs(ratios) >= np.log10(limits["factor"])
+    newest = ratios[-int(limits["evaluations"]) :]
+    if not far[-len(newest) :].all() or len(set(np.sign(newest))) > 1:
+        return None
+    near = np.flatnonzero(~far)
+    begun = int(near[-1]) + 1 if len(near) else 0
+    if abs(ratios[-1]) < limits["closer"] * abs(ratios[begun]):  # the statistics are still on their way
+        return None
+    return evaluated, int(columns[begun]), float(10.0 ** ratios[-1])
+
+
+def _drifted(
+    window: MagnitudeWindow, place: int, column: int, ratio: float, found: list[tuple[int, int, float]]
+) -> Finding:
+    number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
+    size = float(window.columns.size[np.flatnonzero(~np.isnan(window.logs[place]))[-1], place])
+    since = window.first_step(column)
+    times = f"{ratio:.3g} times as large as" if ratio > 1 else f"{1 / ratio:.3g} times smaller than"
+    message = f"in evaluation, the activation has been {times} in training {since_words(since)}"
+    members = tuple((int(window.taps.numbers[each]), window.first_step(onset)) for each, onset, _ in found)
+    about = window.stat, size, size / ratio, since, None, message, window.spark(place), len(found) - 1
+    return Finding(DRIFT, RULES[DRIFT].severity, number, tap, *about, members=members)

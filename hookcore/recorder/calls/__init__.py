@@ -1,0 +1,1 @@
+"""What is called: plans of modules, their coverage, hooks, and the dispatcher."""

@@ -1,0 +1,292 @@
+"""The dispatcher: counts the calls of every module once, and passes each of them to all observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from hookcore.hooks.backward import forward_segment, take_call, why_unknown
+from hookcore.hooks.internals import (
+    REHEARSAL,
+    DisableTorchFunction,
+    current_graph_task,
+    keywords_of,
+    pipeline_call,
+    tracing_state,
+    transform,
+)
+from hookcore.observe.plain import INSIDE_FUNC, why_empty
+from hookcore.recorder.calls.plans import Call, Observer, Plan, PlanTable, StepKeeper
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.steptimes import StepTimes
+from hookcore.recorder.known.roots import Root, find_tensors
+from hookcore.recorder.measured.flows import Flows
+from hookcore.recorder.measured.snapshots import BatchNames
+from hookcore.recorder.measured.statistics import Statistics
+from hookcore.records import Phase
+
+NO_TENSOR: Final = "no tensor in its output"
+MAX_MODEL_DEPTH: Final = 4
+ONLY_IN_BACKWARD: Final = "called only inside a backward pass, which counts as a checkpoint's recomputation"
+
+
+@dataclass(slots=True, eq=False)
+class Dispatcher:
+    """Passes every call to the statistics, and to other observers while they look for something."""
+
+    plans: PlanTable
+    current: CurrentStep
+    statistics: Statistics
+    errors: ErrorLog
+    on_pending: Callable[[], None]  # called when a module runs and `current.pending` is set
+    times: StepTimes
+    names: BatchNames
+    keeper: StepKeeper | None = field(default=None, init=False)
+    others: tuple[Observer, ...] = field(default=(), init=False)
+    flows: Flows | None = field(default=None, init=False)  # if it is among them: it sees calls before they run
+    _observers: tuple[Observer, ...] = field(init=False)
+    _saw_eval: bool = field(default=False, init=False)  # whether a call in evaluation was counted in this step
+
+    def __post_init__(self) -> None:
+        self._observers = (self.statistics,)
+
+    # Observers
+
+    def add_only(self, *others: Observer) -> None:
+        """Pass the calls to the statistics and to these observers."""
+        self.others = others
+        self.flows = next((each for each in others if isinstance(each, Flows)), None)
+        self._observers = (self.statistics, *others)
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether any observer but the statistics observes this module."""
+        return any(observer.wants(plan) for observer in self.others)
+
+    def wants_input(self, plan: Plan) -> bool:
+        """Return whether any observer needs the inputs of this module."""
+        others = self.others
+        return plan.wants_input or (bool(others) and any(each.wants_inputs and each.wants(plan) for each in others))
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether any observer but the statistics needs inputs."""
+        return bool(self.others) and any(observer.wants_inputs for observer in self.others)
+
+    # Steps
+
+    def begin_step(self, captured: bool) -> None:
+        """Restart the counts."""
+        if self._saw_eval:
+            self._saw_eval = False
+            for plan in self.plans.live():
+                plan.counts.evaluation = 0
+        self.reset_calls()
+        if captured:
+            self.statistics.begin_step()
+
+    def look_for_models(self, roots: Iterable[Root]) -> None:
+        """Take parts for models if the training calls them and never the whole, as with a Lightning module."""
+        for root in roots:
+            if not root.called and root.depth < MAX_MODEL_DEPTH:
+                parts = [plan for plan in self.plans.live() if plan.root is root]
+                if any(plan.history.seen for plan in parts):
+                    root.depth += 1
+                    prefix = f"{root.name}/" if root.name else ""
+                    for plan in parts:
+                        if not plan.is_root and plan.path.removeprefix(prefix).count(".") == root.depth - 1:
+                            plan.make_model()
+            root.called = False
+
+    def reset_calls(self) -> None:
+        """Restart the count of training calls of every module: a backward pass has ended, or a step begins."""
+        for plan in [*self.plans.by_id.values(), *self.plans.named]:
+            plan.counts.begin_pass()
+
+    def has_outputs(self) -> bool:
+        """Return whether a module has run since the last backward pass ended."""
+        return any(plan.counts.training for plan in self.plans.live())
+
+    def has_rows(self) -> bool:
+        """Return whether these calls, or those in evaluation, may have filled rows."""
+        return self.has_outputs() or (self._saw_eval and "eval" in self.statistics.phases)
+
+    # Calls
+
+    def enter_model(self, plan: Plan, module: nn.Module, args: Any) -> None:
+        """Report that a model is about to run."""
+        self._note_pipeline(plan)
+        if plan.root.rehearses:
+            return
+        if current_graph_task() == -1 and self.plans.enter(plan, module):
+            self.names.leaves()
+            self._forget_call(plan)
+        if plan.is_root and plan.root.enter() and transform() is None:
+            with DisableTorchFunction():
+                plan.root.note_batch(module, args)
+        self.names.enters()
+        plan.root.called = True
+        plan.root.note_wrapper()
+        if torch.is_grad_enabled():
+            self.times.enter_model(id(plan))
+        else:
+            self.times.saw_evaluation()
+        if self.keeper is not None and self.keeper.armed and transform() is None and (model := plan.ref()) is not None:
+            with DisableTorchFunction():
+                self.keeper.entered(plan, model, args, keywords_of(module))
+
+    def _note_pipeline(self, plan: Plan) -> None:
+        """Restart the counts if a pipeline gives the model another micro-batch, so that it is a part of one batch."""
+        number = pipeline_call()
+        plan.root.rehearses = number == REHEARSAL
+        if number is not None and number != plan.counts.micro_batch:
+            for each in self.plans.live():
+                each.counts.begin_micro_batch()
+        plan.counts.micro_batch = number
+
+    def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
+        """Report that a module is about to run, to what learns the data flow."""
+        flows = self.flows  # another thread may end the step
+        if flows is not None and not plan.root.rehearses:
+            plan.root.note_wrapper()  # that of a part, before it is known that the training calls only parts
+            with DisableTorchFunction():
+                flows.entered(plan, module, args)
+
+    def _forget_call(self, plan: Plan) -> None:
+        if (flows := self.flows) is not None:
+            flows.forget(plan)
+
+    def leave_model(self, plan: Plan, output: Any) -> None:
+        """Report that a model returned."""
+        if plan.root.rehearses:
+            plan.root.rehearses = False
+            return
+        self.names.leaves()
+        plan.counts.runs_in = 0
+        self.times.leave_model(id(plan))
+        if plan.is_root:
+            plan.root.leave()
+        if self.keeper is not None and (model := plan.ref()) is not None:
+            try:
+                with DisableTorchFunction():
+                    self.keeper.left(model, output)
+            except Exception as error:
+                self.errors.record("forward hook", error, plan)
+
+    def saw_input(self, plan: Plan, inputs: Any) -> None:
+        """Report that a module is about to run, before it can change its inputs in place."""
+        try:
+            if tracing_state() or current_graph_task() != -1 or plan.root.rehearses:
+                return
+            if transform() is not None:
+                plan.note_reason(INSIDE_FUNC)
+                return
+            with DisableTorchFunction():
+                tensors = list(find_tensors(inputs))
+                phase, comes_again = _phase(plan, tensors)
+                call = Call(plan, tensors, plan.counts.next(phase), phase, comes_again=comes_again)
+                for observer in self._observers:
+                    observer.saw_inputs(call)
+        except Exception as error:
+            self.errors.record("forward pre-hook", error, plan)
+
+    def saw_return(self, plan: Plan, keywords: Any, output: Any) -> None:
+        """Report that a module returned, and its keyword arguments."""
+        if keywords and self.wants_input(plan):
+            self.saw_input(plan, keywords)
+        if self.others or plan.wants_input or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
+            self.saw_output(plan, output)
+        if plan.is_model:
+            self.leave_model(plan, output)
+
+    def saw_region(self, plan: Plan, output: Any) -> None:
+        """Report what a compiled region returned."""
+        if plan.is_model:
+            plan.counts.runs_in = 0
+            self.times.leave_model(id(plan))
+        if self.others or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
+            self.saw_output(plan, output)
+        if plan.is_model:
+            self.names.leaves()
+
+    def saw_output(self, plan: Plan, output: Any) -> None:
+        """Report any kind of output."""
+        try:
+            if tracing_state() or plan.root.rehearses:
+                return
+            with DisableTorchFunction():
+                call = self._new_call(plan, output) if current_graph_task() == -1 else _call_again(plan, output)
+                if call is not None:
+                    self.current.repeated = call.again
+                    for observer in self._observers:
+                        observer.saw_outputs(call)
+        except Exception as error:
+            self.errors.record("forward hook", error, plan)
+
+    def _new_call(self, plan: Plan, output: Any) -> Call | None:
+        plan.history.seen = True
+        self.names.saw_call()
+        tensors = list(find_tensors(output))
+        if all(empty := [why_empty(tensor) for _, tensor in tensors]):
+            plan.note_reason(empty[0] if empty else NO_TENSOR)
+            self._forget_call(plan)
+            return None  # not counted: it would only shift the numbers of the other calls
+        phase, comes_again = _phase(plan, tensors)
+        if phase == "eval":
+            self._saw_eval = True
+        number = plan.counts.add(phase)
+        if comes_again:
+            plan.counts.pending.append((forward_segment(), number))
+        return Call(plan, tensors, number, phase, comes_again=comes_again)
+
+    # Calls inside compiled graphs
+
+    def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
+        """Report one output of a call. Return a ticket for its gradient, negative if it isn't needed."""
+        if current_graph_task() != -1:  # a checkpoint repeats calls: only the gradient is new
+            self.current.repeated = True
+            return self.statistics.ticket(plan, index, plan.counts.repeat_traced(index))
+        plan.history.seen = True
+        number = plan.counts.add_traced(index)
+        call = Call(plan, [(index, output)], number, plan.root.phase(torch.is_grad_enabled()), traced=True)
+        for observer in self._observers:
+            observer.saw_outputs(call)
+        return self.statistics.ticket(plan, index, call.number) if call.phase == "train" else -1
+
+    def saw_traced_gradient(self, plan: Plan, ticket: int, gradient: Tensor) -> None:
+        """Report the gradient of the output with this ticket."""
+        tap = self.statistics.table.taps[ticket]
+        for observer in self._observers:
+            observer.saw_gradient(plan, tap, gradient)
+
+
+def _phase(plan: Plan, tensors: list[tuple[str, Tensor]]) -> tuple[Phase, bool]:
+    """Return the phase of a call, and whether its gradient will come only with a checkpoint's recompute."""
+    root, requires_grad = plan.root, any(tensor.requires_grad for _, tensor in tensors)
+    phase = root.phase(requires_grad)
+    if phase == "eval" or requires_grad or torch.is_grad_enabled():
+        return phase, False
+    # No gradient here: a part of the pass that needs none, a checkpoint that recomputes it, or a pass without any.
+    comes_again = bool(forward_segment())
+    return ("train" if comes_again or root.entered_with_grad else "eval"), comes_again
+
+
+def _call_again(plan: Plan, output: Any) -> Call | None:
+    """Find the call that a checkpoint repeats inside the backward pass, so that nothing is counted twice.
+
+    Only under a reentrant checkpoint does the gradient flow through this second output.
+    """
+    if not plan.counts.pending:
+        if not plan.history.seen:
+            plan.note_reason(ONLY_IN_BACKWARD)
+        return None
+    tensors = list(find_tensors(output))
+    if reason := why_unknown(plan.counts.pending):
+        plan.note_reason(reason)
+        return None
+    number = take_call(plan.counts.pending, tensors, torch.is_grad_enabled())
+    return None if number is None else Call(plan, tensors, number, "train", again=True)

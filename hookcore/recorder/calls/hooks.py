@@ -1,0 +1,555 @@
+"""Hooks on the process or on each selected module, and the hooks that accompany a module's own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from hookcore import hooks
+from hookcore.hooks.compiled import (
+    QuietHooks,
+    StepAside,
+    guard_functions,
+    guarded,
+    has_compiled,
+    is_region,
+    runs_uncompiled,
+    runs_under_dynamo,
+    unwrap,
+)
+from hookcore.hooks.handle import InertInCopies
+from hookcore.hooks.internals import DisableTorchFunction
+from hookcore.hooks.modules import KeywordHook, hold_headroom, release_headroom
+from hookcore.recorder.calls.coverage import hidden_roots
+from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.calls.plans import Plan
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.known.models import Models
+
+# Hooks that accompany a module's own hooks.
+#
+# Torch calls the hooks on the process before those on a module. If a module's own hooks replace its inputs or
+# outputs, a
+# hook on the process sees the values before that. A companion comes after the module's own hooks and sees what the
+# module
+# really receives and returns. Modules without their own hooks never get one.
+
+_is_compiling = torch.compiler.is_compiling
+
+LATE_PRE_HOOK = "a hook was added to it during the step, so the input of that call was not captured"
+
+
+class Companions:
+    """The companions of one attachment to the process."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.after: dict[int, AfterCompanion] = {}  # by id(module), while the module runs
+        self.before: dict[int, hooks.HookHandle] = {}  # by id(module), during a captured step
+
+    def saw_input(self, plan: Plan, args: Any) -> None:
+        """Report what a module really receives."""
+        if (meter := self._dispatcher.current.meter) is not None:
+            meter.enter()
+        self._dispatcher.saw_input(plan, args)
+        if meter is not None:
+            meter.leave()
+
+    def saw_return(self, plan: Plan, keywords: Any, output: Any) -> None:
+        """Report what a module really returns."""
+        if (meter := self._dispatcher.current.meter) is not None:
+            meter.enter()
+        self._dispatcher.saw_return(plan, keywords, output)
+        if meter is not None:
+            meter.leave()
+
+    def begin_step(self, plans: Iterable[Plan]) -> None:
+        """Add a pre-hook to each module that has its own: within a call, that would be too late."""
+        for plan in plans:
+            if (module := plan.ref()) is not None and module._forward_pre_hooks:
+                self.add_before(module, plan)
+
+    def end_step(self) -> None:
+        """Remove the pre-hooks from the modules."""
+        for handle in self.before.values():
+            handle.remove()
+        self.before.clear()
+
+    def add_before(self, module: nn.Module, plan: Plan) -> None:
+        """Observe the inputs of the module's next calls."""
+        if id(module) not in self.before:
+            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module accepts no hook
+                self.before[id(module)] = hooks.on_forward_pre(module, BeforeCompanion(self, plan))
+
+    def missed_input(self, module: nn.Module, plan: Plan) -> None:
+        """Handle a module that got its own pre-hooks after the step began."""
+        plan.note_reason(LATE_PRE_HOOK)
+        self.add_before(module, plan)
+
+    def enter(self, module: nn.Module, plan: Plan) -> None:
+        """Handle the start of a module with its own forward hooks."""
+        companion = self.after.get(id(module))
+        if companion is None:
+            companion = AfterCompanion(self, plan)
+            keywords = self._dispatcher.wants_input(plan)
+            with contextlib.suppress(RuntimeError, AttributeError):  # a scripted module accepts no hook
+                companion.handle = hooks.on_forward(module, companion, always_call=True, with_kwargs=keywords)
+                self.after[id(module)] = companion
+        companion.calls += 1
+
+    def close(self) -> None:
+        """Remove all companions."""
+        self.end_step()
+        for companion in list(self.after.values()):
+            companion.leave()
+        self.after.clear()
+
+
+class BeforeCompanion(InertInCopies):
+    """The last pre-hook of a module that has its own pre-hooks."""
+
+    __slots__ = ("companions", "plan")
+
+    def __init__(self, companions: Companions, plan: Plan) -> None:
+        self.companions = companions
+        self.plan = plan
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if not _is_compiling():
+            self.companions.saw_input(self.plan, args)
+
+
+class AfterCompanion(InertInCopies):
+    """The last forward hook of a module that has its own forward hooks, while the module runs."""
+
+    __slots__ = ("calls", "companions", "handle", "plan")
+
+    def __init__(self, companions: Companions, plan: Plan) -> None:
+        self.companions = companions
+        self.plan = plan
+        self.calls = 0  # a module may call itself
+        self.handle: hooks.HookHandle | None = None
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if _is_compiling():
+            return
+        output = rest[-1]
+        self.calls -= 1
+        if self.calls <= 0:
+            self.companions.after.pop(id(module), None)
+            self.leave()
+        if output is not None:  # None after an exception
+            self.companions.saw_return(self.plan, rest[0] if len(rest) > 1 else {}, output)
+
+    def leave(self) -> None:
+        """Remove it from the module."""
+        if self.handle is not None:
+            self.handle.remove()
+
+
+# Hooks on each selected module, for processes full of other modules.
+
+LATE_HOOK: Final = "a hook was added to it after hookcore's, so that call's output was not captured"
+
+
+class ModuleAttachment:
+    """Hooks that stay on the modules between captured steps, at about a microsecond per call.
+
+    A copy or a checkpoint of a module contains inert versions of them, and torch's fast paths for modules without hooks
+    are off.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, models: Models) -> None:
+        self._dispatcher = dispatcher
+        self._models = models
+        self._handles: list[hooks.HookHandle] = []
+        self._attached: set[int] = set()  # by id(plan)
+        self._borrowed: list[hooks.HookHandle] = []  # for the observers other than the statistics
+        self._tree = -1  # the state of the models' trees that the hooks follow
+        self._has_headroom = True
+        hold_headroom()
+        self._follow_tree()
+
+    def _follow_tree(self) -> None:
+        if self._tree == self._models.changes:
+            return
+        self._tree = self._models.changes
+        for plan in self._dispatcher.plans.live():
+            if id(plan) not in self._attached and (plan.wants_output or plan.acts_before):
+                self._attached.add(id(plan))
+                self._handles += self._put_on(plan, plan.acts_before, after=True)
+
+    def _put_on(self, plan: Plan, before: bool, after: bool) -> list[hooks.HookHandle]:
+        module, handles = plan.ref(), list[hooks.HookHandle]()
+        try:
+            if module is not None and before:
+                handles.append(hooks.on_forward_pre(module, ModulePreHook(self._dispatcher, plan, self)))
+            if module is not None and after:
+                hook = ModuleHook(self._dispatcher, plan)
+                handles.append(hooks.on_forward(module, hook, with_kwargs=self._dispatcher.wants_input(plan)))
+        except (RuntimeError, AttributeError) as error:  # a scripted or traced module accepts no hook
+            plan.note_reason(f"takes no hook: {error}")
+        return handles
+
+    def check_tree(self) -> None:
+        """Follow changes of the models' trees. Called when a model runs and when a captured step begins."""
+        self._models.check()
+        self._follow_tree()
+
+    def on(self) -> None:
+        self.check_tree()
+
+    def off(self) -> None:
+        pass
+
+    def follow_observers(self) -> None:
+        for handle in self._borrowed:
+            handle.remove()
+        self._borrowed.clear()
+        for plan in self._dispatcher.plans.live() if self._dispatcher.others else ():
+            if self._dispatcher.wants(plan):
+                attached = id(plan) in self._attached
+                acts = self._dispatcher.wants_input(plan) or self._dispatcher.flows is not None
+                before = acts and not (attached and plan.acts_before)
+                self._borrowed += self._put_on(plan, before, after=not attached)
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        self._remove_all()
+        self._tree = -1
+        self._follow_tree()
+        self.follow_observers()
+        return None
+
+    def _remove_all(self) -> None:
+        for handle in [*self._handles, *self._borrowed]:
+            handle.remove()
+        self._handles.clear()
+        self._borrowed.clear()
+        self._attached.clear()
+
+    def close(self) -> None:
+        self._remove_all()
+        if self._has_headroom:
+            self._has_headroom = False
+            release_headroom()
+
+
+class ModulePreHook(InertInCopies):
+    """The forward pre-hook of one module."""
+
+    __slots__ = ("_attachment", "_dispatcher", "_plan")
+
+    def __init__(self, dispatcher: Dispatcher, plan: Plan, attachment: ModuleAttachment) -> None:
+        self._attachment = attachment
+        self._dispatcher = dispatcher
+        self._plan = plan
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        dispatcher, plan = self._dispatcher, self._plan
+        current = dispatcher.current
+        if _is_compiling() or not current.captured:
+            return
+        if (meter := current.meter) is not None:
+            meter.enter()
+        try:
+            if current.pending:
+                dispatcher.on_pending()
+            if plan.is_model:
+                if plan.is_root:
+                    self._attachment.check_tree()
+                dispatcher.enter_model(plan, module, args)
+            dispatcher.entered(plan, module, args)
+            if dispatcher.wants_input(plan):
+                if stands_last(module._forward_pre_hooks, self):
+                    dispatcher.saw_input(plan, args)
+                else:
+                    plan.note_reason(LATE_PRE_HOOK)
+        except Exception as error:
+            dispatcher.errors.record("forward pre-hook", error, plan)
+        if meter is not None:
+            meter.leave()
+
+
+class ModuleHook(InertInCopies):
+    """The forward hook of one module."""
+
+    __slots__ = ("_dispatcher", "_plan")
+
+    def __init__(self, dispatcher: Dispatcher, plan: Plan) -> None:
+        self._dispatcher = dispatcher
+        self._plan = plan
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        current, plan = self._dispatcher.current, self._plan
+        if _is_compiling() or not current.captured:
+            return
+        if (meter := current.meter) is not None:
+            meter.enter()
+        if stands_last(module._forward_hooks, self):
+            self._dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
+        else:
+            plan.miss_call(LATE_HOOK)
+        if meter is not None:
+            meter.leave()
+
+
+def stands_last(table: dict[int, Any], hook: ModuleHook | ModulePreHook) -> bool:
+    """Return whether none of the user's hooks comes after this one. Otherwise, move it to the end of the table."""
+    for other in reversed(table.values()):
+        inner = getattr(other, "fn", other) if type(other) is KeywordHook else other
+        if inner is hook:
+            return True
+        if not isinstance(inner, (ModuleHook, ModulePreHook)):
+            break
+    for number, other in list(table.items()):
+        if other is hook or getattr(other, "fn", None) is hook:
+            table[number] = table.pop(number)
+    return False
+
+
+LOOKS: Final = 16  # captured steps after which to check whether a compiled function calls a model
+
+See = Callable[[nn.Module, Any, tuple[Any, ...]], None]  # module, args, and what else torch gives the hook
+
+
+class ProcessAttachment:
+    """Two global hooks. The user's modules get none, so none is copied, pickled, or compiled with them.
+
+    They are registered for captured steps only: an uncaptured step costs nothing at all. They stay where a compiled
+    function calls a model: Dynamo guards on their number, so without them the function would be compiled again.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, models: Models) -> None:
+        self._dispatcher = dispatcher
+        self._current = dispatcher.current
+        self._models = models
+        self._handles: list[hooks.HookHandle] = []
+        self._has_keywords = False  # whether the hook after calls gets keyword arguments
+        self._companions = Companions(dispatcher)
+        self._calls_regions = False  # whether there was a module that runs uncompiled and calls compiled ones
+        self._companions_due = False  # at the next call
+        # Modules with their own pre-hooks that began a step; None at first.
+        self._called_first: set[int] | None = None
+        self._has_headroom = False
+        self._stays = False  # because a compiled function calls a model
+        self._looks = LOOKS  # checks left
+        self._before = _make_hook(self._current, self._seeing_calls())
+        self._after = _make_hook(self._current, self._seeing_outputs())
+        self._after_with_keywords = _make_hook(self._current, self._seeing_keywords())
+        guard_functions(self._before, self._after, self._after_with_keywords)
+        self._quiet = QuietHooks(self._before, self._after, self._after_with_keywords)
+        self._aside = StepAside(self._take_off, self._put_on, self._saw_region)
+
+    def on(self) -> None:
+        if not self._has_headroom:
+            self._has_headroom = True
+            hold_headroom()
+        self._models.unsure = True
+        if not self._handles and not self._aside.active:
+            self._put_on()
+        if self._companions.before:
+            self._companions.end_step()
+        self._begin_companions(early=self._called_first)
+        self._companions_due = self._has_keywords
+        if self._called_first is None:
+            self._called_first = set()
+
+    def off(self) -> None:
+        self._aside.close()
+        if not self._has_to_stay():
+            self._take_off()
+        self._companions.close()
+        if self._has_headroom:
+            self._has_headroom = False
+            release_headroom()
+
+    def follow_observers(self) -> None:
+        if self._handles:
+            if self._has_keywords != self._wants_inputs:  # Dynamo may know the hooks, so they aren't exchanged in vain
+                self._take_off()
+                self._put_on()
+            self._begin_companions()
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        self.close()
+        if self._current.captured:
+            self.on()
+        return None
+
+    def close(self) -> None:
+        self.off()
+        self._take_off()
+
+    def _has_to_stay(self) -> bool:
+        plans = self._dispatcher.plans
+        if self._looks and has_compiled():
+            self._looks -= 1
+            self._stays = bool(hidden_roots(plans))
+        return self._stays and not plans.regions  # the hooks would make Dynamo recompile regions
+
+    @property
+    def _wants_inputs(self) -> bool:
+        return self._models.wants_inputs or self._dispatcher.wants_inputs
+
+    def _put_on(self) -> None:
+        if not self._handles and self._current.captured:
+            self._quiet.on()
+            before = hooks.on_forward_pre(None, self._before)
+            self._has_keywords = self._wants_inputs
+            if self._has_keywords:
+                after = hooks.on_forward(None, self._after_with_keywords, with_kwargs=True)
+            else:
+                after = hooks.on_forward(None, self._after)
+            self._handles = [before, after]
+
+    def _take_off(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._quiet.off()
+
+    def _begin_companions(self, early: set[int] | None = None) -> None:
+        """Add the companions that observe inputs: before a step, only to modules that run first.
+
+        Between two steps, all other modules are as the user made them.
+        """
+        if self._has_keywords:
+            by_id = list(self._dispatcher.plans.by_id.items())
+            plans = [plan for key, plan in by_id if early is None or key in early]
+            self._companions.begin_step(plan for plan in plans if self._dispatcher.wants_input(plan))
+
+    # Calls
+
+    def _seeing_calls(self) -> See:
+        """Return a plain function over local names: torch's most frequent call must look up as little as possible."""
+        dispatcher, current, models, companions = self._dispatcher, self._current, self._models, self._companions
+        plans_get, is_entered = dispatcher.plans.by_id.get, self._is_entered
+
+        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
+            plan, entered = plans_get(id(module)), False
+            try:
+                if models.unsure or (plan is not None and plan.is_model and plan.is_root):
+                    plan = self._begin_calls(module)
+                if plan is None or self._calls_regions or "_compiled_call_impl" in module.__dict__:
+                    entered = is_entered(module)
+                    plan = self._find(module)
+                if plan is not None:
+                    if current.pending:
+                        dispatcher.on_pending()
+                    if plan.acts_before or dispatcher.others:
+                        self._act_before(plan, module, args)
+                    if module._forward_hooks and not entered:
+                        companions.enter(module, plan)
+            except Exception as error:
+                dispatcher.errors.record("forward pre-hook", error, plan)
+
+        return see
+
+    def _begin_calls(self, module: nn.Module) -> Plan | None:
+        """Check the tree, which may have changed: this is the first call of a step, or a root's."""
+        first = self._models.unsure
+        self._models.check()
+        if self._companions_due:
+            self._companions_due = False
+            self._begin_companions()
+        if first and module._forward_pre_hooks:
+            self._called_first = (self._called_first or set()) | {id(module)}
+        return self._dispatcher.plans.by_id.get(id(module))
+
+    def _act_before(self, plan: Plan, module: nn.Module, args: Any) -> None:
+        if plan.is_model:
+            self._dispatcher.enter_model(plan, module, args)
+        self._dispatcher.entered(plan, module, args)
+        if self._dispatcher.wants_input(plan):
+            if not module._forward_pre_hooks:
+                self._dispatcher.saw_input(plan, args)
+            elif id(module) not in self._companions.before:
+                self._companions.missed_input(module, plan)
+
+    def _find(self, module: nn.Module) -> Plan | None:
+        """Return the plan of a module that has none yet; None if it belongs to no watched model."""
+        plans, key = self._dispatcher.plans.by_id, id(unwrap(module))
+        if key not in plans and not is_region(module):
+            with DisableTorchFunction():
+                self._models.found(module)
+        return plans.get(key)
+
+    def _seeing_outputs(self) -> See:
+        dispatcher, saw_plain = self._dispatcher, self._dispatcher.statistics.saw_plain
+        plans_get = dispatcher.plans.by_id.get
+        accompanied = self._companions.after  # these modules are observed after their own hooks
+
+        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
+            plan = plans_get(id(module))
+            if plan is not None and not (accompanied and id(module) in accompanied):
+                if dispatcher.others or (plan.wants_output and not saw_plain(plan, rest[-1])):
+                    dispatcher.saw_output(plan, rest[-1])
+                if plan.is_model:
+                    dispatcher.leave_model(plan, rest[-1])
+
+        return see
+
+    def _seeing_keywords(self) -> See:
+        dispatcher, accompanied = self._dispatcher, self._companions.after
+
+        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
+            plan = dispatcher.plans.by_id.get(id(module))
+            if plan is not None and not (accompanied and id(module) in accompanied):
+                dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
+
+        return see
+
+    # Compiled regions
+
+    def _is_entered(self, module: nn.Module) -> bool:
+        """Return whether a compiled region begins with this call. Its root is then observed only from outside."""
+        attributes = module.__dict__
+        if attributes.get("_compiled_call_impl") is None and "_orig_mod" not in module._modules:
+            # Modules called by a torch module that was compiled in place; each is compiled by itself.
+            if not self._calls_regions or runs_uncompiled(module) or not runs_under_dynamo():
+                return False
+        elif not is_region(module):
+            return False
+        self._enter_region(module)
+        return self._aside.active
+
+    def _enter_region(self, module: nn.Module) -> None:
+        inner, plans = unwrap(module), self._dispatcher.plans.by_id
+        if id(inner) not in plans:
+            self._models.found(inner)
+        plan = plans.get(id(inner))
+        if runs_uncompiled(module):
+            self._calls_regions = True
+            return
+        if plan is not None:
+            self._models.make_boundary(plan)
+        self._aside.enter(module)
+
+    def _saw_region(self, module: nn.Module, args: Any, output: Any) -> None:
+        plan = self._dispatcher.plans.by_id.get(id(unwrap(module)))
+        if plan is not None:
+            self._dispatcher.saw_region(plan, output)
+
+
+def _make_hook(current: CurrentStep, see: See) -> Callable[..., None]:
+    """Return a hook on the process. It is the same function in a timed step, because Dynamo may know it."""
+
+    # There are more arguments if a module's own table contains the numbers of our hooks.
+    def call(module: nn.Module, args: Any, *rest: Any) -> None:
+        if _is_compiling() or not current.captured:
+            return
+        meter = current.meter  # read once: another thread may end the step in between
+        if meter is None:
+            see(module, args, rest)
+        else:
+            meter.time(see, module, args, rest)
+
+    return call

@@ -1,0 +1,194 @@
+"""What keeps the running step, so that it can be run again elsewhere: calls are held by reference in every step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from hookcore.hooks.compiled import guarded, has_compiled, is_region
+from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, pipeline_call, tracing_state, transform
+from hookcore.hooks.nextcalls import NextCalls
+from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.clock.clock import Clock
+from hookcore.recorder.known.roots import Root
+from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS, Frame, Occasion
+
+_KINDS: Final = frozenset(TENSOR_KINDS)
+
+
+@dataclass(slots=True, eq=False)
+class Keeping:
+    """Asks the dispatcher for the keeper each time: a run without one pays nothing else."""
+
+    _dispatcher: Dispatcher
+    _cadence: Cadence
+    _lock: AbstractContextManager[Any]
+
+    def ask(self, occasion: Occasion | None = None) -> None:
+        """Capture the next step, and let the keeper save it. After an incident, the keeper decides whether to."""
+        if self._dispatcher.keeper is not None and self._dispatcher.keeper.ask(occasion):
+            self._cadence.alarm("it was requested" if occasion is None else f"a step is saved {occasion.reason}")
+
+    def look(self, where: str, clock: Clock, is_whole: bool = True) -> None:
+        """Let it see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""
+        keeper = self._dispatcher.keeper
+        if keeper is not None and keeper.armed:
+            kinds = _KINDS - GRADIENT_KINDS if clock.owners.scalers() else _KINDS
+            keeper.look(partial(self._dispatcher.statistics.first_bad, kinds, clock.step, is_whole), where)
+
+    def fire(self, what: str, module: str | None = None) -> bool:
+        """Save the running step, captured or not: `what` became non-finite in it. Return whether it will be tried.
+
+        It is saved at the end of the running backward pass, or before the optimizer, whichever comes first.
+        """
+        keeper = self._dispatcher.keeper
+        return keeper is not None and keeper.fire(what, module)
+
+    def settle(self, where: str) -> None:
+        """Save the running step now if something fired in it."""
+        keeper = self._dispatcher.keeper
+        if keeper is not None and keeper.has_fired:
+            keeper.settle(where)
+
+    def end_step(self, roots: Sequence[Root]) -> None:
+        """End the step."""
+        assert self._dispatcher.keeper is not None
+        self._dispatcher.keeper.end_step()
+        if self._dispatcher.current.captured:
+            self._dispatcher.look_for_models(roots)
+
+    @guarded
+    def fail(self, error: str) -> None:
+        """Let it see a step that an exception ended."""
+        with self._lock, DisableTorchFunction():
+            if self._dispatcher.keeper is not None:
+                self._dispatcher.keeper.fail(error)
+
+    def alarm(self, step: int, clock: Clock) -> None:
+        """Pass on what another device measured; what the CPU measured was seen in the step."""
+        keeper, statistics = self._dispatcher.keeper, self._dispatcher.statistics
+        if keeper is not None and statistics.devices.arenas and not clock.owners.scalers():
+            keeper.alarm(step)
+
+    def remember(self, frame: Frame) -> None:
+        """Let the keeper remember a sent frame."""
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.keeper.remember(frame)
+
+    def close(self) -> None:
+        """Let it let go of everything."""
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.keeper.close()
+
+
+MAX_OTHERS: Final = 64  # calls of other modules in a step or between two backward passes
+COMPILED: Final = "the process runs compiled code, so only the calls of captured steps are kept"
+_OTHERS: Final = f"more than {MAX_OTHERS} modules that are not watched ran before the model"
+_DYNAMO: Final = "torch._dynamo.convert_frame"
+_PIPELINED: Final = "a pipeline runs the model, so only the calls of captured steps are kept"
+_TRACED: Final = "the model was traced, or ran inside torch.func"
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """Hooks that are there until the model of an uncaptured step is called, so that its other modules pay nothing."""
+
+    _dispatcher: Dispatcher
+    _calls: NextCalls = field(init=False)
+    _is_on: bool = field(default=False, init=False)  # in this step
+    _others: int = field(default=0, init=False)  # calls of other modules
+    _holds: bool = field(default=False, init=False)  # the running call
+
+    def __post_init__(self) -> None:
+        self._calls = NextCalls(self._entered, self._left)
+
+    def begin_step(self, captured: bool) -> None:
+        """Wait for the next call of a model, unless the step is captured."""
+        keeper = self._dispatcher.keeper
+        was_on, self._is_on = self._is_on, False
+        if was_on:
+            self._calls.forget()
+        if captured or keeper is None or not keeper.armed:
+            self._calls.off()
+        elif _DYNAMO in sys.modules and has_compiled():  # it guards on the number of hooks on the process
+            self._give_up(COMPILED)
+        else:
+            self._is_on, self._others = True, 0
+            self._calls.on()
+
+    def begin_pass(self) -> None:
+        """See no calls that a checkpoint repeats."""
+        self._calls.off()
+
+    def end_pass(self) -> None:
+        """Wait for the next micro-batch."""
+        if self._is_on:
+            self._others = 0
+            self._calls.on()
+
+    def close(self) -> None:
+        """Remove every hook."""
+        self._is_on = False
+        self._calls.close()
+
+    def _give_up(self, why: str) -> None:
+        self._is_on = False
+        self._calls.off()
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.keeper.miss(why)
+
+    def _entered(self, module: nn.Module, args: Any) -> bool:
+        """Handle any call. Return whether to see what it returns."""
+        dispatcher = self._dispatcher
+        plan = dispatcher.plans.by_id.get(id(module))
+        try:
+            if (
+                plan is None
+                or not plan.is_model
+                or plan.ref() is not module
+                or "_compiled_call_impl" in module.__dict__
+            ):
+                self._skip(module)
+                return False
+            self._calls.off()
+            if tracing_state() or current_graph_task() != -1 or transform() is not None:
+                self._give_up(_TRACED)
+                return False
+            if pipeline_call() is not None:
+                self._give_up(_PIPELINED)
+                return False
+            self._holds = torch.is_grad_enabled()
+            if self._holds and dispatcher.keeper is not None:
+                with DisableTorchFunction():
+                    dispatcher.keeper.hold(plan, module, args)
+            return True
+        except Exception as error:
+            dispatcher.errors.record("forward pre-hook", error, plan)
+            return False
+
+    def _skip(self, module: nn.Module) -> None:
+        self._others += 1
+        if is_region(module):
+            self._give_up(COMPILED)
+        elif self._others > MAX_OTHERS:
+            self._give_up(_OTHERS)
+
+    def _left(self, module: nn.Module, kwargs: Any, output: Any) -> None:
+        """Handle the end of a call, after which another model may be called."""
+        dispatcher = self._dispatcher
+        try:
+            if self._is_on:
+                self._calls.on()
+            if self._holds and dispatcher.keeper is not None:
+                with DisableTorchFunction():
+                    dispatcher.keeper.returned(module, kwargs, output)
+        except Exception as error:
+            dispatcher.errors.record("forward hook", error, dispatcher.plans.by_id.get(id(module)))

@@ -1,0 +1,246 @@
+"""Registration of hookcore's hooks: on modules, on optimizers, in compiled graphs, and around backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hookcore import hooks
+from hookcore.config import Settings
+from hookcore.hooks import internals
+from hookcore.hooks.backward import BackwardObserver, observe_backward
+from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.handle import ObserverHandle
+from hookcore.hooks.inside import Inside
+from hookcore.hooks.loading import UNSEEN, observe_loading
+from hookcore.hooks.modules import hold_headroom, release_headroom
+from hookcore.hooks.optimizers import StepObserver, observe_steps
+from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.calls.hooks import ModuleAttachment, ProcessAttachment
+from hookcore.recorder.calls.keeping import Holding
+from hookcore.recorder.calls.plans import Observer, Plan
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog, entry
+from hookcore.recorder.clock.steptimes import StepTimes
+from hookcore.recorder.known.models import Models
+from hookcore.records.vocabulary import counted
+
+# Hooks that are traced into compiled graphs, and called directly outside of them.
+
+
+def feasible(settings: Settings) -> tuple[Settings, str]:
+    """Return the settings that this release of torch allows, and why they are not the given ones."""
+    if settings.compiled != "inside" or internals.SEES_INSIDE:
+        return settings, ""
+    needed = ".".join(map(str, internals.INSIDE_FROM))
+    why = f"compiled='inside' needs torch {needed} or newer, and this is {torch.__version__}"
+    return replace(settings, compiled="boundary"), f"{why}: of compiled regions, only the boundaries are captured"
+
+
+class InsideAttachment:
+    """A hook on each initially selected module. Another selection would recompile every graph."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        plans = {key: plan for key, plan in enumerate(dispatcher.plans.live()) if plan.wants_output}
+        hold_headroom()
+        self._has_headroom = True
+        self._inside = Inside(GraphReporter(dispatcher, plans))
+        modules = [(key, module) for key, plan in plans.items() if (module := plan.ref()) is not None]
+        self.compiled_before = self._inside.attach(modules)
+        self._attached = {id(plan) for plan in plans.values()}
+
+    def on(self) -> None:
+        pass
+
+    def off(self) -> None:
+        pass
+
+    def follow_observers(self) -> None:
+        pass
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        missing = sum(plan.wants_output and id(plan) not in self._attached for plan in chosen)
+        if not missing:
+            return None
+        return f"{counted(missing, 'module')} can't be captured: compiled graphs contain only the initial selection"
+
+    def close(self) -> None:
+        self._inside.close()
+        if self._has_headroom:
+            self._has_headroom = False
+            release_headroom()
+
+
+class GraphReporter:
+    """Passes the reports of the ops in a compiled graph on to the dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, plans: dict[int, Plan]) -> None:
+        self._dispatcher = dispatcher
+        self._plans = plans
+
+    def saw_output(self, key: int, index: str, output: Tensor) -> int:
+        """Report an output and return the ticket of its gradient."""
+        dispatcher, plan = self._dispatcher, self._plans[key]
+        if not dispatcher.current.captured or plan.muted:
+            return -1
+        if (meter := dispatcher.current.meter) is not None:
+            meter.enter()
+        ticket = -1
+        try:
+            ticket = dispatcher.saw_traced_output(plan, index, output)
+        except Exception as error:
+            dispatcher.errors.record("op in a compiled graph", error, plan)
+        if meter is not None:
+            meter.leave()
+        return ticket
+
+    def saw_gradient(self, key: int, index: str, ticket: int, gradient: Tensor) -> None:
+        """Report the gradient of the output with this ticket."""
+        plan = self._plans[key]
+        try:
+            self._dispatcher.saw_traced_gradient(plan, ticket, gradient)
+        except Exception as error:
+            self._dispatcher.errors.record("op in a compiled graph", error, plan)
+
+
+@dataclass(slots=True, eq=False)
+class Loading:
+    """Reports the calls of loaders that a step waits for. Those of other threads cost the training no time."""
+
+    _times: StepTimes
+    _current: CurrentStep
+    _errors: ErrorLog
+    _lock: AbstractContextManager[Any]
+
+    def loading_begins(self) -> None:
+        if self._times.active:
+            self._begin()
+
+    def loading_ended(self, brought: bool) -> None:
+        if self._times.active:
+            self._end(brought)
+
+    @entry("begin of data loading")
+    def _begin(self) -> None:
+        self._times.enter_loading()
+
+    @entry("end of data loading")
+    def _end(self, brought: bool) -> None:
+        self._times.leave_loading(brought, torch.is_grad_enabled())
+
+
+guard_functions(Loading.loading_begins, Loading.loading_ended)
+
+
+class Attachment(Protocol):
+    """One way to observe modules: by hooks on the process, on the modules, or in compiled graphs.
+
+    Its hooks report to the dispatcher. `on` and `off` are called between steps and must be cheap.
+    """
+
+    def on(self) -> None:
+        """Start a captured step."""
+
+    def off(self) -> None:
+        """Capture nothing for a while."""
+
+    def follow_observers(self) -> None:
+        """Add and remove hooks as the observers need them now."""
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        """Add and remove hooks for a new selection of modules. Return why that's impossible for some."""
+
+    def close(self) -> None:
+        """Remove every hook."""
+
+
+class Placement:
+    """Registers the hooks of one recorder, and removes them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        models: Models,
+        emit: Callable[[str, str], None],
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        self._compiled, self._attach = settings.compiled, settings.attach
+        self._dispatcher = dispatcher
+        self._models = models
+        self._loading = Loading(dispatcher.times, dispatcher.current, dispatcher.errors, lock)
+        self._emit = emit
+        self._attachment: Attachment | None = None
+        self.holding: Holding | None = None  # with hooks on the process only
+        self._closed: Attachment | None = None  # the last one, in circles until the recorder is taken apart
+        self._handles: list[hooks.HookHandle | ObserverHandle[Any]] = []
+
+    def attach(self, steps: StepObserver, passes: BackwardObserver, step: int, captured: bool) -> None:
+        """Register every hook."""
+        self._handles = [observe_steps(steps), observe_backward(passes), observe_loading(self._loading)]
+        if UNSEEN:
+            self._emit("loading-unseen", UNSEEN)
+        if self._models.discovers:
+            self._handles.append(hooks.on_module_registration(self._models.registrations.saw))
+        self._attachment = self._new_attachment()
+        if self._dispatcher.keeper is not None and isinstance(self._attachment, ProcessAttachment):
+            self.holding = Holding(self._dispatcher)
+        self.begin_step(step, captured)
+        self._attachment.follow_observers()
+
+    def _new_attachment(self) -> Attachment:
+        if self._compiled == "inside":
+            inside = InsideAttachment(self._dispatcher)
+            if inside.compiled_before:
+                self._emit(
+                    "compiled-again",
+                    "the model was compiled earlier; it is compiled again so that its inner modules can be captured",
+                )
+            return inside
+        if self._attach == "module":
+            return ModuleAttachment(self._dispatcher, self._models)
+        return ProcessAttachment(self._dispatcher, self._models)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        self._dispatcher.current.stop()
+        if self._attachment is not None:
+            self._attachment.close()
+            self._closed, self._attachment = self._attachment, None
+        if self.holding is not None:
+            self.holding.close()
+            self.holding = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def attached(self) -> bool:
+        """Whether any hook is registered."""
+        return self._attachment is not None
+
+    def begin_step(self, step: int, captured: bool) -> None:
+        """Start a step; hooks on modules are on in captured steps only."""
+        was_captured = self._dispatcher.current.captured
+        self._dispatcher.current.begin(step, captured)
+        if captured or was_captured:
+            self._dispatcher.begin_step(captured)
+        if self._attachment is not None and (captured or was_captured):
+            (self._attachment.on if captured else self._attachment.off)()
+        if self.holding is not None:
+            self.holding.begin_step(captured)
+
+    def follow_observers(self, *others: Observer) -> None:
+        """Let these observers see the calls of modules, in addition to the statistics."""
+        self._dispatcher.add_only(*others)
+        if self._attachment is not None:
+            self._attachment.follow_observers()
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        """Follow a new selection of modules. Return why that's impossible for some."""
+        return None if self._attachment is None else self._attachment.follow_choice(chosen)

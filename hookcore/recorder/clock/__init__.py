@@ -1,0 +1,1 @@
+"""When: steps, found by the clock and selected by the cadence."""

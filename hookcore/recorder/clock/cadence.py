@@ -1,0 +1,299 @@
+"""Which steps are captured, and what capturing costs."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hookcore.records import vocabulary
+from hookcore.records.vocabulary import OWN
+
+# A step is selected by its number alone, so that the runs of a sweep, ranks, and repeated runs share their captured
+# steps. The stride is `every` times a power of two, so multiples of a longer stride are multiples of a shorter one. If
+# several optimizers take turns, steps are captured in blocks in which each of them steps. The measured cost determines
+# the stride.
+#
+# As long as the *allowance* lasts, the stride is the requested one, whatever the budget says. The allowance only
+# makes a
+# stride shorter, so the steps of a run that has used it up are still among those of one that hasn't.
+
+WINDOW: Final = 15  # steps of each sort in the estimate
+TIMED_STEPS: Final = 3  # timed steps before a cost is reported
+WARM_UP: Final = 3  # first steps, which are slow because of compiling and allocating
+TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
+AIM: Final = 0.6  # targeted share of the budget, because an estimate is noisy
+PROBE_EVERY: Final = 32  # if every step is captured, one block in this many is skipped to keep measuring
+TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this many is timed;
+TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
+ESTIMATE_EVERY: Final = 8  # steps between estimates
+MAX_STRIDE: Final = 1024
+RARE_EVERY: Final = 50  # captured steps between two in which updates are measured without being requested
+RARE_FIRST: Final = 16
+MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
+MINUTE_S: Final = 60.0
+MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
+
+
+class Cadence:
+    """Compares the time of captured and of uncaptured steps in the run itself.
+
+    It uses the lower quartiles of recent steps, because other work on the machine makes steps longer, never shorter. If
+    every step is captured, there is nothing to compare with; then hookcore's own code is timed in a few of them.
+    """
+
+    def __init__(self, every: int, budget: float | None, allowance: float = 0.0) -> None:
+        self.every = every
+        self.budget = budget
+        self._allowance = allowance  # seconds of capturing in a minute, which is also what can be saved up
+        self._allowed_s = allowance  # what is left of it
+        self._is_free = budget is not None and allowance > 0  # whether no budget counts now
+        self.stride = every if budget is None or self._is_free else every * 2
+        self.block = 1  # steps that are captured together
+        self.cost = float("nan")  # the time that capturing adds to a step, as a share of an uncaptured step's time
+        self.background_s = 0.0  # processor time of the recorder's thread per frame
+        self.uncaptured = 0  # steps that were skipped
+        self._seen = 0
+        self._measuring = True
+        self._alarm = ""  # why to capture the next step, whatever its number
+        self._reported = 0  # steps that were captured for such a reason
+        self.reason = ""  # why the running step is one that `chooses` doesn't choose
+        self._captured: deque[float] = deque(maxlen=WINDOW)
+        self._plain: deque[float] = deque(maxlen=WINDOW)
+        self._spent: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of timed steps
+        self._rest: deque[float] = deque(maxlen=WINDOW)  # the user's share
+
+    @property
+    def effective_cost(self) -> float:
+        """The share that capturing adds to the run's time at the current stride, skipped steps included."""
+        probes = self.stride == 1 and self.budget is not None and not self._is_free
+        share = 1 - 1 / PROBE_EVERY if probes else 1 / self.stride
+        return self.cost * share
+
+    def change(self, every: int, budget: float | None) -> None:
+        """Apply new settings. Earlier measurements stay valid."""
+        self.every, self.budget = every, budget
+        self.stride = every
+        self._is_free = budget is not None and self._allowed_s > 0
+        if budget is not None and not self._is_free:
+            self._learn(budget)
+
+    def _learn(self, budget: float) -> None:
+        """Choose the stride by what is known of the cost."""
+        self._estimate(budget)
+        if not self._plain or not self._captured:
+            # Steps of one sort alone don't show the cost: alternate again.
+            self._seen, self._measuring, self.stride = min(self._seen, WARM_UP), True, 2 * self.every
+
+    def take_turns(self, gap: int) -> None:
+        """Select steps in blocks in which each optimizer steps; the rarest one steps every `gap` steps."""
+        self.block = 1 if gap == 1 else 1 << (min(MAX_BLOCK, gap) - 1).bit_length()
+
+    def as_scalars(self) -> dict[str, float]:
+        """Return the scalars to log with each frame."""
+        if self.cost != self.cost:
+            return {}
+        return {
+            vocabulary.COST: self.cost,
+            vocabulary.EFFECTIVE_COST: self.effective_cost,
+            vocabulary.STRIDE: float(self.stride),
+            vocabulary.UNCAPTURED_STEPS: float(self.uncaptured),
+        }
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the figures to show with the settings, in types that JSON has."""
+        known = self.cost == self.cost
+        return {
+            "stride": self.stride,
+            "cost": self.cost if known else None,
+            "effective_cost": self.effective_cost if known else None,
+            "uncaptured_steps": self.uncaptured,
+        }
+
+    def took(self, background_s: float) -> None:
+        """Record how long the recorder's thread took for a frame."""
+        self.background_s += 0.1 * (background_s - self.background_s)
+
+    def alarm(self, why: str) -> None:
+        """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
+        self._alarm = self._alarm or why
+
+    def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
+        """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
+        self._seen += 1
+        self.uncaptured += not captured
+        if self._seen > WARM_UP and elapsed_s == elapsed_s:
+            (self._captured if captured else self._plain).append(elapsed_s)
+            if spent_s == spent_s:
+                self._spent.append(spent_s)
+                self._rest.append(max(0.0, elapsed_s - spent_s))
+        if self.budget is not None and self._allowance:
+            self._spend(self.budget, elapsed_s, self._price(elapsed_s, spent_s) if captured else 0.0)
+        if self.budget is None or self._is_free:
+            if self._captured and self._plain and self._seen % ESTIMATE_EVERY == 0:
+                self._compare()
+            elif spent_s == spent_s and len(self._spent) >= TIMED_STEPS:
+                self._measure(_lower_quartile(self._spent), _lower_quartile(self._rest))
+            return
+        if self._measuring and self._seen < WARM_UP + TRIAL:
+            return
+        if self._measuring or self._seen % ESTIMATE_EVERY == 0 or self.cost != self.cost:
+            self._measuring = not (self._captured and self._plain)
+            self._estimate(self.budget)
+
+    def _price(self, elapsed_s: float, spent_s: float) -> float:
+        """Return the seconds that capturing the step took. If they can't be told, it is the whole step."""
+        if spent_s == spent_s:
+            return spent_s
+        if self._captured and self._plain:
+            return max(0.0, _lower_quartile(self._captured) - _lower_quartile(self._plain))
+        if self._spent:
+            return _lower_quartile(self._spent)
+        return elapsed_s if elapsed_s == elapsed_s else 0.0
+
+    def _spend(self, budget: float, elapsed_s: float, price_s: float) -> None:
+        """Let the allowance grow with time and shrink with capturing, and follow it."""
+        grown = self._allowance / MINUTE_S * (elapsed_s if elapsed_s == elapsed_s else 0.0)
+        self._allowed_s = max(0.0, min(self._allowance, self._allowed_s + grown) - price_s)
+        if self._is_free and not self._allowed_s:
+            self._is_free = False
+            self._learn(budget)
+        elif not self._is_free and self._allowed_s == self._allowance:  # as after a long evaluation
+            self._is_free, self.stride = True, self.every
+
+    def wants(self, step: int) -> bool:
+        """Return whether this step is captured. Called once for each step, when it begins."""
+        why, self._alarm = self._alarm, ""
+        chosen, self.reason = self.chooses(step), ""
+        if why and not chosen:
+            self._reported += 1
+            rest = "" if self._reported < MAX_REPORTED else "; later ones of this run aren't reported"
+            self.reason = f"{why}{rest}" if self._reported <= MAX_REPORTED else ""
+        return chosen or bool(why)
+
+    def chooses(self, step: int) -> bool:
+        """Return whether the number of a step is a captured one, without any special reason."""
+        unit = step // self.block
+        if self.stride == 1:
+            return self.budget is None or self._is_free or unit % PROBE_EVERY != PROBE_EVERY - 1
+        return unit % self.stride == 0
+
+    def is_rare(self, step: int) -> bool:
+        """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""
+        return self.chooses(step) and step // self.block // self.stride % RARE_EVERY == RARE_FIRST
+
+    @property
+    def wants_timing(self) -> bool:
+        """Return whether to time the captured step that begins, because no step is ever skipped."""
+        if self._is_free and not (self._captured and self._plain) and len(self._spent) < TIMED_STEPS:
+            return True  # the first ones included: what they take is known then
+        if (self.budget is not None and not self._is_free) or self.stride > 1 or self._seen < WARM_UP:
+            return False
+        every = TIME_EVERY if len(self._spent) == WINDOW else TIME_FIRST_EVERY
+        return self._seen % every == 0
+
+    def _compare(self) -> None:
+        plain = _lower_quartile(self._plain)
+        self._measure(_lower_quartile(self._captured) - plain, plain)
+
+    def _measure(self, extra: float, plain: float) -> None:
+        self.cost = (max(0.0, extra) + self.background_s) / plain if plain > 0 else 0.0
+
+    def _estimate(self, budget: float) -> None:
+        if self._captured and self._plain:
+            self._compare()
+            wanted = self.cost / (AIM * budget) / self.every
+            power = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
+            self.stride = self.every * min(MAX_STRIDE, power)
+
+
+def _lower_quartile(times: deque[float]) -> float:
+    return sorted(times)[len(times) // 4]
+
+
+# Jumps of logged numbers, after which the next step is captured.
+
+MAX_FINDERS: Final = 256  # scalars that are checked
+
+
+@dataclass(slots=True, eq=False)
+class Jumps:
+    """Checks losses, and any number that has ever been non-finite."""
+
+    _cadence: Cadence
+    _finders: dict[str, JumpFinder] = field(default_factory=dict, init=False)
+
+    def check(self, scalars: dict[str, Any]) -> None:
+        """Capture the next step if a loss jumps or a number becomes non-finite."""
+        for name, value in scalars.items():
+            if not isinstance(value, float) or name.startswith(OWN):
+                continue
+            if "loss" in name.lower() or not math.isfinite(value) or name in self._finders:
+                finder = self._finders.get(name)
+                if finder is None and len(self._finders) < MAX_FINDERS:
+                    finder = self._finders[name] = JumpFinder()
+                if finder is not None and finder.jumped(value):
+                    self._cadence.alarm(
+                        f"{name} jumped to {value:.6g}" if math.isfinite(value) else f"{name} was {value}"
+                    )
+
+
+class JumpFinder:
+    """Detects when a logged value becomes non-finite, or a loss jumps far above its earlier values."""
+
+    __slots__ = ("_bad", "_deviation", "_mean", "_seen")
+
+    def __init__(self) -> None:
+        self._bad = False
+        self._mean = 0.0
+        self._deviation = 0.0
+        self._seen = 0
+
+    def jumped(self, value: float) -> bool:
+        """Check the next value. Only the first of several non-finite ones is a jump."""
+        was_bad, self._bad = self._bad, not math.isfinite(value)
+        if self._bad:
+            return not was_bad
+        off = abs(value - self._mean)
+        jumped = self._seen >= 8 and value - self._mean > 8 * self._deviation + 1e-3 * abs(self._mean)
+        self._seen += 1
+        rate = max(0.1, 1 / self._seen)
+        if self._seen > 1:
+            self._deviation += rate * (off - self._deviation)
+        self._mean += rate * (value - self._mean)
+        return jumped
+
+
+MAX_NAMES: Final = 4096
+
+
+class Between:
+    """Tells numbers of the step that ended from numbers of the step that is about to begin.
+
+    Most loops log after `optimizer.step()`: what they log belongs to the step that just ended. Others log a learning
+    rate at the top, before the forward pass. Both come between two steps. But only the latter are also logged
+    before the first backward pass ends, when there is no step that they could belong to but the first.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: set[str] = set()  # names that are logged before their step runs, or in the middle of it
+        self._behind: set[str] = set()
+
+    def note_first(self, names: Iterable[str]) -> None:
+        """Note names that are logged before the first backward pass has ended."""
+        for name in names:
+            if len(self._ahead) < MAX_NAMES:
+                self._ahead.add(name)
+
+    def is_behind(self, name: str, has_run: bool | None) -> bool:
+        """Return whether a number, logged before the step's first backward pass, belongs to the step that ended.
+
+        `has_run`: whether a module has run since then; None if it was not checked, because the step isn't captured.
+        """
+        if name in self._ahead or name in self._behind:
+            return name in self._behind
+        if has_run is not None and len(self._ahead) + len(self._behind) < MAX_NAMES:
+            (self._ahead if has_run else self._behind).add(name)
+        return not has_run

@@ -1,0 +1,390 @@
+"""The step clock: derives steps from events of every loop, such as optimizer steps, backward passes, and scalers."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Final, Protocol
+
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from hookcore.hooks.handle import STEP_LOOP
+from hookcore.hooks.internals import current_graph_task
+from hookcore.recorder.clock.owners import Owner, Owners, Reach, scales_until_now
+from hookcore.recorder.known.parameters import Parameters
+
+# The optimizers' steps that are running, because one optimizer may call another one's step.
+
+_LOOPS: Final = frozenset(code.co_name for code in STEP_LOOP)  # code is hashed with all its constants
+
+
+class Nesting:
+    """The running steps of each thread. Only the outermost one can end a step of the training."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, list[tuple[int, int]]] = {}  # by thread: id(optimizer) and that of its call's frame
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is inside an optimizer's step."""
+        return bool(self._stacks) and bool(self._stacks.get(threading.get_ident()))
+
+    @property
+    def outermost(self) -> int:
+        """The id of the optimizer whose step this thread runs, the outermost one if they are nested; 0 if none."""
+        stack = self._stacks.get(threading.get_ident())
+        return stack[0][0] if stack else 0
+
+    def enter(self, optimizer: Optimizer) -> bool:
+        """Start a step. Return whether it is the outermost one."""
+        stack = self._stacks.setdefault(threading.get_ident(), [])
+        frames = _step_frames(all_of_them=bool(stack))
+        if stack:
+            stack[:] = [entry for entry in stack if entry[1] in frames[1:]]  # others raised and never ended
+        stack.append((id(optimizer), frames[0] if frames else 0))
+        return len(stack) == 1
+
+    def leave(self, optimizer: Optimizer) -> bool:
+        """End a step. Return whether it is the innermost that was started, and the outermost."""
+        ident = threading.get_ident()
+        stack = self._stacks.get(ident)
+        if not stack or stack[-1][0] != id(optimizer):
+            return False
+        stack.pop()
+        if stack:
+            return False
+        del self._stacks[ident]
+        return True
+
+
+def runs_step() -> bool:
+    """Return whether this thread is inside an optimizer's step. Its closure may run its model for the first time."""
+    return bool(_step_frames(all_of_them=False))
+
+
+def _step_frames(all_of_them: bool) -> list[int]:
+    """Return the running calls of `Optimizer.step`, innermost first; only that one unless all are requested."""
+    found: list[int] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _LOOPS and frame.f_code in STEP_LOOP:
+            found.append(id(frame))
+            if not all_of_them:
+                break
+        frame = frame.f_back
+    return found
+
+
+# Nothing here depends on what is captured, so steps have the same numbers under every setting. A step ends when an
+# optimizer with watched parameters has stepped, if these parameters got new gradients since the last step ended.
+# Otherwise the optimizer's values belong to the step that just ended. docs/how-it-works.md has a table of what counts
+# as
+# a step in each kind of loop.
+#
+# New gradients are noticed at a few parameters of each optimizer, the *witnesses*: their `.grad` is compared before and
+# after each backward pass. Nothing can free it in between, so equal means unchanged. If a single optimizer runs and no
+# scaler steps it, it doesn't matter which pass reached it, and nothing is compared but what became of the gradients
+# between two passes of a step.
+
+FIRST_STEPS: Final = 64  # steps after which all optimizers are known
+ATTEMPTS: Final = 16  # resets of the gradients after which manual updates are assumed, even if none is seen
+PASSES_WITHOUT_STEP: Final = 64  # without any optimizer, each pass then counts as a step, even if nothing is reset
+RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tensors are looked up again
+SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this many, in which its scaler is searched for
+SCALER_DEPTH: Final = 64  # frames up the stack
+SCALER_NEAR: Final = 7  # in all other steps, because a loop may start to use a scaler at any time
+
+
+class Host(Protocol):
+    """The receiver of the clock's steps."""
+
+    def end_step(self, skipped_by: GradScaler | None) -> None:
+        """End the step, which this scaler may have skipped."""
+
+    def begin_step(self) -> None:
+        """Start the next step."""
+
+    def hold_part(self) -> None:
+        """Separate the data so far from the following, because it may become a step."""
+
+    def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
+        """Ship the held parts, as parts of the running step or as steps. Return the number of steps.
+
+        `scales`: a scaler skipped these steps, and the loss was multiplied by these scales; NaN if unknown.
+        """
+
+    def find_model(self, optimizer: Optimizer, may_run: bool) -> bool:
+        """Return whether a model was found that owns what this optimizer steps. `may_run`: it may be found later."""
+
+    def read_parameters(self) -> None:
+        """Read the gradients now, because no torch optimizer will step."""
+
+
+class Clock:
+    """Counts the steps of one watcher. The recorder calls it under its lock, outside of the user's modes."""
+
+    def __init__(self, parameters: Parameters, host: Host, emit: Callable[[str, str], None]) -> None:
+        self.owners = Owners(parameters, host.find_model)
+        parameters.when_gone = self._release
+        self._parameters, self._host, self._emit = parameters, host, emit
+        self.step = 0
+        self.manual = False  # only the user ends steps, by `watcher.step()`
+        self.passes = 0  # backward passes that reached a watched parameter since the last step ended
+        self.reach = Reach(self.owners, parameters)
+        self.begins_late = False  # the forward pass of a step that begins now has already run
+        self._due = False  # an optimizer stepped inside the running pass
+        self._decided = False  # whether an optimizer ever stepped
+        self._by_hand = 0  # passes per step, if no optimizer steps; 0 while unknown
+        self._attempts = 0  # closed ones, while it is unknown who steps
+        self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
+        self._last: Owner | None = None
+        self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
+        self._has_strays = False
+        self._nesting = Nesting()
+        self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
+
+    # -- optimizers -------------------------------------------------------------------------------------------------
+
+    def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
+        """Return the owner, if this call is not inside another owner's step and steps watched parameters."""
+        owner = self.owners.meet(optimizer, self._alone is None, closure)
+        if not owner.owns or not self._nesting.enter(optimizer):
+            return None
+        if owner.steps % RENEW_EVERY == 0:
+            owner.witnesses.look_up()
+        self._passed_inside.discard(threading.get_ident())
+        owner.inner_passes = closure = closure or owner.runs_passes
+        # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
+        owner.late = not closure and current_graph_task() == -1 and self._is_late(owner)
+        if closure or not self.reach.passed:  # else it is already known to step with new gradients
+            owner.witnesses.note_weights()
+        far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0
+        owner.scaler.find(SCALER_DEPTH if far else SCALER_NEAR)
+        return owner
+
+    def step_ended(self, optimizer: Optimizer) -> Owner | None:
+        """Return the owner at the end of the call, as `step_begins` does."""
+        owner = self.owners.get(optimizer)
+        if owner is None:
+            return None
+        if not owner.owns:
+            # A closure may have run its model for the first time, inside the step that ends now.
+            owner = self.owners.meet(optimizer, self._alone is None)
+            owner.inner_passes, owner.late = True, False
+            return owner if owner.owns and not self._nesting.is_inside else None
+        if not self._nesting.leave(optimizer):
+            return None
+        if threading.get_ident() in self._passed_inside and not owner.inner_passes:
+            owner.inner_passes = owner.runs_passes = True  # though it was given no closure
+        return owner
+
+    @property
+    def compares_passes(self) -> bool:
+        """Return whether it is known of each pass whether it reached a watched parameter."""
+        return self._alone is None and not self.reach.many_threads
+
+    @property
+    def reaches(self) -> bool:
+        """Return whether the pass that ends has reached a watched parameter, as far as is known."""
+        return self.reach.reaches(self._alone)
+
+    def note_stray(self) -> None:
+        """Compare all passes from now on: some of this training reach no watched parameter."""
+        self._has_strays, self._alone = True, None
+
+    @property
+    def last_owner(self) -> Owner | None:
+        """Return the optimizer that ended the last step, if one did."""
+        return self._last
+
+    @property
+    def stepping(self) -> bool:
+        """Return whether this thread is inside an optimizer's step."""
+        return self._nesting.is_inside
+
+    @property
+    def outermost(self) -> Owner | None:
+        """Return the optimizer whose step this thread is inside, the outermost one if several are nested."""
+        return self.owners.with_id(self._nesting.outermost)
+
+    def count(self, owner: Owner) -> int:
+        """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
+        if owner.inner_passes:
+            owner.late = self._is_late(owner)
+        reached = self.reach.has(owner, self._alone)
+        fresh = not owner.late and (reached or self.reach.passed or owner.witnesses.weights_moved())
+        if self.reach.passed and owner.witnesses.were_reached and not reached and self._alone is None:
+            self.owners.add_witnesses(owner)
+        if not fresh and not self.step:
+            return -1  # nothing to step with: some loops step once to silence a scheduler's warning
+        if not self._decided:
+            self._decide(owner.scaler.live())
+        # Gradients may have been clipped since the last pass, or not compared before: now they belong to this step.
+        of_all = (fresh or not owner.steps) and owner is not self._alone
+        step = self.step if fresh else self.step - 1
+        owner.count(step)
+        if fresh:
+            owner.ended += 1
+            self._last = owner
+            self.tick()
+            self._group.clear()
+        self._group.add(id(owner))
+        for each in () if self.reach.many_threads else self.owners if of_all else (owner,):
+            each.witnesses.explain()
+        if owner is not self._alone or owner.scaler.found or owner.inside:
+            is_known = self.step >= FIRST_STEPS and not self.reach.many_threads and not self._has_strays
+            self._alone = self.owners.only_one() if is_known else None
+        return step
+
+    def _decide(self, scaler: GradScaler | None) -> None:
+        """Decide that an optimizer steps this model. Held data was skipped by its scaler, or is part of its step."""
+        scales = scales_until_now(scaler, self._attempts) if scaler is not None else []
+        self._decided, self._by_hand, self._attempts = True, 0, 0
+        self.step += self._host.release_parts(as_steps=bool(scales), scales=scales)
+
+    def _is_late(self, owner: Owner) -> bool:
+        """Return whether it steps with the gradients of the last step, after another optimizer."""
+        if self.reach.has(owner, self._alone) or not self.step:
+            return False
+        witnesses, joins = owner.witnesses, bool(self._group) and id(owner) not in self._group
+        if self.reach.passed:  # a pass that its witnesses did not see
+            is_compared = self.reach.comparison.was_at(witnesses.keys) and witnesses.were_reached
+            return is_compared and self._last not in (owner, None)
+        if not self.reach.saw_passes:  # compiled as a whole, or with gradients that were set manually
+            return joins
+        # Between the steps of two optimizers, the second one's gradients may be clipped or divided.
+        return not owner.steps or self.reach.many_threads or witnesses.have_nothing_new(or_edited=joins)
+
+    def end_with_pass(self, owner: Owner) -> None:
+        """End the step with the running backward pass, because the optimizer steps inside it."""
+        owner.inside = True
+        self._due = True
+
+    def tick(self, skipped_by: GradScaler | None = None) -> None:
+        """End the step."""
+        self.passes = 0
+        self.reach.end_step()
+        self._host.end_step(skipped_by)
+        self.step += 1
+        self._host.begin_step()
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _release(self, keys: Set[int]) -> None:
+        """Keep no parameter alive of a module that is gone, given by id. A module may die in any thread."""
+        for owner in (*self.owners, self._alone, self._last):
+            if owner is not None:
+                owner.witnesses.release(keys)
+
+    def let_go(self) -> None:
+        """Let go of the training's parameters, and of what a graph that still lives would keep alive through them."""
+        self._parameters.when_gone = lambda _: None
+        self.reach.comparison.let_go()
+        self._alone = self._last = None
+        self.owners.let_go()
+
+    # -- backward passes --------------------------------------------------------------------------------------------
+
+    def pass_begins(self) -> None:
+        """Handle the start of a pass that accumulates gradients."""
+        if not self.reach.pass_begins(self._alone):
+            return
+        if not self.stepping and not self.manual:
+            self.begins_late = True
+            self.notice_end()
+            self.begins_late = False
+        self.reach.compare(early=self.step < FIRST_STEPS or not self._decided)
+
+    @property
+    def ends_with_pass(self) -> bool:
+        """Return whether an optimizer stepped inside the running pass."""
+        return self._due
+
+    def pass_ended(self) -> bool:
+        """Handle the end of a pass, even if it raised. Return whether it reached a watched parameter, if known."""
+        reached = self.reach.pass_ended(self._alone, self._decided)
+        if self.stepping:
+            self._passed_inside.add(threading.get_ident())
+        if self._due:
+            self._due = False
+            if not self._decided:
+                self._decide(None)
+            self.tick()
+        elif reached and not self.stepping and not self.manual:
+            self.passes += 1
+            if not self._decided:
+                self._count_by_hand()
+        return reached
+
+    # -- steps that no optimizer ends -------------------------------------------------------------------------------
+
+    def notice_end(self) -> bool:
+        """Notice a step that ended without an optimizer: a scaler skipped it, or the weights were changed manually.
+
+        Called where the next step may begin: before a pass, a module's run, or a logged value.
+        """
+        if (not self.passes and not self._by_hand) or not self.reach.is_sure:
+            return False
+        if self._decided:
+            owners = [owner for owner in self.owners if owner.owns]
+            skipped = max(owners, key=lambda owner: owner.scaler.attempts(owner.ref()), default=None)
+            if skipped is None or not skipped.scaler.attempts(skipped.ref()):
+                return False
+            self._last = skipped  # the step is its own, though it didn't take it
+            self.tick(skipped.scaler.live())
+            return True
+        witnesses = self.owners.tensors()
+        changed = self.reach.comparison.weights_changed(witnesses)
+        if not (changed or self.reach.comparison.were_reset(witnesses)) or runs_step():
+            if self.begins_late and self._by_hand and not self.passes and self.reach.comparison.has_marks:
+                self._by_hand += 1  # the passes are micro-batches: more of them make a step
+            return False
+        self.reach.comparison.forget_marks()
+        if self._by_hand:
+            if self.passes:
+                self._by_hand = self.passes
+                self._end_by_hand()
+            return True
+        self._attempts += 1
+        self._host.hold_part()
+        # Gradients that are discarded while the weights stay unchanged: a scaler with too high a scale does this.
+        if self._attempts >= (2 if changed else ATTEMPTS):
+            self._steps_by_hand(max(1, self.passes // self._attempts))
+            self.passes = 0
+        return True
+
+    @property
+    def undecided(self) -> bool:
+        """Return whether passes have ended and it is still unknown who steps."""
+        return bool(self.passes) and not self._decided and not self._by_hand
+
+    @property
+    def awaits_end(self) -> bool:
+        """Return whether passes have ended whose step may end unseen: who steps is unknown, or a scaler may skip it."""
+        is_open = bool(self.passes) and self._alone is None
+        return is_open and (self.undecided or any(owner.scaler.found for owner in self.owners))
+
+    def _count_by_hand(self) -> None:
+        if self._by_hand:
+            if self.passes >= self._by_hand:
+                self._end_by_hand()
+        elif self.passes >= PASSES_WITHOUT_STEP and not self._attempts:
+            if self.owners.are_waiting():
+                self._decide(None)
+                return
+            self._steps_by_hand(1)
+            self._end_by_hand()
+
+    def _steps_by_hand(self, passes: int) -> None:
+        self._by_hand = passes
+        first = " The first steps have no weight gradients, because it wasn't known yet when these were complete."
+        text = "No torch optimizer steps this model: steps are counted by backward passes."
+        self._emit("no-optimizer", f"{text}{first if self._attempts else ''}")
+        self.step += self._host.release_parts(as_steps=True)
+        self._attempts = 0
+
+    def _end_by_hand(self) -> None:
+        self._host.read_parameters()
+        self.tick()

@@ -1,0 +1,423 @@
+"""Backward passes and steps of optimizers: what each of them means for the running step."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any, Final
+
+from torch.optim import Optimizer
+
+from hookcore.hooks.backward import ObservedEngine
+from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.distributed import newest_reduction
+from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
+from hookcore.hooks.optimizers import begin_step, end_step
+from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.calls.keeping import Keeping
+from hookcore.recorder.calls.observers import Observers
+from hookcore.recorder.calls.placement import Placement
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.clock.clock import Clock
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog, entry
+from hookcore.recorder.clock.owners import Owner
+from hookcore.recorder.clock.steptimes import StepTimes
+from hookcore.recorder.known.parameters import Parameter, Parameters
+from hookcore.recorder.known.ranks import Replicas
+from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
+from hookcore.recorder.measured.passprobes import PassProbes
+from hookcore.recorder.measured.scalars import FoundLoss, LossScale, name_of_rate
+from hookcore.recorder.measured.sentinel import Sentinel
+from hookcore.records.vocabulary import GRADIENT_WAIT, REDUCTION_WAIT, TIME_BACKWARD, TIME_OPTIMIZER
+
+# Calls that wait for the end of a step, and are made by the thread that trains.
+
+MAX_WAITING: Final = 256
+
+Call = Callable[[], None]
+
+
+class Boundary:
+    """A bounded queue of calls. Their exceptions leave the training step, so they catch those that must not."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Call] = deque()
+
+    def put(self, call: Call) -> bool:
+        """Queue a call, from any thread. Return False if too many are waiting."""
+        if len(self.waiting) >= MAX_WAITING:
+            return False
+        self.waiting.append(call)
+        return True
+
+    def run(self) -> None:
+        """Make all calls that wait. If one raises, the others wait for the end of the next step."""
+        while self.waiting:
+            try:
+                call = self.waiting.popleft()
+            except IndexError:  # another thread that trains took it
+                return
+            call()
+
+
+@dataclass(slots=True, eq=False)
+class EndsSteps:
+    """A part whose methods torch calls, and that can end a step."""
+
+    clock: Clock
+    boundary: Boundary
+    _dispatcher: Dispatcher
+    _lock: AbstractContextManager[Any]
+    _current: CurrentStep = field(init=False)
+    _errors: ErrorLog = field(init=False)
+    _times: StepTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = self._dispatcher
+        self._current, self._errors, self._times = known.current, known.errors, known.times
+
+
+def ends_steps(method: Callable[..., None]) -> Callable[..., None]:
+    """Make the calls that wait for the end of a step if the method ended one. No lock is held then."""
+
+    @functools.wraps(method)
+    def call(self: EndsSteps, *args: Any) -> None:
+        before = self.clock.step
+        method(self, *args)
+        if self.clock.step != before and self.boundary.waiting:
+            self.boundary.run()
+
+    guard_functions(call)
+    return call
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """Measures captured steps of models in `DistributedDataParallel`. Asks no other rank, and waits for none.
+
+    Ranks of a model that torch has split wait for each other inside their passes, too, so that the end of a pass says
+    nothing about who is late; of those, nothing is measured.
+    """
+
+    _replicas: Replicas
+    _current: CurrentStep
+    _add_scalars: Callable[[dict[str, Any]], None]
+    _now: Callable[[], float]
+    _reported_s: float = field(default=float("-inf"), init=False)  # when the last bucket of the last reported pass came
+
+    def begin_step(self) -> None:
+        """Time the gradients of this step if it is captured and some ranks wait for each other."""
+        self._current.clock = self._now if self._current.captured and self._replicas.only_reduces else None
+
+    def before_step(self) -> None:
+        """Note the time when the first optimizer of a timed step is about to use the gradients."""
+        self._current.clock = None
+        waited = self._now() - self._current.arrived_s
+        reductions = [found for each in self._replicas.reducing() if (found := newest_reduction(each)) is not None]
+        newest = max(reductions, key=lambda each: each.ready_s, default=None)
+        if newest is not None and newest.ready_s > self._reported_s:
+            self._reported_s = newest.ready_s
+            self._add_scalars({REDUCTION_WAIT: newest})
+        elif isfinite(waited) and self._replicas.reduces:
+            self._add_scalars({GRADIENT_WAIT: waited})
+
+
+@dataclass(slots=True, eq=False)
+class OptimizerSteps(EndsSteps):
+    """Reads what optimizers use and change, and reports their steps to the clock, which may end a step."""
+
+    _parameters: Parameters
+    _observers: Observers
+    _collector: Collector
+    _scale: LossScale
+    _keeping: Keeping
+    _sentinel: Sentinel
+    _waiting: Waiting
+    _ship: Callable[[RawFrame], None]
+    last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
+
+    @entry("optimizer pre-hook")
+    def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Read gradients and weights as the optimizer is about to use them."""
+        owner = self.clock.step_begins(optimizer, closure=_closure(args, kwargs) is not None)
+        if owner is None:
+            self._saw_inner_step()
+            return
+        with_gradients = not owner.inner_passes  # forward and backward run inside the step: the gradients come later
+        if with_gradients and not owner.late and self._current.clock is not None:
+            self._waiting.before_step()
+        if with_gradients and not owner.late and current_graph_task() == -1:
+            self._sentinel.look_before_step(self.clock)
+        self._read_rates(owner, optimizer)
+        self._times.enter(TIME_OPTIMIZER)
+        if owner.owned:
+            self._parameters.forget_attempt(owner.owned)
+        owner.owned, owner.copies, owner.was_read = None, [], False
+        self._scale.read(owner.scaler.live(), optimizer)
+        if self.last_captured if owner.late else self._current.captured:
+            owned, step = self._find_owned(owner, optimizer), self.clock.step - owner.late
+            owned = owner.owned = self._parameters.unread(owned, step) if owner.late else owned
+            owner.copies = self._parameters.before_step(owned, with_gradients, step)
+            if owned:
+                self._observers.before_step(owned, with_gradients)
+            self._keeping.look("before an optimizer's step", self.clock)
+        self._keeping.settle("before an optimizer's step")
+
+    def _read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
+        """Add the learning rates that have changed to the step that they are used in."""
+        if not self._collector.loss.reads or not (changed := self._collector.rates.read(owner, optimizer)):
+            return
+        places, step = self.clock.owners.optimizers(), self.clock.step - owner.late
+        place = next(place for place, each in enumerate(places) if each is optimizer)
+        scalars = {name_of_rate(place, group): now for group, (_, now) in changed.items()}
+        if owner.last_step == step - 1 >= 0:  # the first change shows what it was until then
+            earlier = {name_of_rate(place, group): was for group, (was, _) in changed.items() if was is not None}
+            if earlier:
+                self._ship(without_rows(step - 1, time.time(), scalars=earlier))
+        if owner.late:
+            self._ship(without_rows(step, time.time(), scalars=scalars))
+        else:
+            self._collector.add_scalars(scalars)
+
+    def _saw_inner_step(self) -> None:
+        """Read the gradients that an optimizer uses inside another one's step, as in most versions of SAM.
+
+        The outer one may reset them before its step ends.
+        """
+        outer = self.clock.outermost
+        if outer is not None and outer.inner_passes and outer.owned and not outer.was_read:
+            self._read_gradients(outer, outer.owned)
+
+    def _read_gradients(self, owner: Owner, owned: list[Parameter]) -> None:
+        """Read the gradients that an optimizer has computed inside its step."""
+        owner.was_read = True
+        if (optimizer := owner.ref()) is not None:
+            self._scale.read(owner.scaler.live(), optimizer)
+        self._parameters.read_gradients(owned)
+        self._observers.read_gradients(owned)
+
+    def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
+        """Return the watched parameters of an optimizer; none if none of them need to be read."""
+        version, observers = self._parameters.version, self._observers
+        if owner.settled == version and not (observers.snapshots.active or observers.probes.due):
+            return []
+        owned = self._parameters.owned(optimizer)
+        owner.settled = version if self._parameters.are_settled(owned) else -1
+        return owned
+
+    @ends_steps
+    @entry("optimizer post-hook")
+    def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """End the step if the optimizer's parameters got new gradients since the last one."""
+        owner = self.clock.step_ended(optimizer)
+        if owner is None:
+            return
+        self._times.leave(TIME_OPTIMIZER)
+        if (keeper := self._dispatcher.keeper) is not None:
+            keeper.updates += 1
+        owned, copies, owner.owned, owner.copies = owner.owned, owner.copies, None, []
+        computes = owner.inner_passes and (owner.runs_passes or _closure(args, kwargs) is not None)
+        if computes and not owner.steps and not owner.was_read:
+            # Its model may have been discovered inside this step, so the beginning was ignored.
+            owned = self._parameters.owned(optimizer) if self._current.captured else None
+        if owned is not None:
+            if computes and not owner.was_read:
+                self._parameters.forget_gradients(owned)  # at its beginning, they were those of the step before
+                self._read_gradients(owner, owned)
+            self._parameters.after_step(copies)
+            if owned:
+                self._observers.after_step(owned)
+        self._count(owner, captured=owned is not None)
+
+    def _count(self, owner: Owner, captured: bool) -> None:
+        if self.clock.manual:
+            return
+        if current_graph_task() != -1:
+            self.clock.end_with_pass(owner)
+            return
+        now = self.clock.step
+        step = self.clock.count(owner)
+        if 0 <= step < now and captured:  # a second optimizer after the same backward pass
+            self._ship(self._collector.take(step, micro_batches=self._current.backwards))
+            self._scale.forget()
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
+
+
+guard_functions(begin_step, end_step)
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """Cuts the running step into parts, and ships them when the clock has decided what they are."""
+
+    _current: CurrentStep
+    _collector: Collector
+    _cadence: Cadence
+    _scale: LossScale
+    _ship: Callable[[RawFrame], None]
+    _held: list[list[RawFrame]] = field(default_factory=list, init=False)
+    open: list[RawFrame] = field(default_factory=list, init=False)  # of the newest part, which isn't held yet
+    is_cut: bool = field(default=False, init=False)  # whether the arena holds only data after the open ones
+    has_new_held: bool = field(default=False, init=False)  # whether no backward pass has ended since a part was held
+
+    def saw_pass(self) -> None:
+        """Note that the arena holds data of the open part again."""
+        self.is_cut = self.has_new_held = False
+
+    def cut(self, step: int) -> None:
+        """Separate the data so far from what follows."""
+        if not self.is_cut:
+            self.open.append(self._collector.take(step))
+            self.is_cut = True
+
+    def stop(self, step: int) -> None:
+        """Separate the data so far, because capture stops inside the step."""
+        self.is_cut = False  # modules may have run since the last cut
+        self.cut(step)
+        self.open[-1].micro_batches += self._current.take_backwards()
+
+    def hold(self, step: int) -> None:
+        """Close the open part, which may become a step."""
+        if not self.is_cut:
+            self.open.append(self._collector.take(step))
+        self.open[-1].micro_batches += self._current.take_backwards()
+        self._held.append(self.open)
+        self.open, self.is_cut, self.has_new_held = [], False, True
+
+    def add_to_held(self, scalars: dict[str, Any]) -> None:
+        """Add numbers to the part that was held last."""
+        self._held[-1][-1].scalars.update(scalars)
+
+    def release(self, step: int, as_steps: bool, scales: Sequence[float] = ()) -> int:
+        """Ship all parts, as parts of the running step or as steps from it on. Return the number of steps.
+
+        `scales`: a scaler skipped these steps, and the loss was multiplied by these scales; NaN if unknown.
+        """
+        held, self._held, self.has_new_held = self._held, [], False
+        for offset, parts in enumerate(held):
+            if scales:
+                self._collector.mark_part_skipped(parts[-1], step + offset)
+            scale = scales[offset] if scales else None if as_steps else self._scale.value
+            self._put(parts, step + (offset if as_steps else 0), as_steps, scale)
+        if not as_steps:
+            self._current.backwards += sum(parts[-1].micro_batches for parts in held)
+        steps = len(held) if as_steps else 0
+        self._put(self.open, step + steps, as_steps, self._scale.value)
+        self.open = []
+        return steps
+
+    def _put(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:
+        for part in parts:
+            if part.step != step:
+                part.events = tuple(
+                    replace(each, step=step) if each.step == part.step else each for each in part.events
+                )
+            part.step, part.scale = step, scale
+            # Captured only while it wasn't known to be a step, or with gradients that have an unknown scale.
+            unknown = isinstance(scale, float) and math.isnan(scale)  # don't wait for one on a device
+            if unknown or (as_steps and not self._cadence.chooses(step)):
+                part.drop_rows()
+            self._ship(part)
+
+
+@dataclass(slots=True, eq=False)
+class BackwardPasses(EndsSteps):
+    """Tells the clock of the passes, which may end a step."""
+
+    _loss: FoundLoss
+    _parts: Parts
+    _scale: LossScale
+    _probes: PassProbes
+    _keeping: Keeping
+    _placement: Placement
+    _sentinel: Sentinel
+
+    @entry("begin of a backward pass")
+    def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
+        """Note that a backward pass of this process starts."""
+        self._times.enter(TIME_BACKWARD)
+        self._current.begin_pass(accumulates)
+        if (holding := self._placement.holding) is not None:
+            holding.begin_pass()
+        if accumulates:
+            self.clock.pass_begins()  # which may notice the end of the last step
+            if self._loss.reads:
+                self._loss.begin_pass(tensors, weights, self.clock.reach.fate)
+            if self._probes.due:
+                self._probes.begin()
+
+    @ends_steps
+    @entry("end of a backward pass")
+    def backward_ended(self, accumulates: bool, raised: bool) -> None:
+        """Note the end of the pass, even if it raised."""
+        self._times.leave(TIME_BACKWARD)
+        reached = self._current.end_pass(accumulates)
+        if accumulates and not raised:
+            self._sentinel.look(self.clock, self._loss.running, lambda: reached or self._counts(self.clock.reaches))
+        if reached or (raised and accumulates):  # a pass that failed is given up, wherever it got to
+            self._dispatcher.reset_calls()
+        if reached:
+            self._keeping.look("at the end of a backward pass", self.clock, is_whole=False)
+        if (holding := self._placement.holding) is not None:
+            holding.end_pass()
+        if accumulates:
+            self._end_accumulating(reached)
+            self._keeping.settle("at the end of a backward pass")
+
+    def _end_accumulating(self, reached: bool) -> None:
+        if self._probes.due:
+            self._probes.end()
+        if self._parts.is_cut or self._parts.has_new_held:
+            self._parts.saw_pass()
+        if reached or self.clock.ends_with_pass:  # now, because an optimizer that steps inside the pass ends the step
+            self._loss.end_pass(counts=True)
+        if self.clock.stepping:
+            self._loss.forget()  # a closure is called as often as the optimizer likes
+        reaches = self.clock.pass_ended()
+        if not reached:
+            self._end_unwatched(reaches)
+        pending = self._current.captured and self.clock.awaits_end
+        self._current.pending = pending
+        if pending:
+            self._scale.note_pass(self.clock.owners.scalers())
+
+    def _end_unwatched(self, reaches: bool) -> None:
+        """End a pass without watched tensors: none of an uncaptured step is, and some passes reach parameters only."""
+        counts = self._counts(reaches)
+        if self._current.captured and not counts:
+            self.clock.note_stray()
+        self._loss.end_pass(counts)
+
+    def _counts(self, reaches: bool) -> bool:
+        """Return whether a pass without watched tensors is one of this training, if it reaches a witness or may."""
+        return reaches and (self.clock.compares_passes or not self._current.captured)
+
+    def inner_begins(self, accumulates: bool) -> bool:
+        """Note that a pass starts inside a pass."""
+        return self._current.begin_inner(accumulates)
+
+    def inner_ended(self) -> None:
+        """Note that a pass inside a pass ended whose gradients don't count."""
+        self._current.end_inner()
+
+    def saw_pending_call(self) -> None:
+        """Check whether a step has ended: a module is about to run, after a pass that may have been the last one."""
+        with self._lock, DisableTorchFunction():
+            if self._current.running or self.clock.stepping:
+                return
+            self._current.pending = self._times.prompt = False
+            if not self.clock.notice_end() and self.clock.undecided:
+                self._parts.cut(self.clock.step)
+
+
+guard_functions(ObservedEngine.run_backward)

@@ -1,0 +1,1 @@
+"""What is known: models, parameters, ranks, and facts."""

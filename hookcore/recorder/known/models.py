@@ -1,0 +1,347 @@
+"""The watched models: their trees, the plan of every module, and the models that are discovered later."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from hookcore.config import Pattern, Settings
+from hookcore.config.patterns import select
+from hookcore.errors import PatternError
+from hookcore.hooks.checks import parameters_of, walk
+from hookcore.hooks.compiled import guarded, is_dynamo_graph, unwrap
+from hookcore.hooks.internals import DisableTorchFunction, tracing_state
+from hookcore.recorder.calls.coverage import (
+    Aliases,
+    LaterModules,
+    aliases_of,
+    coverage_of,
+    leaves_of,
+    modules_of,
+    reasons_of,
+    records_of,
+)
+from hookcore.recorder.calls.plans import Plan, PlanTable
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.known.roots import Root, joined, unique_root_name
+from hookcore.recorder.measured.taps import TapTable
+from hookcore.records import Coverage, Kind, ModuleRecord
+
+
+class Registrations:
+    """The newest owner of each module. By identity: the user's modules may define comparison and hash."""
+
+    def __init__(self, errors: ErrorLog) -> None:
+        self._errors = errors
+        self._owners: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
+
+    @guarded
+    def saw(self, owner: nn.Module, name: str, child: Any) -> None:
+        """Record which module is part of which. torch's module registration hook."""
+        try:
+            if isinstance(child, nn.Module) and type(owner).__name__ != "OptimizedModule":
+                key, owners = id(child), self._owners
+                owners[key] = (weakref.ref(child, lambda _: owners.pop(key, None)), weakref.ref(owner))
+        except Exception as error:
+            self._errors.record("registration hook", error)
+
+    def topmost(self, module: nn.Module) -> nn.Module:
+        """Return the outermost module that this one is a part of."""
+        seen = {id(module)}
+        while (known := self._owners.get(id(module))) is not None:
+            child, owner = known[0](), known[1]()
+            if child is not module or owner is None or id(owner) in seen:
+                break
+            if all(part is not module for part in owner._modules.values()):  # it was taken out
+                break
+            seen.add(id(owner))
+            module = owner
+        return module
+
+    def having(self, parameters: Set[int]) -> Iterator[nn.Module]:
+        """Yield the modules that have any of these parameters, given by id."""
+        for reference in itertools.chain.from_iterable(list(self._owners.values())):
+            module = reference()
+            if module is not None and not parameters.isdisjoint(map(id, module._parameters.values())):
+                yield module
+
+
+Choice = list[tuple[Plan, str]]  # each plan with "", or the reason why its module is left out
+
+_NO_KINDS: frozenset[Kind] = frozenset()
+_BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
+
+
+class Models:
+    """Identifies modules. `changed` is called whenever a model or a part of one is added."""
+
+    def __init__(
+        self,
+        plans: PlanTable,
+        parameters: Parameters,
+        settings: Settings,
+        errors: ErrorLog,
+        changed: Callable[[], None],
+    ) -> None:
+        self.plans = plans
+        self.parameters = parameters
+        self._settings = settings
+        self._changed = changed
+        self.roots: list[Root] = []
+        self.discovers = False  # whether unnamed models are watched too
+        self.unsure = True  # whether to compare the models' trees with the plans at the next call
+        self._gone: dict[str, int] = {}  # the calls of modules that left within this step, by path
+        self.changes = 0  # number of detected changes of a tree
+        self._lock = threading.RLock()
+        self.wants_inputs = _wants_inputs(settings)  # whether the inputs of any module are requested
+        self.refused: dict[str, str] = {}  # discovered models that could not be planned, by name, and why
+        self._ignored: dict[int, weakref.ref[nn.Module]] = {}
+        self.registrations = Registrations(errors)
+
+    # -- planning ---------------------------------------------------------------------------------------------------
+
+    def watch(self, model: nn.Module | None) -> None:
+        """Watch a model; with None, every model that runs."""
+        if model is None:
+            self.discovers = True
+        else:
+            self.add(model)
+
+    def add(self, module: nn.Module, name: str = "") -> None:
+        """Plan a whole model. Raises PatternError if a pattern matches none of its modules."""
+        module = unwrap(module)
+        root = Root(module, name)
+        modules = modules_of(root)
+        patterns = self._settings.include, self._settings.exclude
+        selection = select(modules, leaves_of(modules), *patterns, aliases=aliases_of(root))
+        self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
+        self.roots = [*(known for known in self.roots if known.ref() is not None), root]
+        self._changed()
+
+    def check_patterns(self, include: Sequence[Pattern]) -> None:
+        """Raise PatternError if a pattern matches no module of the models that are known."""
+        modules = {plan.path: module for plan in self.plans.live() if (module := plan.ref()) is not None}
+        if modules:
+            select(modules, leaves_of(modules), include)
+
+    def path_of(self, module: object) -> str | None:
+        """Return the path of a watched module; None for anything else."""
+        plan = self.plans.by_id.get(id(module))
+        return plan.path if plan is not None and plan.ref() is module else None
+
+    def plan_for_name(self, name: str) -> Plan:
+        """Return a plan for a tensor that the user names. The first model says whether it is training."""
+        root = self.roots[0] if self.roots else Root(nn.Module(), "")
+        if any(plan.path == name for plan in self.plans.live()):
+            name = f"{name} (observed)"  # the path of a module, whose numbers must stay separate
+        module, kinds = root.ref() or nn.Module(), frozenset[Kind](("output", "output_grad"))
+        plan = Plan(name, module, root, kinds, type_name="observed tensor")
+        self.plans.named.append(plan)
+        return plan
+
+    def _plan_all(self, root: Root, modules: dict[str, tuple[nn.Module, str]]) -> None:
+        plans = self.plans.by_id
+        for path, (module, reason) in modules.items():
+            key = id(module)
+            if key in plans:
+                continue
+            self._ignored.pop(key, None)
+            kinds = _NO_KINDS if reason else self._settings.kinds
+            when_gone = partial(self._departed, key)
+            plan = Plan(joined(root.name, path), module, root, kinds, reason, when_gone=when_gone)
+            plans[key] = plan
+            self.parameters.adopt(plan)
+
+    # -- changes of the tree ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Look the paths up again if a module was added, removed, renamed, wrapped, or exchanged."""
+        if self.unsure:
+            self.unsure = False
+            self._gone.clear()
+        changed = self.plans.changed_roots()
+        for root in changed:
+            with self._lock:
+                self._follow(root)
+        if changed:
+            self.changes += 1
+            self._changed()
+
+    def _follow(self, root: Root) -> None:
+        """Update the plans of a model to its tree. Captured data keeps its name."""
+        plans, modules = self.plans.by_id, modules_of(root)
+        selection = LaterModules(self._settings, root)
+        mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
+        calls = self._gone | {plan.path: plan.counts.training for _, plan in mine}
+        paths = {id(module): path for path, module in modules.items()}
+        for key, plan in mine:
+            module, path = plan.ref(), paths.get(key)
+            if module is None or path is None:
+                self._departed(key, None)
+            elif joined(root.name, path) != plan.path:
+                self._rename(plan, joined(root.name, path), selection.reason(path, module))
+        self._plan_all(root, {path: (module, selection.reason(path, module)) for path, module in modules.items()})
+        for plan in [plan for plan in list(plans.values()) if plan.root is root]:
+            # A module that replaced another within a pass: their calls must not share a tap.
+            plan.counts.continue_from(calls.get(plan.path, 0))
+            if (module := plan.ref()) is not None:
+                plan.follow_tree(module)
+
+    def _rename(self, plan: Plan, path: str, reason: str) -> None:
+        """Rename a module that moved in the tree. Its next values get taps of the new name."""
+        self.plans.departed.append(plan.move_to(path))
+        plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
+        self.parameters.rename(plan)
+
+    def choose(self, settings: Settings) -> Choice:
+        """Return what other settings would select from the known models. Raises PatternError as `add` does.
+
+        It only reads, so any thread can call it, even while the models run.
+        """
+        choice: Choice = []
+        unmatched: set[str] | None = None
+        everything: dict[str, nn.Module] = {}
+        aliases: Aliases = {}
+        patterns = settings.include, settings.exclude
+        for root in self.roots:
+            modules = modules_of(root)
+            own = aliases_of(root)
+            selection = select(modules, leaves_of(modules), *patterns, strict=False, aliases=own)
+            missing = set(selection.unmatched)
+            unmatched = missing if unmatched is None else unmatched & missing
+            everything |= modules
+            aliases |= own
+            plans = ((self.plans.by_id.get(id(module)), path) for path, module in modules.items())
+            choice += [(plan, selection.reason(path)) for plan, path in plans if plan is not None]
+        if unmatched:
+            select(everything, leaves_of(everything), *patterns, aliases=aliases)
+        return choice
+
+    def rechoose(self, settings: Settings, choice: Choice) -> None:
+        """Select the modules again, between two steps."""
+        self._settings, self.wants_inputs = settings, _wants_inputs(settings)
+        for plan, reason in [*choice, *self._planned_since(choice)]:
+            kinds = _NO_KINDS if reason else settings.kinds
+            if reason and plan.path in self.plans.regions:
+                kinds, reason = settings.kinds & _BOUNDARY_KINDS, ""
+            plan.choose(kinds, reason)
+        self.parameters.choose(settings.kinds)
+
+    def _planned_since(self, choice: Choice) -> Choice:
+        """Return modules that were added after the selection."""
+        chosen = {id(plan) for plan, _ in choice}
+        later = [plan for plan in self.plans.live() if id(plan) not in chosen]
+        return reasons_of(later, self._settings)
+
+    def paths(self) -> set[str]:
+        """Return the path of every plan."""
+        return {plan.path for plan in [*self.plans.live(), *self.plans.named]}
+
+    def device(self) -> str:
+        """Return where the first model's weights are, such as "cuda:3"; "" if that is unknown."""
+        top = self.roots[0].ref() if self.roots else None
+        parameter = None if top is None else next(parameters_of(top), None)
+        with DisableTorchFunction():
+            return "" if parameter is None else str(parameter.device)
+
+    def make_boundary(self, plan: Plan) -> None:
+        """Capture a compiled region's root even if the patterns leave it out, because it represents all inside."""
+        if plan.path in self.plans.regions:
+            return
+        self.plans.regions.append(plan.path)
+        if plan.skipped_by:
+            plan.make_boundary(self._settings.kinds & _BOUNDARY_KINDS)
+
+    def _departed(self, key: int, _: object) -> None:
+        """Handle a removed module. Its facts are kept."""
+        if "plans" not in vars(self):  # taken apart: see `Recorder.dismantle`
+            return
+        plan = self.plans.by_id.pop(key, None)
+        if plan is not None:
+            self._gone[plan.path] = plan.counts.training
+            self.parameters.forget(plan)
+            if plan.root.ref() is not None:
+                plan.leave("no longer part of the model")
+            self.plans.departed.append(plan)
+
+    # -- finding ----------------------------------------------------------------------------------------------------
+
+    def found(self, module: nn.Module) -> None:
+        """Handle a module without a plan that is about to run: a new model, a new part of a known one, or neither."""
+        if tracing_state():
+            return  # a trace counts attribute reads; the module is found at its next real call
+        known = self._ignored.get(id(module))
+        if known is not None and known() is module:
+            return
+        key, ignored = id(module), self._ignored
+        ignored[key] = weakref.ref(module, lambda _: ignored.pop(key, None))
+        if is_dynamo_graph(module):
+            return
+        for root in self.roots:
+            top = root.ref()
+            if top is not None and any(child is module for _, child in walk(top)):
+                self._follow(root)
+                self._changed()
+                return
+        if self.discovers and "_is_replica" not in module.__dict__:
+            with self._lock:  # two threads may find two models of one name
+                self._discover(self.registrations.topmost(unwrap(module)))
+
+    def found_owner(self, parameters: Set[int]) -> bool:
+        """Watch the models that own any of these parameters, given by id. Return whether there are any."""
+        before = len(self.roots)
+        for module in self.registrations.having(parameters):
+            self.found(module)
+        return len(self.roots) > before
+
+    def _discover(self, top: nn.Module) -> None:
+        """Watch a model that has started to run, except losses and metrics, which have no parameters."""
+        if id(top) in self.plans.by_id or next(parameters_of(top), None) is None:
+            return
+        name = unique_root_name(type(top).__name__, {root.name for root in self.roots if root.ref() is not None})
+        try:
+            self.add(top, name)
+        except PatternError as error:
+            self.refused[name] = str(error)  # the patterns were meant for another model
+        else:
+            self.refused.pop(name, None)  # of another model, which has an event
+
+    def let_go(self) -> None:
+        """Stop notifying the recorder of changes to the models."""
+        self._changed = _nothing
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def records(self) -> list[ModuleRecord]:
+        """Return the tree of every watched model."""
+        plans = self.plans.by_id
+        return [record for root in self.roots for record in records_of(root, plans)]
+
+    def coverage(self, table: TapTable) -> list[Coverage]:
+        """Return every module: captured, or why not. A model that could not be planned counts as one module."""
+        boundary = self._settings.compiled == "boundary"
+        refused = [
+            Coverage(name, name.partition("#")[0], False, (), f"not watched: {why}")
+            for name, why in list(self.refused.items())
+        ]
+        return coverage_of(self.plans, table, boundary, self.hooks_are_on_modules) + refused
+
+    @property
+    def hooks_are_on_modules(self) -> bool:
+        """Return whether compiled code calls none of our hooks."""
+        return self._settings.attach == "module" and self._settings.compiled != "inside"
+
+
+def _nothing() -> None:
+    """Handle a call that isn't needed."""
+
+
+def _wants_inputs(settings: Settings) -> bool:
+    return not settings.kinds.isdisjoint(("input", "input_grad"))

@@ -1,0 +1,342 @@
+"""Parameters, their gradients, and their updates, read around the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from math import inf
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookcore.hooks.internals import DisableTorchFunction
+from hookcore.observe.plain import unseen
+from hookcore.recorder.calls.plans import Plan, PlanTable
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.measured.statistics import Statistics
+from hookcore.records import Kind, Tap
+
+SHARED: Final = (
+    "several optimizers step some of its weights after the same backward pass: their updates are left out, because the "
+    "step's data is complete before the last of them has stepped"
+)
+LOOK_EVERY_S: Final = 1.0  # between two looks at the forms of the parameters
+MAX_MEASURED: Final = 2**28  # bytes of weights whose updates are measured in one step without being requested
+ROOM: Final = 8  # rows that must be free for each parameter
+LOOK_REST_S: Final = 0.001  # more for each parameter, at which a look takes about a thousandth of that
+
+
+class Parameter:
+    """A watched parameter and its rows."""
+
+    __slots__ = (
+        "_hidden_slot",
+        "grad_slot",
+        "is_shared",
+        "name",
+        "norm_slot",
+        "param_slot",
+        "plan",
+        "read_in",
+        "update_slot",
+    )
+
+    def __init__(self, statistics: Statistics, plan: Plan, name: str) -> None:
+        self.plan = plan
+        self.name = name
+        self._hidden_slot = -1
+        self.read_in = -1  # the newest step in which it was read before an optimizer's step
+        self.is_shared = False  # whether a second optimizer was seen to step it with the same gradient
+        self.choose(statistics)
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that is at its place now.
+
+        Looked up through the module each time. A weak reference to a parameter would make `torch.utils.swap_tensors`
+        raise, and so would `model.to()` under `torch.__future__.set_swap_module_params_on_conversion(True)`.
+        """
+        module = self.plan.ref()
+        if module is None:
+            return None
+        table = module._parameters
+        try:
+            found: Tensor | None = table[self.name]
+        except KeyError:
+            return None
+        return found
+
+    def choose(self, statistics: Statistics) -> None:
+        """Find its rows for the current selection of its module's plan."""
+        plan, name = self.plan, self.name
+        self.grad_slot = statistics.slot_of(plan, "param_grad", name, 0)
+        self.param_slot = statistics.slot_of(plan, "param", name, 0)
+        self.update_slot = statistics.slot_of(plan, "update", name, 0)
+        self._choose_norm(statistics)
+
+    def measure_update(self, statistics: Statistics) -> None:
+        """Measure its update, although this wasn't requested, until `choose` is called."""
+        self.update_slot = statistics.table.add(Tap(self.plan.path, "update", self.name))
+        self._choose_norm(statistics)
+
+    def _choose_norm(self, statistics: Statistics) -> None:
+        self.norm_slot = self.param_slot
+        if self.update_slot >= 0 and self.param_slot < 0:
+            # The ratio needs the weight's norm, even if it wasn't requested.
+            if self._hidden_slot < 0:
+                self._hidden_slot = statistics.table.add(Tap(self.plan.path, "param", self.name), hidden=True)
+            self.norm_slot = self._hidden_slot
+
+
+Copies = list[tuple[Parameter, Tensor]]
+
+
+class Parameters:
+    """The watched parameters, found by identity in an optimizer's groups."""
+
+    def __init__(self, plans: PlanTable, statistics: Statistics, kinds: frozenset[Kind], errors: ErrorLog) -> None:
+        self._errors = errors
+        self._plans = plans
+        self._statistics = statistics
+        self._wanted = _reads_parameters(kinds)
+        self._requests_updates = "update" in kinds
+        self._measured: list[Parameter] = []  # those whose update is measured in this step although no one requested it
+        self._next_measured = 0  # where the next ones begin
+        self._known: dict[int, Parameter] = {}  # by id(tensor); an entry is valid while the tensor is at its place
+        self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
+        self.adopted = 0  # grows with every new parameter
+        self.version = 0  # grows whenever something new may have to be read of any of them
+        self.forms = 0  # grows when parameters were seen to be frozen, unfrozen, cast, or moved
+        self._seen_forms = hash(())
+        self._look_at = -inf  # seconds
+        self.when_gone: Callable[[Set[int]], None] = lambda _: None  # is called with the ids of a dead module's
+        self.read = False  # whether this step's gradients have been read
+
+    def begin_step(self) -> None:
+        """Forget that gradients were read, and whose updates were measured."""
+        self.read = False
+        for each in self._measured:
+            each.choose(self._statistics)
+        self._measured = []
+
+    def measure_updates(self) -> None:
+        """Measure the updates of weights in this step, although they weren't requested: of as many as may be copied.
+
+        In a large model, the next such step goes on where this one ended.
+        """
+        # Without a gradient, no optimizer changes a weight.
+        every = [each for each in self.all() if "param_grad" in each.plan.kinds and each.plan.history.got_gradients]
+        if self._requests_updates or self._statistics.table.room < ROOM * len(every):  # other tensors come first
+            return
+        every = every[self._next_measured :] + every[: self._next_measured]
+        left = MAX_MEASURED
+        for each in every:
+            tensor = each.tensor
+            left -= 0 if tensor is None else tensor.nbytes
+            if left < 0 and self._measured:
+                break
+            if tensor is not None and tensor.requires_grad:
+                each.measure_update(self._statistics)
+                self._measured.append(each)
+            self._next_measured = (self._next_measured + 1) % len(every)
+
+    @property
+    def _wants_updates(self) -> bool:
+        return self._requests_updates or bool(self._measured)
+
+    def find(self, parameter: Tensor) -> Parameter | None:
+        """Return the watched parameter for this tensor."""
+        found = self._known.get(id(parameter))
+        return found if found is not None and found.tensor is parameter else None
+
+    def note_pass(self, reached: Iterable[int]) -> None:
+        """Tell their models that a backward pass reached these parameters, given by id."""
+        noted, known = None, self._known
+        for key in reached:
+            if key in known and (root := known[key].plan.root) is not noted:
+                noted = root
+                root.note_pass()
+
+    def adopt(self, plan: Plan) -> None:
+        """Add a module's own parameters. A tied one belongs to the first module that has it.
+
+        Unselected ones too: an optimizer that steps them ends the steps of this model.
+        """
+        module = plan.ref()
+        for name, parameter in dict(module._parameters.items()).items() if module is not None else ():
+            if parameter is not None and self.find(parameter) is None:
+                keys = self._keys.setdefault(id(plan), {})
+                self._drop(plan, keys.get(name))  # of the previous tensor at this place
+                keys[name] = id(parameter)
+                self._known[id(parameter)] = Parameter(self._statistics, plan, name)
+                self.adopted += 1
+                self.version += 1
+
+    def forget(self, plan: Plan) -> None:
+        """Forget a removed module and its parameters."""
+        keys = self._keys.pop(id(plan), {}).values()
+        for key in keys:
+            self._drop(plan, key)
+        if keys and plan.ref() is None:
+            self.when_gone(set(keys))
+
+    def _drop(self, plan: Plan, key: int | None) -> None:
+        if key is not None and key in self._known and self._known[key].plan is plan:
+            del self._known[key]
+
+    def choose(self, kinds: frozenset[Kind]) -> None:
+        """Update the rows to the new plans."""
+        self._wanted = _reads_parameters(kinds)
+        self._requests_updates = "update" in kinds
+        self._measured = []
+        self.version += 1
+        for parameter in self.all():
+            parameter.choose(self._statistics)
+
+    def rename(self, plan: Plan) -> None:
+        """Rename the rows of this plan's parameters to the module's new path."""
+        self.version += 1
+        for parameter in self.all():
+            if parameter.plan is plan:
+                parameter.choose(self._statistics)
+
+    def all(self) -> list[Parameter]:
+        """Return every watched parameter."""
+        return list(self._known.values())
+
+    def look(self, now: float = inf) -> None:
+        """Look whether parameters were frozen, unfrozen, cast, or moved, unless this was done just before.
+
+        Between two steps, on the training thread: meanwhile, torch may put other tensors in their places.
+        """
+        if now < self._look_at:
+            return
+        tensors = [tensor for each in self.all() if (tensor := each.tensor) is not None]
+        with DisableTorchFunction():
+            seen = hash(tuple((tensor.requires_grad, tensor.dtype, tensor.device) for tensor in tensors))
+        self.forms += seen != self._seen_forms
+        self._seen_forms = seen
+        self._look_at = now + LOOK_EVERY_S + LOOK_REST_S * len(tensors)
+
+    def owned(self, optimizer: Optimizer) -> list[Parameter]:
+        """Return the watched parameters that this optimizer steps."""
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        owned = self._find_all(tensors)
+        if len(owned) < len(tensors):
+            # Another model's, or one that was replaced or added: look again.
+            for plan in self._plans.live():
+                self.adopt(plan)
+            owned = self._find_all(tensors)
+        return owned
+
+    def are_settled(self, owned: list[Parameter]) -> bool:
+        """Return whether no value of these is read, and all their modules are known to get gradients."""
+        return not self._wanted and all(each.plan.history.got_gradients for each in owned)
+
+    def _find_all(self, tensors: list[Tensor]) -> list[Parameter]:
+        known = self._known
+        return [found for tensor in tensors if (found := known.get(id(tensor))) is not None and found.tensor is tensor]
+
+    def unread(self, owned: list[Parameter], step: int) -> list[Parameter]:
+        """Return those that no other optimizer has stepped in this step, whose numbers would otherwise count twice."""
+        for each in owned:
+            if each.read_in == step:
+                each.is_shared = True
+                each.plan.note_reason(SHARED)
+        return [each for each in owned if each.read_in != step]
+
+    def before_step(self, owned: list[Parameter], with_gradients: bool, step: int) -> Copies:
+        """Read weights, and gradients unless the step computes them, as the optimizer is about to use them.
+
+        Return copies of the weights whose updates are measured.
+        """
+        for each in owned:
+            each.read_in = step
+        self._read_weights(owned)
+        copies = self._copies(owned) if self._wants_updates else []
+        if with_gradients:
+            self.read_gradients(owned)
+        return copies
+
+    def forget_attempt(self, owned: list[Parameter]) -> None:
+        """Drop what was read before a step that raised: these weights and gradients weren't used."""
+        self._clear([slot for each in owned for slot in (each.norm_slot, each.grad_slot) if slot >= 0])
+
+    def forget_gradients(self, owned: list[Parameter]) -> None:
+        """Drop the gradients that were read of these parameters in this step."""
+        self._clear([each.grad_slot for each in owned if each.grad_slot >= 0])
+
+    def _clear(self, slots: list[int]) -> None:
+        self._statistics.arena.clear(slots)
+        self._statistics.devices.clear(slots)
+
+    def _read_weights(self, owned: list[Parameter]) -> None:
+        for parameter in owned if self._wanted else ():
+            if parameter.norm_slot >= 0 and (tensor := parameter.tensor) is not None:
+                self._statistics.add_safely(parameter.plan, tensor, parameter.norm_slot)
+
+    def _copies(self, owned: list[Parameter]) -> Copies:
+        copies: Copies = []
+        with unseen():
+            for parameter in owned:
+                if parameter.update_slot >= 0 and not parameter.is_shared and (tensor := parameter.tensor) is not None:
+                    try:
+                        copies.append((parameter, tensor.detach().clone()))
+                    except Exception as error:
+                        self._errors.record("copy of a weight", error, parameter.plan)
+        return copies
+
+    def read_gradients(self, owned: list[Parameter]) -> None:
+        """Read the current gradients, and record which modules got any.
+
+        Only the training thread may call this: reading `.grad` while another thread runs a backward pass can crash.
+        """
+        self.read = True
+        for parameter in owned:
+            if parameter.grad_slot < 0 and parameter.plan.history.got_gradients:
+                continue
+            tensor = parameter.tensor
+            if tensor is None or tensor.grad is None:
+                parameter.plan.history.without_gradient += tensor is not None and tensor.requires_grad
+                continue
+            parameter.plan.history.got_gradients = True
+            parameter.plan.history.without_gradient = 0
+            if parameter.grad_slot >= 0:
+                self._statistics.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
+
+    def after_step(self, before: Copies) -> None:
+        """Observe the changes made by the step."""
+        if not before:
+            return
+        with unseen():
+            for parameter, old in before:
+                now = parameter.tensor
+                if now is not None and now.shape == old.shape:
+                    try:
+                        self._statistics.add(parameter.plan, now.detach() - old, parameter.update_slot)
+                    except Exception as error:
+                        self._errors.record("update", error, parameter.plan)
+
+    def read_all(self, with_gradients: bool) -> None:
+        """Read everything, if no torch optimizer steps."""
+        owned = self.all()
+        self._read_weights(owned)
+        if with_gradients:
+            self.read_gradients(owned)
+
+    def ratios(self) -> tuple[tuple[int, int], ...]:
+        """Return the rows of each update and of the weights it changed."""
+        if not self._wants_updates:
+            return ()
+        return tuple((p.update_slot, p.norm_slot) for p in self.all() if p.update_slot >= 0)
+
+
+def _reads_parameters(kinds: frozenset[Kind]) -> bool:
+    return not kinds.isdisjoint(("param", "param_grad", "update"))
+
+
+def applied_scale(optimizer: Optimizer) -> Tensor | None:
+    """Return the scale that a fused optimizer divides out itself: its gradients are still scaled when its hook runs."""
+    scale = optimizer.__dict__.get("grad_scale")
+    return scale if isinstance(scale, torch.Tensor) else None

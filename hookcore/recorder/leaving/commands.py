@@ -1,0 +1,216 @@
+"""Commands from readers: read and checked in their thread, carried out between two steps."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from hookcore.config import LIVE, Settings, did_you_mean
+from hookcore.errors import ArgumentError, PatternError
+from hookcore.recorder.calls.observers import Observers
+from hookcore.recorder.calls.placement import Placement
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.known.models import Choice, Models
+from hookcore.recorder.measured.snapshots import INPUT_KINDS, Emit, Snapshots
+from hookcore.records import TENSOR_KINDS, Command, Occasion, Tap
+
+# A command is read where it arrives, so a long list of patterns costs the training nothing. Changes of hooks wait for
+# the
+# end of a step: then the training thread itself is inside the recorder, holding its lock, so none of its forward passes
+# can be half done. While no step ends, the recorder's thread carries out changes that no hook reads: the cadence and
+# the
+# pause, both of which are read at the end of a step under the same lock.
+
+MAX_WAITING: Final = 256
+_OF_HOOKS: Final = frozenset(setting.name for setting in LIVE.values() if setting.live == "hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """New values of settings and, if modules are reselected, the selection."""
+
+    values: dict[str, Any]
+    choice: Choice | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Commands:
+    """The commands of one recorder that were read and wait."""
+
+    _coming: Settings  # the settings after all waiting commands
+    _models: Models
+    _snapshots: Snapshots
+    _emit: Emit
+    _describe: Callable[[], None]
+    _save_step: Callable[[Occasion | None], None]
+    # For readers only, because they emit events, which takes the recorder's lock.
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _last: int = field(default=-1, init=False)
+    # Waiting ones; appended by readers, emptied under the recorder's lock.
+    changes: deque[Change] = field(default_factory=deque, init=False)
+
+    def enqueue(self, command: Command) -> None:
+        """Validate a command and queue it. A repeated one is carried out once."""
+        with self._lock:
+            if command.number <= self._last:
+                return
+            self._last = command.number
+            if command.name == "settings":
+                self._read_settings(command.changes)
+            elif command.name == "snapshot":
+                self.ask(command.tap, command.number)
+            elif command.name == "capsule":
+                self._save_step(command.occasion)
+            else:
+                self._describe()
+
+    def ask(self, tap: Tap | None, number: int = -1) -> bool:
+        """Look for a tensor from the next step on, or return why not."""
+        reason = "the command doesn't name a tap" if tap is None else self._why_not(tap)
+        module = tap.module if tap is not None else ""
+        if not reason and tap is not None and not self._snapshots.ask(tap, number):
+            reason = "too many snapshots are pending: wait for them"
+        if reason:
+            self._emit("snapshot-missed", reason, "info", module)
+        return not reason
+
+    def _why_not(self, tap: Tap) -> str:
+        if tap.kind not in TENSOR_KINDS:
+            return f"{tap.kind!r} is not a kind of tensor; the kinds are {', '.join(TENSOR_KINDS)}"
+        paths = self._models.paths()
+        if tap.module not in paths:
+            return f"there is no watched module {tap.module!r}.{did_you_mean(tap.module, paths)}"
+        if self._coming.compiled == "inside" and tap.kind in INPUT_KINDS:
+            return "compiled='inside' captures only outputs and their gradients: request the preceding module's output"
+        return ""
+
+    # -- settings ---------------------------------------------------------------------------------------------------
+
+    def _read_settings(self, given: dict[str, Any]) -> None:
+        try:
+            values = {name: _value_of(name, value) for name, value in given.items()}
+            kept = {name: value for name, value in values.items() if name != "paused"}
+            coming = replace(self._coming, **kept)
+            choice = None
+            if not _OF_HOOKS.isdisjoint(kept):
+                choice = self._models.choose(coming)
+            if kept.get("channels"):
+                self._models.check_patterns(coming.channels)
+        except (ArgumentError, PatternError) as error:
+            self._refuse(given, str(error))
+            return
+        except RuntimeError as error:  # its dictionaries changed while they were read
+            self._refuse(given, f"the model changed while it was being read ({error}): try again")
+            return
+        if len(self.changes) >= MAX_WAITING:
+            self._refuse(given, f"{MAX_WAITING} changes are already waiting for the step to end: try again later")
+            return
+        self._coming = coming
+        self.changes.append(Change(values, choice))
+
+    def _refuse(self, given: dict[str, Any], reason: str) -> None:
+        """Say why a change isn't made, and of which settings, so that each reader knows whose it was."""
+        self._emit("settings-refused", f"{', '.join(given)}: {reason}", "info", "")
+
+    def apply_while_idle(self, apply: Callable[[Change], None]) -> None:
+        """Carry out what no hook reads. Called in the recorder's thread while no step ends; the rest keeps waiting."""
+        later: list[Change] = []
+        while self.changes:
+            now, rest = _split(self.changes.popleft())
+            if now is not None:
+                apply(now)
+            if rest is not None:
+                later.append(rest)
+        self.changes.extendleft(reversed(later))
+
+    @property
+    def waits_for_a_step(self) -> bool:
+        """Return whether everything that waits needs the end of a step."""
+        return all(_OF_HOOKS.issuperset(change.values) for change in list(self.changes))
+
+
+def _value_of(name: str, value: Any) -> Any:
+    if name == "paused":
+        if not isinstance(value, bool):
+            raise ArgumentError(f"paused={value!r} is invalid: paused must be true or false")
+        return value
+    if name not in LIVE:
+        names = ", ".join([*LIVE, "paused"])
+        raise ArgumentError(f"{name!r} can't be changed during the training; these settings can: {names}")
+    return LIVE[name].value_of(value)
+
+
+def _split(change: Change) -> tuple[Change | None, Change | None]:
+    now = {name: value for name, value in change.values.items() if name not in _OF_HOOKS}
+    later = {name: value for name, value in change.values.items() if name in _OF_HOOKS}
+    return Change(now) if now else None, Change(later, change.choice) if later else None
+
+
+def describe_change(before: dict[str, Any], after: dict[str, Any], names: dict[str, Any]) -> str:
+    """Describe the changes of the given settings, from old to new values."""
+    shown = (f"{name}: {json.dumps(before[name])} -> {json.dumps(after[name])}" for name in names)
+    return "; ".join(shown) or "no setting was given, so nothing changed"
+
+
+@dataclass(slots=True, eq=False)
+class Control:
+    """The current settings. Called under the recorder's lock."""
+
+    settings: Settings
+    _commands: Commands
+    _cadence: Cadence
+    _models: Models
+    _observers: Observers
+    _placement: Placement
+    _emit: Callable[..., None]
+    paused: bool = field(default=False, init=False)
+    _reported_waiting: bool = field(default=False, init=False)
+
+    def current_settings(self) -> dict[str, Any]:
+        """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""
+        return {**self.settings.as_dict(), "paused": self.paused, **self._cadence.as_settings()}
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a command or a snapshot needs attention at the end of the step."""
+        observers = self._observers
+        return observers.snapshots.active or observers.flows.is_learning or bool(self._commands.changes)
+
+    def apply_pending(self) -> None:
+        """Carry out everything that waits, in order. Called between two steps, on the training thread."""
+        while self._commands.changes:
+            self._apply(self._commands.changes.popleft())
+        self._reported_waiting = False
+        self._observers.begin_snapshots()
+
+    def apply_while_idle(self) -> None:
+        """Carry out what no hook reads. Called on the recorder's thread while no step ends.
+
+        A forward may be running, even a slow one. The cadence and the pause are read only at the end of a step, under
+        the lock that is held here.
+        """
+        if not self._commands.waits_for_a_step:
+            self._commands.apply_while_idle(self._apply)
+        if self._commands.changes and not self._reported_waiting:
+            self._reported_waiting = True
+            self._emit("settings-waiting", "no step is running: the change takes effect at the end of the next one")
+
+    def _apply(self, change: Change) -> None:
+        before = self.current_settings()
+        values = {name: value for name, value in change.values.items() if name != "paused"}
+        self.settings = replace(self.settings, **values)
+        if "every" in values or "budget" in values:
+            self._cadence.change(self.settings.every, self.settings.budget)
+        if "channels" in values:
+            self._observers.probes.choose_channels(self.settings.channels)
+        if change.choice is not None:
+            self._models.rechoose(self.settings, change.choice)
+            limit = self._placement.follow_choice([plan for plan, _ in change.choice])
+            if limit is not None:
+                self._emit("settings-limited", limit, "warning")
+        self.paused = change.values.get("paused", self.paused)
+        self._emit("settings-changed", describe_change(before, self.current_settings(), change.values))

@@ -1,0 +1,391 @@
+"""What the training thread hands over at the end of a step, as frames. NumPy, on the recorder's own thread."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.observe import cpu
+from hookcore.observe.harvest import Harvest, join, unpack
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.known.ranks import Replicas
+from hookcore.recorder.machine import Sample, Sampler
+from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates
+from hookcore.recorder.measured.statistics import Statistics
+from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, Severity, SketchBlock, Tap, Value
+from hookcore.records.flow import Flow
+from hookcore.records.sketch import rows_of, shifted_rows
+from hookcore.records.vocabulary import SKIPPED
+
+if TYPE_CHECKING:
+    from hookcore.observe.device import Transfer
+
+# Conversion of an arena's cells to frames: pure NumPy, on the recorder's own thread.
+
+MAX_KEPT_EVENTS: Final = 100  # of dropped frames
+MAX_KNOWN_ROWS: Final = 16  # sets of slots, each with its array of taps
+_Shown = tuple[NDArray[np.uint32], NDArray[np.intp] | None]  # the taps of a frame, and which rows are theirs if not all
+_LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
+
+
+class RowFacts(NamedTuple):
+    """Facts about the rows in addition to the measurements."""
+
+    ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
+    owners: NDArray[np.int32] | None = None  # by slot; see Frame
+
+
+_NO_FACTS: Final = RowFacts()
+
+
+@dataclass(slots=True)
+class RawFrame:
+    """The training thread's data for the recorder's thread: numbers only."""
+
+    step: int
+    time_s: float
+    packed: bytes  # see hookcore.observe.harvest
+    new_taps: tuple[Tap, ...]
+    micro_batches: int
+    elapsed_s: float
+    scale: float | None = None
+    scaled: frozenset[str] = frozenset()  # the kinds whose values include the scale
+    labels: dict[str, str] = field(default_factory=dict)
+    scalars: dict[str, Any] = field(default_factory=dict)  # numbers, or device scalars that can be waited for
+    events: tuple[Event, ...] = ()
+    transfers: tuple[Transfer, ...] = ()  # measurements on other devices, on their way to the host
+    rows: RowFacts = _NO_FACTS
+    flow: Flow | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its measurements, those on their way to the host included."""
+        return len(self.packed) + sum(transfer.nbytes for transfer in self.transfers)
+
+    def drop_rows(self) -> None:
+        """Drop the measurements, and keep the rest."""
+        self.packed, self.transfers, self.scale = b"", (), None
+
+    def inherit(self, dropped: RawFrame) -> int:
+        """Take over what must not be lost with an earlier frame: without the names, later numbers get other taps.
+
+        Return how many of its events are lost nevertheless.
+        """
+        self.new_taps = dropped.new_taps + self.new_taps
+        inherited, lost = newest_events(dropped.events)
+        self.events = inherited + self.events
+        self.flow = self.flow or dropped.flow
+        return lost
+
+
+def newest_events(events: tuple[Event, ...]) -> tuple[tuple[Event, ...], int]:
+    """Return the events of dropped frames that are kept, and the number of the others."""
+    return events[-MAX_KEPT_EVENTS:], max(0, len(events) - MAX_KEPT_EVENTS)
+
+
+def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the columns of `STATS` from rows of arena cells; computed without the interpreter lock."""
+    rows = np.ascontiguousarray(cells)
+    stats = np.empty((len(rows), len(STATS)))
+    cpu.stats(rows.ctypes.data, len(rows), stats.ctypes.data)
+    return stats
+
+
+class ShownRows:
+    """The taps of frames, by the slots of their rows. Frames of the same slots share one array."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers  # each slot's tap number, -1 for a hidden slot; more are added, and none changes
+        self._known: dict[bytes, _Shown] = {}
+
+    def of(self, slots: NDArray[np.uint32]) -> _Shown:
+        """Return the taps of these slots, and which rows are theirs if not all."""
+        key = slots.tobytes()
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) == MAX_KNOWN_ROWS:
+                self._known.clear()
+            found = self._known[key] = self._look_up(slots)
+        return found
+
+    def _look_up(self, slots: NDArray[np.uint32]) -> _Shown:
+        numbers = np.array([self._numbers[slot] for slot in slots], np.int64)
+        shown = np.flatnonzero(numbers >= 0)
+        taps = numbers[shown].astype(np.uint32)
+        taps.setflags(write=False)  # many frames share it
+        return taps, None if len(shown) == len(numbers) else shown
+
+
+def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
+    """Return frames for the store: scaled gradients are divided by their scale, and hidden rows are used and dropped.
+
+    Many at once, because twenty steps cost no more arithmetic than one.
+    """
+    captured = [raw for raw in raws if raw.packed or raw.transfers]
+    if not captured:  # the kernels would let go of the interpreter, and wait for it, for nothing
+        yield from (frame_without_rows(raw) for raw in raws)
+        return
+    with_rows = _frames_with_rows(captured, taps, rows)
+    for raw in raws:
+        yield next(with_rows) if raw.packed or raw.transfers else frame_without_rows(raw)
+
+
+def frame_without_rows(raw: RawFrame) -> Frame:
+    """Return the frame of a step that wasn't captured, or of a part of a step."""
+    return Frame(
+        *(raw.step, raw.time_s, NO_TAPS, NO_STATS, NO_SKETCHES, raw.new_taps, raw.events, raw.scalars),
+        raw.micro_batches,
+        raw.scale,
+        raw.labels,
+        raw.elapsed_s,
+        None if raw.flow is None else replace(raw.flow, step=raw.step),
+    )
+
+
+def _frames_with_rows(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
+    harvests = [
+        join([harvest, *(transfer.finish() for transfer in raw.transfers)])
+        for raw, harvest in zip(raws, unpack([raw.packed for raw in raws]), strict=True)
+    ]
+    stats = stats_of(np.concatenate([harvest.cells for harvest in harvests]))
+    first = 0
+    for raw, harvest in zip(raws, harvests, strict=True):
+        last = first + len(harvest.slots)
+        yield _build(raw, harvest, stats[first:last], taps, rows)
+        first = last
+
+
+def _build(raw: RawFrame, harvest: Harvest, stats: NDArray[np.float64], taps: Sequence[Tap], rows: ShownRows) -> Frame:
+    block = SketchBlock(harvest.start, harvest.bins, harvest.counts)
+    labels = raw.labels
+    if raw.scale not in (None, 1.0) and raw.scaled:
+        scaled = np.array([taps[slot].kind in raw.scaled for slot in harvest.slots], bool)
+        stats, block, label = _unscale(stats, block, scaled, float(raw.scale or 1.0))
+        labels = labels | {"grad_scale": label}
+    if raw.rows.ratios:
+        _fill_ratios(stats, harvest, raw.rows.ratios)
+    numbers, shown = rows.of(harvest.slots)
+    owners = None if raw.rows.owners is None else raw.rows.owners[harvest.slots]
+    if shown is not None:
+        stats, block, owners = stats[shown], rows_of(block, shown), None if owners is None else owners[shown]
+    return Frame(
+        step=raw.step,
+        time_s=raw.time_s,
+        taps=numbers,
+        stats=stats,
+        sketches=block,
+        new_taps=raw.new_taps,
+        events=raw.events,
+        scalars=raw.scalars,
+        micro_batches=raw.micro_batches,
+        grad_scale=raw.scale,
+        labels=labels,
+        elapsed_s=raw.elapsed_s,
+        flow=None if raw.flow is None else replace(raw.flow, step=raw.step),
+        owners=owners,
+    )
+
+
+def _unscale(
+    stats: NDArray[np.float64], block: SketchBlock, scaled: NDArray[np.bool_], scale: float
+) -> tuple[NDArray[np.float64], SketchBlock, str]:
+    for name in _LINEAR:
+        stats[scaled, STATS.index(name)] /= scale
+    steps = math.log2(scale) * 8
+    label = f"divided by the loss scale {scale:g}"
+    if steps != round(steps):
+        label += "; sketches moved by the nearest eighth of a power of two"
+    return stats, shifted_rows(block, scaled, -round(steps)), label
+
+
+def _fill_ratios(stats: NDArray[np.float64], harvest: Harvest, ratios: tuple[tuple[int, int], ...]) -> None:
+    row_of = {int(slot): row for row, slot in enumerate(harvest.slots)}
+    norm, ratio = STATS.index("norm"), STATS.index("ratio")
+    for update, parameter in ratios:
+        if update in row_of and parameter in row_of:
+            weight = stats[row_of[parameter], norm]
+            stats[row_of[update], ratio] = stats[row_of[update], norm] / weight if weight > 0 else np.nan
+
+
+# The data that the training thread passes to the recorder's thread at the end of a step.
+
+_NAN: Final = float("nan")
+_NO_SAMPLE: Final = Sample()
+
+
+@dataclass(slots=True, eq=False)
+class Collector:
+    """Collects everything since it was last taken."""
+
+    _statistics: Statistics
+    _parameters: Parameters
+    _cadence: Cadence
+    _scale: LossScale
+    _lock: threading.RLock
+    _step: Callable[[], int]
+    _replicas: Replicas
+    _machine: Sampler
+    loss: FoundLoss = field(default_factory=FoundLoss, init=False)
+    rates: Rates = field(default_factory=Rates, init=False)
+    _events: list[Event] = field(default_factory=list, init=False)
+    _scalars: dict[str, Any] = field(default_factory=dict, init=False)
+    _labels: dict[str, str] = field(default_factory=dict, init=False)
+    _flow: Flow | None = field(default=None, init=False)
+
+    def emit(self, name: str, message: str, severity: Severity = "info", module: str = "", **about: Value) -> None:
+        """Add an event to the next frame, with what it is `about`. Any thread may call it."""
+        with self._lock:
+            self._events.append(Event(self._step(), time.time(), name, message, severity, module, about=about))
+
+    def explain(self, captured: bool) -> None:
+        """Add why the running step is captured, if it isn't for its number."""
+        if captured and self._cadence.reason:
+            step = self._step()
+            self.emit("out-of-turn", f"step {step} was captured outside the cadence, because {self._cadence.reason}")
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Add events to the next frame. Any thread may call it."""
+        with self._lock:
+            self._events += events
+
+    def add_scalars(self, scalars: dict[str, Any]) -> None:
+        """Add the user's numbers to the running step."""
+        self._scalars |= scalars
+
+    def add_label(self, name: str, text: str) -> None:
+        """Add a fact that readers need to the running step."""
+        self._labels[name] = text
+
+    def add_flow(self, flow: Flow) -> None:
+        """Add which call fed which to the running step."""
+        self._flow = flow
+
+    def mark_skipped(self) -> None:
+        """Note that a scaler skipped the running step."""
+        self._scalars[SKIPPED] = 1.0
+        self._events.append(skipped_step(self._step()))
+
+    def mark_part_skipped(self, raw: RawFrame, step: int) -> None:
+        """Note that an already taken part is a step that a scaler skipped."""
+        raw.scalars[SKIPPED] = 1.0
+        self._events.append(skipped_step(step))
+
+    @property
+    def has_events(self) -> bool:
+        """Return whether an event waits for a frame."""
+        return bool(self._events)
+
+    @property
+    def has_news(self) -> bool:
+        """Return whether an event, a scalar, or a flow waits for a frame."""
+        return bool(self._events) or self.has_values
+
+    @property
+    def has_values(self) -> bool:
+        """Return whether a scalar or a flow waits for a frame."""
+        return bool(self._scalars or self._flow)
+
+    def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0, with_rows: bool = True) -> RawFrame:
+        """Return everything since the last call. Without rows, nothing was captured: that takes little time."""
+        if not with_rows:
+            return self._take_logged(step, elapsed_s)
+        statistics, scale, machine = self._statistics, self._scale, self._machine.take() or _NO_SAMPLE
+        packed = statistics.arena.pack(len(statistics.table.taps))
+        raw = RawFrame(
+            step=step,
+            time_s=time.time(),
+            packed=packed,
+            micro_batches=micro_batches,
+            elapsed_s=elapsed_s,
+            scale=scale.value,
+            scaled=scale.kinds,
+            labels=self._labels | machine.facts,
+            scalars=self._scalars | self._cadence.as_scalars() | machine.numbers,
+            events=tuple(self._events) if self._events else (),
+            transfers=statistics.devices.begin_transfers(),
+            flow=self._flow,
+            rows=RowFacts(self._parameters.ratios(), self._replicas.owners()),
+            # After the rows, because another thread may add a tap in between; last, because they are taken only once.
+            new_taps=statistics.table.take_new(),
+        )
+        if scale.flag is not None:
+            raw.scalars[SKIPPED] = scale.flag
+        self._scalars, self._events, self._labels, self._flow = {}, [], {}, None
+        return raw
+
+    def _take_logged(self, step: int, elapsed_s: float) -> RawFrame:
+        machine = self._machine.take()
+        raw = RawFrame(step, time.time(), b"", (), 0, elapsed_s, self._scale.value, scalars=self._scalars)
+        self._scalars = {}
+        if machine is not None:
+            raw.labels, raw.scalars = machine.facts, raw.scalars | machine.numbers | self._cadence.as_scalars()
+        if self._scale.flag is not None:
+            raw.scalars[SKIPPED] = self._scale.flag
+        if self._labels:
+            raw.labels, self._labels = self._labels | raw.labels, {}
+        if self._events:
+            raw.events, self._events = tuple(self._events), []
+        raw.flow, self._flow = self._flow, None
+        return raw
+
+    def take_between(self, time_s: float) -> RawFrame:
+        """Return the events and the machine's samples, as a part of the step that ended last, at this time."""
+        events, self._events = tuple(self._events), []
+        machine = self._machine.take() or _NO_SAMPLE
+        return without_rows(
+            max(0, self._step() - 1), time_s, events=events, scalars=machine.numbers, labels=machine.facts
+        )
+
+
+def without_rows(step: int, time_s: float, **content: Any) -> RawFrame:
+    """Return a part of a step with only events or scalars."""
+    return RawFrame(step, time_s, b"", (), 0, _NAN, **content)
+
+
+def skipped_step(step: int) -> Event:
+    """Return the event for a step that a scaler skipped."""
+    message = f"GradScaler skipped step {step}: its gradients were not finite, so the weights did not change."
+    return Event(step, time.time(), "skipped-step", message, "warning")
+
+
+MAX_BATCH: Final = 64
+MAX_FRAMES: Final = 256  # that wait; the oldest is dropped and counted
+MAX_BYTES: Final = 256 * 2**20  # a step of 2,000 tensors on a GPU takes 33 MB until it is read
+
+
+class FrameQueue:
+    """Frames that wait, in bounded memory. What must not be lost of a dropped one goes with the next."""
+
+    def __init__(self) -> None:
+        self.frames: deque[RawFrame] = deque()
+        self.dropped = 0
+        self.dropped_events = 0
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, frame: RawFrame) -> None:
+        """Queue a step or a part of one. Never waits."""
+        with self._lock:
+            self.frames.append(frame)
+            self._bytes += frame.nbytes
+            while len(self.frames) > MAX_FRAMES or (self._bytes > MAX_BYTES and len(self.frames) > 1):
+                oldest = self.frames.popleft()
+                self._bytes -= oldest.nbytes
+                self.dropped += 1
+                self.dropped_events += self.frames[0].inherit(oldest)
+
+    def take(self) -> list[RawFrame]:
+        """Return the oldest frames, at most a batch of them."""
+        with self._lock:
+            frames = [self.frames.popleft() for _ in range(min(MAX_BATCH, len(self.frames)))]
+            self._bytes -= sum(frame.nbytes for frame in frames)
+        return frames

@@ -1,0 +1,204 @@
+"""Frames are built from the training thread's data, and sent to the sink."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from hookcore.delivery.sinks import Sink
+from hookcore.recorder.calls.keeping import Keeping
+from hookcore.recorder.clock.cadence import Cadence, Jumps
+from hookcore.recorder.clock.clock import Clock
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.known.ownership import UnusedForwards
+from hookcore.recorder.leaving.frames import (
+    MAX_KEPT_EVENTS,
+    FrameQueue,
+    RawFrame,
+    ShownRows,
+    build_frames,
+    newest_events,
+    skipped_step,
+)
+from hookcore.recorder.measured.flows import Flows
+from hookcore.recorder.measured.scalars import Sum, number_of
+from hookcore.recorder.measured.taps import TapTable
+from hookcore.records import STATS, Event, Frame, Tap, escaped_in
+from hookcore.records.flow import Flow
+from hookcore.records.masks import Masks, no_masks
+from hookcore.records.vocabulary import SKIPPED, counted
+
+_NONFINITE: Final = slice(STATS.index("nan"), STATS.index("inf") + 1)  # two columns side by side
+
+
+Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by their numbers
+
+
+@dataclass(slots=True, eq=False)
+class Shipper:
+    """Counts lost data, and captures another step if values were non-finite."""
+
+    sink: Sink
+    _queue: FrameQueue
+    _table: TapTable
+    _flows: Flows
+    _cadence: Cadence
+    _jumps: Jumps
+    _keeping: Keeping
+    _clock: Clock
+    _errors: ErrorLog
+    _emit: Callable[[str, str, Any], None]
+    _unused: UnusedForwards
+    _examine: Examine | None = None  # runs the user's own rules
+    _was_bad: bool = field(default=False, init=False)
+    _masks: Masks = field(default_factory=Masks, init=False)
+    _known: int = field(default=0, init=False)  # taps before this frame
+    _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
+    _unsent_events: tuple[Event, ...] = field(default=(), init=False)
+    _unsent_flow: Flow | None = field(default=None, init=False)
+    _failed: int = field(default=0, init=False)  # frames that couldn't be built or sent, since the last report
+    _failed_events: int = field(default=0, init=False)  # of these frames, beyond those that are sent later
+    _reported_drops: int = field(default=0, init=False)
+    _reported_events: int = field(default=0, init=False)  # dropped ones
+    _reported_escape: bool = field(default=False, init=False)
+    _rows: ShownRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rows = ShownRows(self._table.numbers)
+
+    def let_go(self) -> None:
+        """Let go of the user's rules, after the last frame."""
+        self._examine = None
+
+    def ship(self, raws: list[RawFrame]) -> None:
+        """Send these steps or parts of steps."""
+        began, sent = time.thread_time(), 0
+        try:
+            for raw in raws:
+                self._resolve(raw)
+            for frame in build_frames(raws, self._table.taps, self._rows):
+                shown = self._with_what_rows_tell(frame) if len(frame.taps) else frame
+                self._known += len(frame.new_taps)
+                self._send(shown)
+                sent += 1
+        except Exception:
+            for raw in raws[sent:]:
+                self._keep_unsent(raw)
+            raise
+        captured = sum(bool(raw.packed or raw.transfers) for raw in raws)
+        if captured:  # the others are part of every step, as the loop is
+            self._cadence.took((time.thread_time() - began) / captured)
+
+    def _keep_unsent(self, lost: RawFrame | Frame) -> None:
+        """Count a lost frame, and send its taps and events with the next one."""
+        self._failed += 1
+        self._unsent_taps += lost.new_taps
+        self._unsent_flow = lost.flow or self._unsent_flow
+        self._unsent_events, lost_events = newest_events(self._unsent_events + lost.events)
+        self._failed_events += lost_events
+
+    def _resolve(self, raw: RawFrame) -> None:
+        """Wait for numbers on a device."""
+        raw.scale = None if raw.scale is None else number_of(raw.scale)
+        awaited = {
+            name: value.resolve(raw.scale) if isinstance(value, Sum) else number_of(value)
+            for name, value in raw.scalars.items()
+            if not isinstance(value, float)
+        }
+        self._jumps.check(awaited)
+        raw.scalars |= awaited
+        if SKIPPED not in awaited:
+            return
+        if not awaited[SKIPPED]:
+            del raw.scalars[SKIPPED]
+        else:
+            raw.events += (skipped_step(raw.step),)
+
+    def _with_what_rows_tell(self, frame: Frame) -> Frame:
+        self._table.saw_frame(frame.step, frame.taps)
+        self._flows.saw_frame(frame)
+        self._alarm_if_bad(frame)
+        return self._with_unused(frame)
+
+    def _alarm_if_bad(self, frame: Frame) -> None:
+        bad = self._is_bad(frame)
+        if bad and not self._was_bad:
+            self._cadence.alarm(f"step {frame.step} had non-finite values")
+            self._keeping.alarm(frame.step, self._clock)
+        self._was_bad = bad
+
+    def _is_bad(self, frame: Frame) -> bool:
+        found = frame.stats[:, _NONFINITE]
+        if not np.count_nonzero(found):  # which takes a fraction of what `any` takes for so few
+            return False
+        taps, rows = self._table.shown_taps(), np.flatnonzero((found > 0).any(axis=1))
+        bad = dict(zip(frame.taps[rows].tolist(), no_masks(frame.stats[rows]).tolist(), strict=True))
+        fine = np.delete(frame.taps, rows).tolist
+        return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))
+
+    def _with_unused(self, frame: Frame) -> Frame:
+        try:
+            events = self._unused.find(frame, self._table.shown_taps())
+        except Exception as error:  # never a reason to lose a frame
+            self._errors.record("recorder thread", error)
+            return frame
+        return replace(frame, events=frame.events + events) if events else frame
+
+    def _send(self, frame: Frame) -> None:
+        if self._failed or self._queue.dropped > self._reported_drops:
+            frame = self._with_what_was_lost(frame)
+        if self._examine is not None:
+            try:
+                frame = self._examine(frame, self._table.shown_taps())
+            except Exception as error:  # never a reason to lose a frame
+                self._errors.record("own rules", error)
+        try:
+            names = [part for tap in frame.new_taps for part in (tap.module, tap.index)]
+            self.report_escapes(*frame.scalars, *names)
+            self.sink.send(frame)
+            self._keeping.remember(frame)
+        except Exception as error:
+            self._keep_unsent(frame)
+            self._errors.record("sink", error)
+
+    def report_escapes(self, *names: str) -> None:
+        """Emit one event if a name is not valid Unicode, and is therefore shown escaped."""
+        name = None if self._reported_escape else escaped_in(names)
+        if name is not None:
+            self._reported_escape = True
+            message = f"a name is not valid Unicode, so it is shown as '{name}'; the same applies to others"
+            self._emit("name-escaped", message, "warning")
+
+    def _with_what_was_lost(self, frame: Frame) -> Frame:
+        """Add the taps and events of lost frames, and events that count those frames."""
+        taps, events = self._unsent_taps + frame.new_taps, self._unsent_events + frame.events
+        dropped, failed = self._queue.dropped - self._reported_drops, self._failed
+        dropped_events = self._queue.dropped_events - self._reported_events
+        lost = dropped_events + self._failed_events
+        losses = (
+            ("frame-dropped", dropped, f"{_frames(dropped)} dropped: the recorder's thread could not keep up"),
+            ("frame-dropped", failed, f"{_frames(failed)} dropped: building or sending failed"),
+            (
+                "event-dropped",
+                lost,
+                f"{counted(lost, 'event')} dropped: only the newest {MAX_KEPT_EVENTS} events of dropped frames are "
+                "kept",
+            ),
+        )
+        for name, count, message in losses:
+            if count:
+                events += (Event(frame.step, time.time(), name, message, "warning", count=count),)
+        self._reported_drops += dropped
+        self._reported_events += dropped_events
+        flow = None if self._unsent_flow is None else replace(self._unsent_flow, step=frame.step)
+        self._unsent_taps, self._unsent_events, self._unsent_flow = (), (), None
+        self._failed = self._failed_events = 0
+        return replace(frame, new_taps=taps, events=events, flow=frame.flow or flow)
+
+
+def _frames(many: int) -> str:
+    return f"{counted(many, 'frame')} {'was' if many == 1 else 'were'}"

@@ -1,0 +1,182 @@
+"""The recorder's thread, and its duties, also while no step ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.steps import Steps
+from hookcore.recorder.known.description import Describer, Problems
+from hookcore.recorder.leaving.commands import Commands, Control
+from hookcore.recorder.leaving.frames import Collector, FrameQueue, RawFrame
+from hookcore.recorder.leaving.shipping import Shipper
+from hookcore.recorder.machine import Sampler
+from hookcore.recorder.measured.sentinel import Sentinel
+from hookcore.recorder.measured.snapshots import Outgoing
+
+IDLE_S: Final = 1.0  # after this time without a step
+LOCK_WAIT_S: Final = 1.0
+GROWTH: Final = 1.02  # of the idle time between two samples of the machine, so that a day without a step sends hundreds
+
+
+@dataclass(slots=True, eq=False)
+class Idle:
+    """Acts between two steps."""
+
+    _steps: Steps
+    _commands: Commands
+    _control: Control
+    _collector: Collector
+    _machine: Sampler
+    _lock: threading.RLock
+    _ship: Callable[[RawFrame], None]
+    _now: Callable[[], float]
+    _sampled_after_s: float = field(default=0.0, init=False)  # of this idle time
+
+    def tick(self) -> None:
+        """Act if there is something to do. Called every few milliseconds."""
+        idle_s = self._now() - self._steps.ended.at  # NaN before the first step
+        if idle_s < IDLE_S:
+            self._sampled_after_s = 0.0
+        elif (self._commands.changes or self._has_news(idle_s)) and self._lock.acquire(timeout=LOCK_WAIT_S):
+            try:
+                self._control.apply_while_idle()
+                if self._has_news(idle_s):
+                    self._sampled_after_s = idle_s
+                    ended_at = time.time() - (0.0 if idle_s != idle_s else idle_s)
+                    self._ship(self._collector.take_between(ended_at))
+            finally:
+                self._lock.release()
+
+    def _has_news(self, idle_s: float) -> bool:
+        """Return whether something waits for a frame. Before the first step, the machine has none to belong to."""
+        return self._collector.has_events or (self._machine.has_news and idle_s >= GROWTH * self._sampled_after_s)
+
+
+@dataclass(slots=True, eq=False)
+class Rounds:
+    """Sends what waits, and looks for changes, problems, and stalls."""
+
+    _shipper: Shipper
+    _steps: Steps
+    _collector: Collector
+    _outgoing: tuple[Outgoing[Any], ...]
+    _description: Describer
+    _problems: Problems
+    _idle: Idle
+    _sentinel: Sentinel
+    _errors: ErrorLog
+    _put: Callable[[RawFrame], None]
+
+    def ship(self, raws: list[RawFrame]) -> None:
+        """Send frames, and the place of this process before the first frame that it is about."""
+        self._description.send_place()
+        self._shipper.ship(raws)
+        self._description.send_if_due()
+
+    def make(self) -> None:
+        """Make a round."""
+        self._report_errors()
+        self._sentinel.read_late(self._steps.clock)
+        for each in self._outgoing:
+            each.ship(self._shipper.sink.send)
+        self._description.send_if_requested()
+        self._description.send_news()
+        self._problems.say_refused()
+        self._idle.tick()
+        self._steps.stalls.look(self._steps.ended.at)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next round has something that a flush waits for."""
+        return self._description.requested or self._sentinel.waits or any(each.waiting for each in self._outgoing)
+
+    def _report_errors(self, is_last: bool = False) -> None:
+        """Make the errors events of the run."""
+        events = self._errors.news(is_last)
+        if events:
+            self._collector.add_events(events)
+
+    def end(self) -> None:
+        """Queue the last events: they were emitted as the last frames were shipped, or have not been yet."""
+        self._sentinel.read_late(self._steps.clock, is_last=True)
+        self._description.send_news(ended=True)
+        self._problems.emit_new()
+        self._report_errors(is_last=True)  # after all that can fail
+        if self._collector.has_events:
+            self._put(self._collector.take_between(time.time()))
+
+
+POLL_S: Final = 0.02
+
+
+class Worker:
+    """A daemon thread that polls the queue, because waking it would cost the training a thread switch.
+
+    Exceptions of its work, the rounds, are counted, and it continues.
+    """
+
+    def __init__(self, queue: FrameQueue, rounds: Rounds, failed: Callable[[Exception], None]) -> None:
+        self.queue = queue
+        self._rounds = rounds
+        self._failed = failed
+        self._busy = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hookcore-recorder", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. A second call does nothing."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything queued so far is in the sink. Return False if the time ran out."""
+        deadline = time.monotonic() + timeout_s
+        while self._has_work():
+            if not self._thread.is_alive():
+                return not self.queue.frames
+            if time.monotonic() > deadline:
+                return not self._has_work()
+            time.sleep(0.001)
+        return True
+
+    def _has_work(self) -> bool:
+        return bool(self.queue.frames) or self._busy or self._rounds.has_more
+
+    def close(self, timeout_s: float) -> None:
+        """Handle everything that waits, then end the thread. Its last errors are among what it sends last."""
+        if self._thread.ident is None:
+            return
+        deadline = time.monotonic() + timeout_s
+        self.flush(timeout_s)
+        self._stopping.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread makes no more rounds."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(POLL_S):
+            self._busy = True  # during a round too: it may describe the model, and a flush waits for that
+            self._attempt(self._ship)
+            self._attempt(self._rounds.make)
+            self._busy = False
+        self._attempt(self._rounds.end)
+        self._attempt(self._ship)
+
+    def _ship(self) -> None:
+        while self.queue.frames:
+            self._attempt(self._rounds.ship, self.queue.take())
+
+    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._failed(error)

@@ -1,0 +1,1 @@
+"""What is measured: statistics, snapshots, flow, probes, and the look at every step."""

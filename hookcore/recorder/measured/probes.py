@@ -1,0 +1,358 @@
+"""Probes: functions that compute numbers from tensors, at intervals of steps."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hookcore.config import Pattern
+from hookcore.config.patterns import select
+from hookcore.config.readers import read_include
+from hookcore.errors import ArgumentError
+from hookcore.hooks.internals import DisableTorchFunction, version_of
+from hookcore.hooks.tensors import hook_gradient
+from hookcore.observe.copies import Copy, take_copy
+from hookcore.observe.generators import generators_kept
+from hookcore.observe.plain import unseen
+from hookcore.probes import channel_rms, channel_zeros
+from hookcore.recorder.calls.plans import Call, Plan, PlanTable
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.known.parameters import Parameter
+from hookcore.recorder.measured.passprobes import Passes, PassProbes, channels_of, values_of
+from hookcore.recorder.measured.snapshots import Emit, Outgoing, Send
+from hookcore.recorder.measured.statistics import Statistics
+from hookcore.records import PROBE, Kind, Snapshot, Tap
+from hookcore.records.vocabulary import PROBE_LABEL
+
+# One probe: a function of the user or of hookcore, and when and for which tensors it is called.
+
+MAX_NAME: Final = 100
+MAX_COMPUTES: Final = 200  # letters of the name of a function
+MAX_STATES: Final = 1024  # objects of a class
+MAX_FAULTS: Final = 3  # then it is switched off
+PROBE_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", "param", "param_grad")
+
+Function = Callable[[Tensor], Any]
+
+
+@dataclass(slots=True, eq=False)
+class Probe:
+    """One function, and which tensors it gets."""
+
+    name: str
+    function: Function
+    include: tuple[Pattern, ...]
+    kinds: frozenset[Kind]
+    every: int
+    due_at: int = 0  # the first captured step from this one on
+    begun_at: int = -1  # the newest step in which it was due
+    until: int = 0  # it runs in each step before this one
+    faults: int = 0
+    states: dict[Tap, _State] = field(default_factory=dict)  # of a class: its objects, in these steps
+    paths: frozenset[str] = frozenset()  # of the modules that it looks at in this step
+    passes: Passes | None = None  # set if it looks at backward passes
+
+    @property
+    def computes(self) -> str:
+        """The qualified name of its function, by which rules recognize what its results mean."""
+        function: Any = self.function
+        while isinstance(function, partial):
+            function = function.func
+        named = function if hasattr(function, "__qualname__") else type(function)
+        return f"{getattr(named, '__module__', '')}.{named.__qualname__}"[:MAX_COMPUTES]
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it failed too often."""
+        return self.faults >= MAX_FAULTS
+
+    def count_fault(self, error: Exception) -> str:
+        """Count an exception of the function. Return what to say of it: of the first one, and of the last."""
+        self.faults += 1
+        if self.faults > 1 and not self.is_off:
+            return ""
+        off = f"; after {MAX_FAULTS} errors, it is switched off" if self.is_off else ""
+        return f"the probe {self.name!r} failed: {type(error).__name__}: {error}"[:600] + off
+
+    def begin_step(self, step: int, captured: bool, block: int) -> bool:
+        """Return whether it looks at a step. `block`: the steps after which a parameter has its next gradient."""
+        goes_on = step in (self.begun_at, self.begun_at + 1) and step < self.until
+        if self.is_off or not captured or not (goes_on or self.due_at <= step or self.begun_at == step):
+            self.states = {}
+            if step != self.begun_at:
+                self.until = 0
+            return False
+        if not goes_on:
+            self.states = {}
+            in_a_row = getattr(self.function, "in_a_row", 1)
+            self.due_at, self.until = step + self.every, step + (in_a_row * block if in_a_row > 1 else 1)
+            if self.passes is not None:
+                self.passes.begin_step()
+        self.begun_at = step
+        return True
+
+    def wants_next(self, step: int) -> bool:
+        """Return whether a step has to be captured because the one before was, and both belong together."""
+        return step == self.begun_at + 1 and step < self.until and not self.is_off
+
+    def call_for(self, tap: Tap, plan: Plan, step: int) -> Function | None:
+        """Return the function, or the object of a class for this tap. None if it has had its tensor in this step."""
+        if not isinstance(self.function, type):
+            return self.function
+        state = self.states.get(tap)
+        if state is None or state.plan is not plan:
+            if len(self.states) >= MAX_STATES:
+                raise OverflowError(f"it matches more than {MAX_STATES:,} tensors: use a narrower include")
+            state = self.states[tap] = _State(plan, self.function())
+        if state.step == step:
+            return None
+        state.step = step
+        return state.call
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """An object of a probe that is a class."""
+
+    plan: Plan
+    call: Function
+    step: int = -1  # the step in which it got its last tensor
+
+
+def probe_of(name: str, function: Function, include: Any, kinds: Any, every: int) -> Probe:
+    """Return a probe with these arguments of a user. Raises ArgumentError for a wrong one."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise ArgumentError(f"name={name!r} is invalid: use a string of 1 to {MAX_NAME} characters")
+    if not callable(function):
+        raise ArgumentError(f"function={function!r} is invalid: use a function that takes a tensor")
+    chosen = frozenset([kinds] if isinstance(kinds, str) else kinds)
+    if not chosen or not chosen <= set(PROBE_KINDS):
+        raise ArgumentError(f"kinds={kinds!r} is invalid: use one or more of {', '.join(map(repr, PROBE_KINDS))}")
+    if type(every) is not int or every < 1:
+        raise ArgumentError(f"every={every!r} is invalid: use an integer of 1 or more")
+    try:
+        patterns = read_include(include)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"include={include!r} is invalid: use a pattern, a list of patterns, or None. {error}"
+        ) from None
+    if isinstance(function, type) and hasattr(function, "end_pass"):
+        return Probe(name, function, patterns, frozenset(), every, passes=Passes(function))
+    return Probe(name, function, patterns, chosen, every)
+
+
+MAX_WAITING: Final = 4096  # columns
+_DROPPED: Final = "of channels dropped: too many results of probes were waiting for the recorder's thread"
+
+
+@dataclass(slots=True, eq=False)
+class ChannelColumns(Outgoing[tuple[Tap, int, float, Copy]]):
+    """The columns of one watcher. Of several micro-batches, the largest value of each channel is kept, or NaN."""
+
+    what = "channels of a probe"
+    _held: dict[Tap, tuple[int, int, Tensor]] = field(default_factory=dict)  # of this step: step, channels, values
+
+    def note(self, tap: Tap, step: int, channels: int, values: Tensor) -> None:
+        """Hold the numbers of a call."""
+        _, before, held = self._held.get(tap, (step, -1, values))
+        if before == channels and held.shape == values.shape and held.device == values.device:
+            with unseen():
+                values = torch.maximum(held, values)
+        self._held[tap] = step, channels, values
+
+    def end_step(self) -> None:
+        """Begin to copy the held results. Waits for no device."""
+        held, self._held = self._held, {}
+        for tap, (step, channels, values) in held.items():
+            if len(self._waiting) >= MAX_WAITING:
+                self._errors.count_loss("channels-dropped", "column", _DROPPED)
+                continue
+            try:
+                copy = take_copy(values, (channels,))
+            except Exception as error:
+                self._errors.record(self.what, error)
+            else:
+                if isinstance(copy, Copy):
+                    self._waiting.append((tap, step, time.time(), copy))
+
+    def _send(self, item: tuple[Tap, int, float, Copy], send: Send) -> None:
+        tap, step, time_s, copy = item
+        send(Snapshot(tap, step, time_s, copy.dtype, copy.shape, copy.finish(), copy.truncated))
+
+
+MAX_PROBES: Final = 32
+CHANNELS_EVERY: Final = 10
+
+
+@dataclass(slots=True, eq=False)
+class Probes:
+    """The probes of one watcher: an observer of calls in the steps in which one is due."""
+
+    _plans: PlanTable
+    _statistics: Statistics
+    _current: CurrentStep
+    _emit: Emit
+    _add_label: Callable[[str, str], None]
+    _errors: ErrorLog
+    channels: ChannelColumns = field(init=False)
+    passes: PassProbes = field(init=False)
+    due: tuple[Probe, ...] = ()
+    wants_inputs: bool = False
+    added: list[Probe] = field(default_factory=list)  # by the user; replaced, never changed
+    _of_channels: tuple[Probe, ...] = ()  # of the setting
+
+    def __post_init__(self) -> None:
+        self.channels = ChannelColumns(self._errors)
+        self.passes = PassProbes(self._plans, self._statistics, self._emit)
+
+    def add(self, probe: Probe) -> bool:
+        """Add a probe; return False if there is no room."""
+        if len(self.added) >= MAX_PROBES:
+            return False
+        self.added = [*self.added, probe]
+        return True
+
+    def choose_channels(self, include: tuple[Pattern, ...]) -> None:
+        """Look at each channel of the outputs of these modules from the next step on."""
+        own = (("channel_rms", channel_rms), ("channel_zeros", channel_zeros)) if include else ()
+        self._of_channels = tuple(
+            Probe(name, function, include, frozenset(("output",)), CHANNELS_EVERY) for name, function in own
+        )
+
+    def hurries(self, step: int) -> bool:
+        """Return whether to capture a step because a probe looks at several in a row."""
+        return any(probe.wants_next(step) for probe in self.added)
+
+    def begin_step(self, step: int, captured: bool, block: int = 1) -> bool:
+        """Choose the probes of a step. Return whether that changed who observes calls."""
+        if not (self.added or self._of_channels or self.due):
+            return False
+        self.channels.end_step()
+        before = self.due
+        self.due = tuple(
+            probe for probe in (*self._of_channels, *self.added) if probe.begin_step(step, captured, block)
+        )
+        modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.due else {}
+        for probe in self.due:
+            probe.paths = frozenset(_chosen(modules, probe.include))
+            self._add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)  # each time: a frame may be lost
+        self.passes.due = tuple(probe for probe in self.due if probe.passes is not None)
+        return bool(before or self.due)
+
+    # Calls
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether a probe looks at this module."""
+        return any(probe.kinds and plan.path in probe.paths for probe in self.due)
+
+    def saw_inputs(self, call: Call) -> None:
+        """Do nothing: a module's input is another one's output."""
+
+    def saw_outputs(self, call: Call) -> None:
+        """Compute the numbers of outputs, and hook their gradients."""
+        if call.phase not in self._statistics.phases or call.again:
+            return
+        for probe in self.due:
+            if call.plan.path not in probe.paths:
+                continue
+            for index, tensor in call.tensors:
+                if "output" in probe.kinds:
+                    self.compute(probe, call.plan, "output", index, call.number, tensor)
+                if "output_grad" in probe.kinds and tensor.requires_grad and not tensor.is_leaf and not call.traced:
+                    hook_gradient(tensor, _ProbeHook(self, probe, call.plan, index, call.number))
+
+    def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
+        """Compute the numbers of a gradient that a compiled graph reports."""
+        for probe in self.due:
+            if "output_grad" in probe.kinds and plan.path in probe.paths:
+                self.compute(probe, plan, "output_grad", tap.index, tap.call, gradient)
+
+    def saw_arriving(self, probe: Probe, plan: Plan, index: str, call: int, gradient: Tensor) -> None:
+        """Compute the numbers of a gradient from inside its hook; let no exception out."""
+        current = self._current
+        if current.captured and probe in self.due and current.reach():
+            with contextlib.suppress(Exception), DisableTorchFunction():
+                self.compute(probe, plan, "output_grad", index, call, gradient)
+
+    # Parameters
+
+    def before_step(self, owned: Sequence[Parameter], with_gradients: bool) -> None:
+        """Compute the numbers of weights and their gradients, as the optimizer is about to use them."""
+        for probe, parameter, tensor in self._parameters("param", owned):
+            self.compute(probe, parameter.plan, "param", parameter.name, 0, tensor)
+        if with_gradients:
+            self.read_gradients(owned)
+
+    def read_gradients(self, owned: Sequence[Parameter]) -> None:
+        """Compute the numbers of the current gradients of weights."""
+        for probe, parameter, tensor in self._parameters("param_grad", owned):
+            if tensor.grad is not None:
+                self.compute(probe, parameter.plan, "param_grad", parameter.name, 0, tensor.grad)
+
+    def _parameters(self, kind: Kind, owned: Sequence[Parameter]) -> Iterator[tuple[Probe, Parameter, Tensor]]:
+        for probe in self.due:
+            for parameter in owned if kind in probe.kinds else ():
+                tensor = parameter.tensor
+                if tensor is not None and parameter.plan.path in probe.paths:
+                    yield probe, parameter, tensor
+
+    # Values
+
+    def compute(self, probe: Probe, plan: Plan, kind: Kind, index: str, call: int, tensor: Tensor) -> None:
+        """Call the function, and add its result to the row of its tap."""
+        if probe.is_off:
+            return
+        name = " ".join(filter(None, (probe.name, "" if kind == "output" else kind, index)))
+        tap = Tap(plan.path, PROBE, name, call)
+        given = tensor.detach()
+        before = version_of(given)
+        try:
+            with unseen(), generators_kept():
+                function = probe.call_for(tap, plan, self._current.number)
+                result = None if function is None else function(given)
+                if result is None and isinstance(probe.function, type):
+                    return
+                values = values_of(result)
+                channels = channels_of(function, given, values)
+        except Exception as error:
+            if message := probe.count_fault(error):
+                self._emit("probe-failed", message, "warning", plan.path)
+            return
+        if version_of(given) != before:
+            probe.faults = MAX_FAULTS
+            why = "changed its tensor, so the training may differ from this step on; it is switched off"
+            self._emit("probe-failed", f"the probe {probe.name!r} {why}", "error", plan.path)
+            return
+        slot = self._statistics.table.add(tap)
+        if slot >= 0:
+            self._statistics.add(plan, values, slot)
+            if channels:
+                self.channels.note(tap, self._current.number, channels, values)
+
+
+class _ProbeHook:
+    """The tensor hook that gives a gradient to a function. It holds no tensor, so it extends no graph's life."""
+
+    __slots__ = ("_about", "_probes")
+    __torch_unserializable__ = True
+
+    def __init__(self, probes: Probes, probe: Probe, plan: Plan, index: str, call: int) -> None:
+        self._probes = probes
+        self._about = probe, plan, index, call
+
+    def __call__(self, gradient: Any) -> None:
+        if gradient is not None:
+            self._probes.saw_arriving(*self._about, gradient)
+
+
+def _chosen(modules: dict[str, Any], include: tuple[Pattern, ...]) -> Iterable[str]:
+    leaves = {path for path, module in modules.items() if module is not None and not module._modules}
+    return select(modules, leaves, include, strict=False).chosen

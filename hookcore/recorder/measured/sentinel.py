@@ -1,0 +1,363 @@
+"""A look at every step, captured or not: whether the loss is finite, and the gradients that a pass reaches last."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from hookcore.observe.finite import (
+    MAX_VALUES,
+    NonFinite,
+    Reading,
+    Tally,
+    is_elsewhere,
+    local_part,
+    start_reading,
+    word_of,
+)
+from hookcore.recorder.calls.keeping import Keeping
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.clock.clock import Clock
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.owners import instances_of, spread
+from hookcore.recorder.known.parameters import Parameter, Parameters
+from hookcore.recorder.leaving.frames import Collector
+from hookcore.recorder.measured.scalars import number_of
+from hookcore.records import ROOT, Event, Value
+from hookcore.records.flow import Flow, FlowCall
+from hookcore.records.vocabulary import FOUND_LOSS, NONFINITE_STEP
+
+# The parameters whose gradients say whether a backward pass was finite: the last ones that it reaches.
+#
+# A non-finite gradient makes those of the layers before it non-finite. So the sentinel looks at one small parameter of
+# each layer where the data flow begins. Two kinds of gradients reach none of them: those that a branch without
+# parameters
+# stops, and those that are computed for a single parameter.
+
+MAX_LOOKOUTS: Final = 4
+
+
+def choose_lookouts(parameters: Iterable[Parameter], flows: Iterable[Sequence[FlowCall]]) -> list[Parameter]:
+    """Return the parameters to look at: from the data flow, or before it is known, in the order of registration."""
+    sized: dict[str, tuple[int, Parameter]] = {}  # the smallest one of each module
+    for each in parameters:
+        if (tensor := each.tensor) is not None and _is_trained(tensor):
+            size, path = tensor.numel(), each.plan.path
+            if path not in sized or size < sized[path][0]:
+                sized[path] = size, each
+    # A batch reaches only some rows of an embedding, so a part of a large gradient says little.
+    small = {path: each for path, (size, each) in sized.items() if size <= MAX_VALUES}
+    known = small or {path: each for path, (_, each) in sized.items()}
+    sources = {path: known[path] for calls in flows for path in first_of_flow(calls, known.keys())}
+    return spread(list(sources.values()) or _first_of_branches(known), MAX_LOOKOUTS)
+
+
+def first_of_flow(calls: Sequence[FlowCall], modules: Iterable[str]) -> list[str]:
+    """Return those of the modules that some call feeds with nothing that another one of them has made."""
+    modules = frozenset(modules)
+    after: list[bool] = []  # for each call, whether one of the modules is before it
+    found: dict[str, None] = {}
+    for call in calls:
+        feeding = [each for each in (*call.fed_by, *call.returns) if each < len(after)]
+        is_after = any(after[each] for each in feeding)
+        after.append(
+            is_after or any(calls[each].module in modules and calls[each].module != call.module for each in feeding)
+        )
+        if call.module in modules and not after[-1]:
+            found[call.module] = None
+    return list(found)
+
+
+def _first_of_branches(known: dict[str, Parameter]) -> list[Parameter]:
+    """Return the first parameter of each model and of each of its children."""
+    firsts: dict[tuple[int, str], Parameter] = {}
+    for path, each in known.items():
+        root = each.plan.root
+        child = path.removeprefix(root.name).lstrip("/").partition(".")[0]
+        firsts.setdefault((id(root), child), each)
+    return list(firsts.values())
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    return tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+
+
+# It fires while the step's inputs and weights are still there: at the end of the pass, before an optimizer steps. On a
+# device it never waits: what it looks at travels to the host, and the recorder's thread reads it a moment later.
+
+MAX_REPORTED: Final = 100  # steps of one run
+MAX_WAITING: Final = 256  # looks at a device that aren't read yet
+_WORDS: Final[dict[NonFinite, str]] = {"nan": "NaN", "inf": "infinite", "-inf": "infinite"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A non-finite value, and where it was: `name` is the loss's, or a parameter's."""
+
+    found: Literal["loss", "gradient", "weights"]
+    name: str
+    value: NonFinite
+    module: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where it was, in words."""
+        if self.found == "loss":
+            return "the loss"
+        return f"{'the gradient of ' if self.found == 'gradient' else ''}{self.name} of {self.module or ROOT}"
+
+    @property
+    def message(self) -> str:
+        """What was found, in words."""
+        value = _WORDS[self.value]
+        is_older = self.found == "weights"
+        return f"{self.where} was {value} before the step began" if is_older else f"{self.where} became {value}"
+
+
+@dataclass(slots=True)
+class Onset:
+    """Notices the change from finite to non-finite, step by step."""
+
+    step: int = -1
+    is_bad: bool = False
+    looked: bool = False  # at anything in this step
+    was_bad: bool = False  # in the last step that was looked at
+    previous: int | None = None  # the newest earlier step that was finite
+
+    def enter(self, step: int) -> None:
+        """Go on to this step, if it is another one."""
+        if step != self.step:
+            if self.looked:
+                self.was_bad = self.is_bad
+                self.previous = self.previous if self.is_bad else self.step
+            self.step, self.is_bad, self.looked = step, False, False
+
+    def saw(self, is_bad: bool) -> bool:
+        """Note a look at the step. Return whether it is the first bad one after finite ones."""
+        self.looked = True
+        is_first = is_bad and not self.is_bad
+        self.is_bad = self.is_bad or is_bad
+        return is_first and not self.was_bad
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """What a device has yet to compute of a step."""
+
+    step: int
+    captured: bool
+    losses: tuple[Any, ...]
+    lookouts: tuple[tuple[str, str], ...]  # module and name of each gradient that is read
+    reading: Reading | None
+
+
+@dataclass(slots=True, eq=False)
+class Sentinel:
+    """Looks at the loss and the lookouts, and reports the first step in which one of them isn't finite."""
+
+    _parameters: Parameters
+    _collector: Collector
+    _cadence: Cadence
+    _keeping: Keeping
+    _current: CurrentStep
+    _errors: ErrorLog
+    _lock: AbstractContextManager[Any]
+    _on: bool = field(default=True, init=False)  # in this step
+    _lookouts: list[Parameter] = field(default_factory=list, init=False)
+    _flows: list[tuple[FlowCall, ...]] = field(default_factory=list, init=False)
+    _chosen_for: tuple[int, ...] = field(default=(), init=False)
+    _tally: Tally = field(default_factory=Tally, init=False)
+    _now: Onset = field(default_factory=Onset, init=False)
+    _late: Onset = field(default_factory=Onset, init=False)
+    _waiting: deque[_Later] = field(default_factory=deque, init=False)
+    _versions: int = field(default=0, init=False)  # of the lookouts' weights, at the first look at the step
+    _reported: int = field(default=0, init=False)
+    _is_done: bool = field(default=False, init=False)  # whether it has reported all that it may
+    _has_scaler: bool = field(default=False, init=False)
+
+    def learn(self, flow: Flow) -> None:
+        """Choose the lookouts by this data flow, too."""
+        self._flows.append(flow.calls)
+        self._chosen_for = ()
+
+    def begin_step(self, paused: bool) -> None:
+        """Decide whether to look at the step that begins."""
+        self._on = not (paused or self._is_done)
+
+    def look(self, clock: Clock, losses: Iterable[Any] | None = (), is_own: Callable[[], bool] = lambda: True) -> None:
+        """Look at the step: at what a pass has started from, if it is known, and at the lookouts' gradients.
+
+        `is_own` returns whether the pass is one of this training, which has a cost.
+        """
+        if self._on:
+            try:
+                self._look(clock, losses or (), is_own)
+            except Exception as error:  # the clock must see the pass in any case
+                self._errors.record("look at the step", error)
+
+    def _look(self, clock: Clock, losses: Iterable[Any], is_own: Callable[[], bool]) -> None:
+        onset, later, found = self._now, list[Any](), None
+        is_first = clock.step != onset.step
+        if is_first:
+            onset.enter(clock.step)
+            self._choose()
+        for loss in losses:
+            if not isinstance(loss, float):
+                later += [loss] if is_own() else []
+                continue
+            onset.looked = True
+            if found is None and loss - loss != 0 and is_own() and (word := word_of(loss)) is not None:
+                found = Found("loss", FOUND_LOSS, word)
+        # A gradient that another thread sets can't be read.
+        version, elsewhere = (0, None) if clock.reach.many_threads else self._look_at_gradients()
+        if is_first:
+            self._versions = version
+        if later or elsewhere:
+            self._look_later(clock, later, elsewhere or ())
+        if self._tally.has_any:
+            word = self._tally.take()
+            found = found or self._find_gradient(clock, word)
+        if found is not None and onset.saw(is_bad=True):
+            self._fire(found)
+
+    def look_before_step(self, clock: Clock) -> None:
+        """Look at the gradients that an optimizer is about to use, if no pass of the step has shown them."""
+        if self._now.step != clock.step:
+            self.look(clock)
+
+    def _choose(self) -> None:
+        """Choose other lookouts if the model has changed, or more is known of its data flow."""
+        known = self._parameters
+        if self._chosen_for != (state := (known.version, known.forms)):
+            self._chosen_for = state
+            self._lookouts = choose_lookouts(known.all(), self._flows)
+
+    def _look_at_gradients(self) -> tuple[int, list[tuple[Parameter, Tensor]] | None]:
+        """Count non-finite values of gradients in memory. Return the weights' version, and gradients on devices."""
+        tally, version, elsewhere = self._tally, 0, None
+        for each in self._lookouts:
+            if (tensor := each.tensor) is None:
+                continue
+            version += tensor._version
+            if (grad := tensor.grad) is None:
+                continue
+            if tally.sees(grad):
+                self._now.looked = True
+            elif (part := local_part(grad)) is None:
+                continue
+            elif is_elsewhere(part):
+                elsewhere = [*(elsewhere or ()), (each, part)]
+            elif part.is_cpu:
+                self._now.looked |= tally.sees(part.detach().contiguous())
+        return version, elsewhere
+
+    def _find_gradient(self, clock: Clock, word: NonFinite | None) -> Found | None:
+        """Return which of the counted gradients isn't finite, unless that is normal."""
+        if word is None or self._has_scaler:
+            return None
+        if self._now.was_bad or self._now.is_bad:
+            return Found("gradient", "", word)  # which one doesn't matter any more
+        if self._is_scaled(clock):
+            return None
+        for each in self._lookouts:
+            tensor = each.tensor
+            if tensor is not None and tensor.grad is not None and (own := self._tally.look(tensor.grad)) is not None:
+                return Found("gradient", each.name, own, each.plan.path)
+        return None
+
+    def _is_scaled(self, clock: Clock) -> bool:
+        """Return whether a scaler scales the loss: gradients that are too large are then normal.
+
+        The first scaled pass comes before a scaler has stepped any optimizer.
+        """
+        if not self._has_scaler:
+            in_use = (each for each in instances_of(GradScaler) if each.is_enabled() and each._scale is not None)
+            self._has_scaler = bool(clock.owners.scalers()) or any(in_use)
+        return self._has_scaler
+
+    def _version(self) -> int:
+        return sum(tensor._version for each in self._lookouts if (tensor := each.tensor) is not None)
+
+    def _first_bad_weight(self) -> Found | None:
+        """Return the first parameter that isn't finite."""
+        for each in self._parameters.all():
+            if (tensor := each.tensor) is not None and (word := self._tally.look(tensor)) is not None:
+                return Found("weights", each.name, word, each.plan.path)
+        return None
+
+    def _fire(self, found: Found) -> None:
+        """Report the running step, and let it be saved."""
+        if self._versions == self._version():  # no optimizer has stepped in it
+            found = self._first_bad_weight() or found
+        self._report(found, self._now, self._current.captured, late=False)
+        self._keeping.fire(f"non-finite values in {found.where}", found.module or None)
+
+    def _report(self, found: Found, onset: Onset, captured: bool, late: bool) -> None:
+        self._reported += 1
+        self._is_done = self._reported >= MAX_REPORTED
+        rest = "; later steps of this run aren't reported" if self._is_done else ""
+        finite = "" if onset.previous is None else f"; step {onset.previous:,} was still finite"
+        message = f"step {onset.step:,}: {found.message}{finite}{rest}"
+        about: dict[str, Value] = {
+            "found": found.found,
+            "name": found.name,
+            "value": found.value,
+            "previous": onset.previous,
+            "captured": captured,
+            "late": late,
+        }
+        event = Event(onset.step, time.time(), NONFINITE_STEP, message, "error", found.module, about=about)
+        self._collector.add_events([event])
+        self._cadence.alarm(f"step {onset.step} had non-finite values")
+
+    # Devices
+
+    def _look_later(self, clock: Clock, losses: list[Any], grads: Sequence[tuple[Parameter, Tensor]]) -> None:
+        """Let the recorder's thread look at what a device has yet to compute."""
+        if len(self._waiting) >= MAX_WAITING:
+            return
+        alike: dict[Any, list[tuple[Parameter, Tensor]]] = {}
+        for pair in grads:
+            alike.setdefault((pair[1].device, pair[1].dtype), []).append(pair)
+        for pairs in alike.values() or ([],):
+            reading = start_reading([grad for _, grad in pairs]) if pairs else None
+            names = tuple((each.plan.path, each.name) for each, _ in pairs)
+            self._waiting.append(_Later(clock.step, self._current.captured, tuple(losses), names, reading))
+            losses = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether a device has yet to compute something."""
+        return bool(self._waiting)
+
+    def read_late(self, clock: Clock, is_last: bool = False) -> None:
+        """Look at what devices have computed in the meantime. Called on the recorder's thread, which may wait."""
+        while self._waiting and (is_last or (reading := self._waiting[0].reading) is None or reading.is_done):
+            later, onset = self._waiting.popleft(), self._late
+            onset.enter(later.step)
+            found = self._find_late(later, clock)
+            if onset.saw(found is not None) and found is not None:
+                with self._lock:
+                    is_known = self._now.is_bad or self._now.was_bad or self._is_done
+                    if not is_known:
+                        self._report(found, onset, later.captured, late=True)
+                        self._keeping.alarm(later.step, clock)
+
+    def _find_late(self, later: _Later, clock: Clock) -> Found | None:
+        for loss in later.losses:
+            if (word := word_of(number_of(loss))) is not None:
+                return Found("loss", FOUND_LOSS, word)
+        is_bad = self._late.is_bad or self._late.was_bad
+        sums = later.reading.finish() if later.reading is not None else ()
+        for (module, name), number in zip(later.lookouts, sums, strict=False):
+            if (word := word_of(number)) is not None and (is_bad or not self._is_scaled(clock)):
+                return Found("gradient", name, word, module)
+        return None

@@ -1,0 +1,545 @@
+"""Snapshots: requested raw tensors, copied in the hook and sent by the recorder's thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hookcore.config.flat import cut_text
+from hookcore.errors import ArgumentError
+from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
+from hookcore.hooks.tensors import hook_gradient
+from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
+from hookcore.observe.plain import unseen
+from hookcore.recorder.calls.plans import Call, Plan, PlanTable
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.known.parameters import Parameter
+from hookcore.records import GRADIENT_KINDS, Names, Severity, Snapshot, Tap, text_of
+
+# The script's names for the positions and samples of a batch, which become part of its snapshots.
+
+OF_BATCHES: Final = frozenset({"input", "output", "input_grad", "output_grad"})
+MAX_NAME: Final = 100  # characters
+MAX_NAMED_BYTES: Final = 1 << 20  # of the tokens of a snapshot, and of its labels
+_OF_TEXT: Final = 56  # bytes of a Python string in addition to its characters
+
+Rows = tuple[tuple[Any, ...], ...]
+
+
+class BatchNames:
+    """The names of the running batch.
+
+    They are those of the next outermost pass of a model in the same thread, and of its gradients. Whatever may be of
+    another batch has none: later passes, calls outside of any model, and gradients of a step with several passes.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: Rows = ()
+        self._shared = False
+        self._labels: tuple[Any, ...] = ()
+        self._step = -1
+        self._thread = 0
+        self._used = False  # a pass has begun that has them
+        self._carried = False  # into another step
+        self._inside = 0  # the models that are running
+        self._passes = 0  # of this step
+        self._mixed = False  # whether gradients may be of several batches
+
+    def give_tokens(self, tokens: Any, step: int) -> None:
+        """Name the positions: of each sample, or of all samples alike."""
+        rows = _list_of("tokens", tokens)
+        nested = [isinstance(row, Iterable) and not isinstance(row, str | bytes) for row in rows]
+        if any(nested) != all(nested):
+            raise ArgumentError(
+                "tokens mixes names and lists: give a list of names, or a list of such lists, one for each sample"
+            )
+        shared = not any(nested)
+        given: Rows = (tuple(rows),) if shared else tuple(tuple(_list_of("tokens", row)) for row in rows)
+        self._begin(step)
+        self._tokens, self._shared = given, shared
+
+    def give_labels(self, labels: Any, step: int) -> None:
+        """Name the samples."""
+        given = tuple(_list_of("labels", labels))
+        self._begin(step)
+        self._labels = given
+
+    def _begin(self, step: int) -> None:
+        self._mixed |= self._passes > 0
+        thread = get_ident()
+        if self._used or self._step != step or self._thread != thread:
+            self._drop()
+        self._step, self._thread, self._carried = step, thread, False
+
+    def _drop(self) -> None:
+        self._tokens, self._shared, self._labels = (), False, ()
+        self._used = False
+
+    def enters(self) -> None:
+        """Note that a model is about to run."""
+        if current_graph_task() != -1:  # a checkpoint repeats a pass
+            return
+        self._inside += 1
+        if self._inside > 1:
+            return
+        self._passes += 1
+        self._mixed |= self._passes > 1
+        if self._used or self._thread != get_ident():
+            self._drop()
+        self._used = bool(self._tokens or self._labels)
+
+    def leaves(self) -> None:
+        """Note that a model has returned."""
+        if current_graph_task() == -1:
+            self._inside -= self._inside > 0
+
+    def saw_call(self) -> None:
+        """Note the call of a module: outside of a model, it is of an unknown batch."""
+        self._mixed |= not self._inside
+
+    def begin_step(self, step: int, captured: bool) -> None:
+        """Start a step; `captured`: whether passes of the last one were seen.
+
+        The end of a step may be noticed only when the next one runs: names from in between are the next one's.
+        """
+        if (self._tokens or self._labels) and (self._used or self._carried or not captured):
+            self._drop()
+        self._carried = bool(self._tokens or self._labels)
+        self._step, self._inside, self._passes, self._mixed = step, 0, 0, False
+
+    def of(self, kind: str, step: int) -> Names | None:
+        """Return the names that a tensor has which is captured now. They are converted when they are sent."""
+        if not self._used or step != self._step or kind not in OF_BATCHES:
+            return None
+        # Gradients arrive in other threads, after the pass.
+        unknown = self._mixed if kind in GRADIENT_KINDS else not self._inside or self._thread != get_ident()
+        return None if unknown else Names(self._tokens, self._shared, self._labels)
+
+
+def _list_of(what: str, given: Any) -> Sequence[Any]:
+    """Return some names as a list that the script can't change anymore."""
+    if isinstance(given, torch.Tensor | str | bytes) or not isinstance(given, Iterable):
+        raise ArgumentError(f"{what} has the type {type(given).__name__}: give a list of names, such as ['the', 'cat']")
+    names = list(given)
+    if any(isinstance(name, torch.Tensor) for name in names):
+        raise ArgumentError(f"{what} contains tensors: give a list of names; tensor.tolist() makes a list of numbers")
+    return names
+
+
+def plain_names(names: Names) -> tuple[Names, str]:
+    """Return names as strings, as many as there is room for, and a description of what was left out."""
+    room = MAX_NAMED_BYTES
+    rows: list[tuple[str, ...]] = []
+    for row in names.tokens:
+        texts = tuple(map(_text_of, row))
+        room -= _size_of(texts)
+        if room < 0:
+            break
+        rows.append(texts)
+    labels = tuple(map(_text_of, names.labels))
+    labels = labels if _size_of(labels) <= MAX_NAMED_BYTES else ()
+    left = [
+        f"{len(names.tokens) - len(rows)} of {len(names.tokens)} samples without tokens"
+        * (len(rows) < len(names.tokens)),
+        "too many labels" * (len(labels) < len(names.labels)),
+    ]
+    return Names(tuple(rows), names.shared, labels), ", ".join(filter(None, left))
+
+
+def _size_of(texts: Iterable[str]) -> int:
+    return sum(len(text.encode()) + _OF_TEXT for text in texts)
+
+
+def _text_of(name: Any) -> str:
+    try:
+        return cut_text(text_of(name if isinstance(name, str) else str(name)), MAX_NAME)
+    except Exception:  # of the script's own class
+        return f"({type(name).__name__})"
+
+
+Send = Callable[[Snapshot], None]
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing(ABC, Generic[Item]):
+    """Items that become snapshots when the recorder's thread sends them, oldest first."""
+
+    what: ClassVar[str]  # in the list of errors
+    _errors: ErrorLog
+    _waiting: deque[Item] = field(default_factory=deque, init=False)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any item waits to be sent."""
+        return bool(self._waiting)
+
+    def ship(self, send: Send) -> None:
+        """Send the items. Called on the recorder's thread."""
+        while self._waiting:
+            item = self._waiting[0]
+            try:
+                self._send(item, send)
+            except Exception as error:
+                self._errors.record(self.what, error)
+                self._lose(item, error)
+            finally:
+                self._waiting.popleft()
+                self._release(item)
+
+    @abstractmethod
+    def _send(self, item: Item, send: Send) -> None:
+        """Send the snapshot of an item."""
+
+    def _lose(self, item: Item, error: Exception) -> None:
+        """Note that an item couldn't be sent."""
+
+    def _release(self, item: Item) -> None:
+        """Give back the memory that an item took."""
+
+
+# Copies of requested tensors that wait for the recorder's thread, which sends them.
+
+MAX_WAITING_BYTES: Final = 2 * MAX_BYTES
+
+Emit = Callable[[str, str, Severity, str], None]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A requested tensor."""
+
+    tap: Tap
+    number: int
+    steps: int = 0  # that it has waited
+    taken: bool = False
+    hint: str = ""  # why it is missing
+    before: Tensor | None = None  # a parameter before the optimizer's step
+
+
+@dataclass(slots=True)
+class _Taken:
+    request: Request
+    copy: Copy
+    step: int
+    time_s: float
+    scale: float | None
+    names: Names | None
+
+
+@dataclass(slots=True, eq=False)
+class WaitingCopies(Outgoing[_Taken]):
+    """The copies of one watcher, in bounded memory."""
+
+    what = "snapshot"
+    _emit: Emit
+    _current: CurrentStep
+    _scale: Callable[[str], float | None]
+    _names: BatchNames
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _waiting_bytes: int = field(default=0, init=False)
+
+    def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
+        """Copy the tensor now, because code after this hook may change it."""
+        with self._lock:
+            if request.taken:
+                return
+            if self._waiting_bytes > MAX_WAITING_BYTES - MAX_BYTES:
+                request.hint = "too many bytes waited for the recorder's thread"
+                return
+            request.taken = True
+            self._waiting_bytes += MAX_BYTES  # until its size is known
+        copy: Copy | str = "it could not be copied"
+        try:
+            copy = take_copy(tensor, whole)
+        except Exception as error:
+            copy = f"{type(error).__name__}: {error}"
+        finally:
+            self._keep(request, copy)
+
+    def _keep(self, request: Request, copy: Copy | str) -> None:
+        scale = self._scale(request.tap.kind) if request.tap.kind in GRADIENT_KINDS else None
+        with self._lock:
+            self._waiting_bytes -= MAX_BYTES
+            if isinstance(copy, str):
+                request.taken, request.hint = False, copy
+            else:
+                self._waiting_bytes += copy.nbytes
+                step = self._current.number
+                names = self._names.of(request.tap.kind, step)
+                self._waiting.append(_Taken(request, copy, step, time.time(), scale, names))
+
+    def miss(self, request: Request, reason: str) -> None:
+        """Give up a request, and say why in an event."""
+        request.taken, request.before = True, None
+        hint = f": {request.hint}" if request.hint else ""
+        self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module)
+
+    def _lose(self, item: _Taken, error: Exception) -> None:
+        self.miss(item.request, f"it was captured but couldn't be sent: {error}")
+
+    def _release(self, item: _Taken) -> None:
+        with self._lock:
+            self._waiting_bytes -= item.copy.nbytes
+
+    def _send(self, item: _Taken, send: Send) -> None:
+        copy, request = item.copy, item.request
+        values = copy.finish()
+        names, left = (None, "") if item.names is None else plain_names(item.names)
+        send(
+            Snapshot(
+                tap=request.tap,
+                step=item.step,
+                time_s=item.time_s,
+                dtype=copy.dtype,
+                shape=copy.shape,
+                values=values,
+                truncated=copy.truncated,
+                number=request.number,
+                names=names,
+            )
+        )
+        cut = f", of which the first {values.size} values were captured" if copy.truncated else ""
+        scale = f"; still multiplied by the loss scale {item.scale:g}" if item.scale not in (None, 1.0) else ""
+        unnamed = f"; {left}" if left else ""
+        message = f"{request.tap.label} of step {item.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}{unnamed}"
+        self._emit("snapshot-taken", message, "info", request.tap.module)
+
+
+# While none is pending, nothing here is called: the hooks that look for a tensor are registered on request, and removed
+# when it was found.
+
+MAX_PENDING: Final = 64
+MAX_STEPS: Final = 100  # then a missing tap is given up
+HURRY_STEPS: Final = 8  # steps that are captured for a snapshot, whatever the cadence says
+
+PARAMETER_KINDS: Final = frozenset(("param", "param_grad", "update"))
+INPUT_KINDS: Final = frozenset(("input", "input_grad"))
+
+
+class Snapshots:
+    """The requests of one watcher."""
+
+    def __init__(self, plans: PlanTable, copies: WaitingCopies, current: CurrentStep, errors: ErrorLog) -> None:
+        self._plans = plans
+        self.copies = copies
+        self._current = current
+        self._errors = errors
+        self._lock = threading.Lock()
+        self._asked: list[Request] = []  # from the next step on
+        self._pending: list[Request] = []
+        self._by_path: dict[str, list[Request]] = {}  # the current targets; replaced, never changed
+        self.active = False  # whether anything is requested, which is all that the training thread reads in a step
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def ask(self, tap: Tap, number: int = -1) -> bool:
+        """Look for a tensor from the next step on. Return False if too many are pending."""
+        with self._lock:
+            if len(self._asked) + len(self._pending) >= MAX_PENDING:
+                return False
+            self._asked.append(Request(tap, number))
+            self.active = True
+            return True
+
+    def begin(self) -> None:
+        """Start to look for new requests, at the beginning of a step."""
+        with self._lock:
+            self._pending = [request for request in self._pending if not request.taken] + self._asked
+            self._asked = []
+            self._index()
+
+    def end_step(self, hint: str = "") -> None:
+        """Give up overdue requests, at the end of a step."""
+        self._take_quiet_parameters()
+        for request in self._pending:
+            request.steps += 1
+            request.hint = hint or request.hint
+            if request.steps >= MAX_STEPS and not request.taken:
+                self.copies.miss(request, f"it did not arrive within {MAX_STEPS} steps")
+
+    def give_up(self, reason: str) -> None:
+        """Give up everything, because the training ends."""
+        for request in [*self._pending, *self._asked]:
+            if not request.taken:
+                self.copies.miss(request, reason)
+        self._asked = []
+        self.begin()
+
+    @property
+    def hurries(self) -> bool:
+        """Return whether to capture the next step for a snapshot."""
+        return any(request.steps < HURRY_STEPS for request in self._pending)
+
+    def _index(self) -> None:
+        by_path: dict[str, list[Request]] = {}
+        for request in self._pending:
+            by_path.setdefault(request.tap.module, []).append(request)
+        self._by_path = by_path
+        self.active = bool(self._pending or self._asked)
+
+    # -- modules ----------------------------------------------------------------------------------------------------
+
+    @property
+    def looks_at_calls(self) -> bool:
+        """Whether anything is looked for now."""
+        return bool(self._by_path)
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether a tensor of this module is looked for."""
+        return plan.path in self._by_path
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether an input is looked for."""
+        return any(request.tap.kind in INPUT_KINDS for request in self._pending)
+
+    def saw_inputs(self, call: Call) -> None:
+        """Check the inputs that a module is about to get."""
+        self._look(self._by_path.get(call.plan.path, ()), "input", call)
+
+    def saw_outputs(self, call: Call) -> None:
+        """Check the outputs of a module."""
+        requests = self._by_path.get(call.plan.path, ())
+        if call.again or call.traced:
+            kind = "output_grad" if call.again else "output"
+            requests = [request for request in requests if request.tap.kind == kind]
+        self._look(requests, "output", call)
+
+    def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
+        """Check a gradient that a compiled graph reports."""
+        for request in self._by_path.get(plan.path, ()):
+            if request.tap == tap and self._current.reach():
+                self.copies.take(request, gradient)
+
+    def saw_requested_gradient(self, request: Request, gradient: Tensor) -> None:
+        """Copy a gradient from inside its hook; let no exception out."""
+        if not self._current.captured:
+            return
+        try:
+            if self._current.reach():
+                with DisableTorchFunction():
+                    self.copies.take(request, gradient)
+        except Exception as error:
+            self._errors.record("snapshot of a gradient", error)
+
+    def _look(self, requests: Sequence[Request], kind: str, call: Call) -> None:
+        for request in requests:
+            tap = request.tap
+            if (
+                request.taken
+                or tap.kind not in (kind, f"{kind}_grad")
+                or (tap.call, tap.phase) != (call.number, call.phase)
+            ):
+                continue
+            tensor = next((tensor for index, tensor in call.tensors if index == tap.index), None)
+            if tensor is None:
+                places = ", ".join(repr(index) for index, _ in call.tensors[:8]) or "none"
+                request.hint = f"there is no {kind} {tap.index!r}; the module has {places}"
+            elif tap.kind == kind:
+                self.copies.take(request, tensor)
+            else:
+                self._hook(request, tensor)
+
+    def _hook(self, request: Request, tensor: Tensor) -> None:
+        if not tensor.requires_grad:
+            request.hint = "the tensor needs no gradient (frozen, detached, or not differentiable)"
+        elif not tensor.is_leaf:
+            hook_gradient(tensor, SnapshotHook(self, request))
+        elif request.tap.kind == "input_grad" and not isinstance(tensor, nn.Parameter):
+            self._current.hook_leaf(tensor, SnapshotHook(self, request))
+        else:
+            request.hint = "the tensor is a leaf: see its parameter's gradient"
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    def before_step(self, owned: Sequence[Parameter], with_gradients: bool) -> None:
+        """Copy weights and gradients as the optimizer is about to use them."""
+        for request, tensor in self._parameters({"param", "update"}, owned):
+            if request.tap.kind == "param":
+                self.copies.take(request, tensor)
+            else:
+                self._remember(request, tensor)
+        if with_gradients:
+            self.read_gradients(owned)
+
+    def _remember(self, request: Request, tensor: Tensor) -> None:
+        held = sum(other.before.nbytes for other in self._pending if other.before is not None)
+        if held > MAX_WAITING_BYTES - MAX_BYTES:
+            request.hint = "other pending updates already take too many bytes"
+            return
+        with unseen():
+            request.before = first_part(tensor.detach()).clone()
+
+    def read_gradients(self, owned: Sequence[Parameter]) -> None:
+        """Copy the current gradients."""
+        for request, tensor in self._parameters({"param_grad"}, owned):
+            if tensor.grad is None:
+                request.hint = "the parameter has no gradient"
+            else:
+                self.copies.take(request, tensor.grad)
+
+    def after_step(self, owned: Sequence[Parameter]) -> None:
+        """Copy the results of the optimizer's step."""
+        for request, tensor in self._parameters({"update"}, owned):
+            before, request.before = request.before, None
+            if before is not None:
+                with unseen():
+                    change = first_part(tensor.detach()) - before
+                self.copies.take(request, change, tuple(tensor.shape))
+
+    def _parameters(self, kinds: set[str], owned: Sequence[Parameter]) -> list[tuple[Request, Tensor]]:
+        wanted = [request for request in self._pending if request.tap.kind in kinds and not request.taken]
+        if not wanted:
+            return []
+        mine = {id(tensor) for parameter in owned if (tensor := parameter.tensor) is not None}
+        found = ((request, self._parameter_of(request)) for request in wanted)
+        return [(request, tensor) for request, tensor in found if tensor is not None and id(tensor) in mine]
+
+    def _parameter_of(self, request: Request) -> Tensor | None:
+        plan = self._plans.at(request.tap.module)
+        module = plan.ref() if plan is not None else None
+        if module is None:
+            return None
+        own = dict(module._parameters.items())  # a scripted module's table supports little more
+        tensor = own.get(request.tap.index)
+        if tensor is None:
+            names = ", ".join(map(repr, list(own)[:8])) or "none"
+            request.hint = f"there is no parameter {request.tap.index!r}; the module has {names}"
+        return tensor
+
+    def _take_quiet_parameters(self) -> None:
+        """Copy weights that no optimizer stepped, which are unchanged."""
+        for request in self._pending:
+            if request.tap.kind == "param" and not request.taken and self._current.captured:
+                tensor = self._parameter_of(request)
+                if tensor is not None:
+                    self.copies.take(request, tensor)
+            elif request.tap.kind in PARAMETER_KINDS and not request.taken and not request.hint:
+                request.hint = "no torch optimizer steps this parameter"
+
+
+class SnapshotHook:
+    """The tensor hook that copies a gradient. It holds no tensor, so it extends no graph's life."""
+
+    __slots__ = ("request", "snapshots")
+    __torch_unserializable__ = True
+
+    def __init__(self, snapshots: Snapshots, request: Request) -> None:
+        self.snapshots = snapshots
+        self.request = request
+
+    def __call__(self, grad: Any) -> None:
+        snapshots, request = self.snapshots, self.request
+        if grad is not None and not request.taken:
+            snapshots.saw_requested_gradient(request, grad)
