@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
+import random
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import hookcore
 from hookcore.recorder.clock import clock
+from hookcore.recorder.clock.cadence import Cadence, JumpFinder
+from hookcore.recorder.clock.steady import Steady
+from hookcore.recorder.leaving import frames
+from hookcore.recorder.leaving.frames import without_rows
+from hookcore.records import Event
 from tests.harness import read_step, seed_all, watch
 
+PACKAGE: Final = str(Path(hookcore.__file__).parent)
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "every second": {"every": 2},
     "every fifth": {"every": 5},
@@ -325,3 +336,260 @@ def check_steps(turns: list[Callable[[World], None]], name: str, scaler: bool = 
             assert not stats or stats.keys() == steps[number].keys(), number
             for key, found in stats.items():
                 assert found == pytest.approx(steps[number][key], rel=1e-6, abs=1e-12, nan_ok=True), (number, key)
+
+
+# The short way through uncaptured steps, and the full machinery
+
+
+@dataclass
+class Plain(World):
+    """The same model, stepped by one plain optimizer, and by a second one now and then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plain = torch.optim.SGD(self.model.parameters(), 0.05)
+
+    def step(self) -> None:
+        self.plain.zero_grad()
+        self.loss().backward()
+        self.plain.step()
+
+
+def plainly(w: Plain) -> None:
+    for _ in range(4):
+        w.step()
+
+
+def with_a_schedule(w: Plain) -> None:
+    w.plain.param_groups[0]["lr"] *= 0.9
+    w.step()
+
+
+def in_parts(w: Plain) -> None:
+    w.plain.zero_grad()
+    for _ in range(3):
+        (w.loss() / 3).backward()
+    nn.utils.clip_grad_norm_(w.model.parameters(), 0.1)
+    w.plain.step()
+
+
+def in_parts_of_which_one_is_thrown_away(w: Plain) -> None:
+    w.loss().backward()
+    w.plain.zero_grad()
+    w.loss().backward()
+    w.plain.step()
+
+
+def with_a_penalty(w: Plain) -> None:
+    w.plain.zero_grad()
+    x = torch.randn(3, 4, requires_grad=True)
+    loss = w.model(x).square().mean()
+    torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward()
+    w.plain.step()
+
+
+def by_its_closure(w: Plain) -> None:
+    def closure() -> Tensor:
+        w.plain.zero_grad()
+        loss = w.loss()
+        loss.backward()
+        return loss
+
+    w.plain.step(closure)
+
+
+def twice(w: Plain) -> None:
+    w.step()
+    w.plain.step()
+
+
+def after_a_pass_that_raised(w: Plain) -> None:
+    def fail(_: Tensor) -> None:
+        raise ValueError("fails")
+
+    w.plain.zero_grad()
+    out = w.loss()
+    handle = w.last.weight.register_hook(fail)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="fails"):
+        out.backward()
+    handle.remove()
+    w.step()
+
+
+def with_another_layer(w: Plain) -> None:
+    w.last = w.model[2] = nn.Linear(5, 2)
+    w.plain.param_groups[0]["params"][2:] = list(w.last.parameters())
+    w.step()
+
+
+def with_a_second_optimizer(w: Plain) -> None:
+    w.plain.zero_grad()
+    w.loss().backward()
+    w.plain.step()
+    w.b.step()
+
+
+def in_another_thread(w: Plain) -> None:
+    thread = threading.Thread(target=w.step)
+    thread.start()
+    thread.join()
+
+
+STEADY: Final[dict[Callable[[Plain], None], int]] = {
+    plainly: 4,
+    with_a_schedule: 1,
+    in_parts: 1,
+    in_parts_of_which_one_is_thrown_away: 1,
+    with_a_penalty: 1,
+    by_its_closure: 1,
+    twice: 1,
+    after_a_pass_that_raised: 1,
+    with_another_layer: 1,
+}
+LEAVING: Final[dict[Callable[[Plain], None], int]] = {**STEADY, with_a_second_optimizer: 1, in_another_thread: 1}
+CALLS: Final = ("backward_begins", "backward_ended", "saw_step_begin", "saw_step_end")
+
+
+def _leaves(how: str, patch: pytest.MonkeyPatch) -> list[int]:
+    """Let the short way be left never, at random calls, or always. Return a list of the steps that it ends."""
+    ended, chance = list[int](), random.Random(0)
+    for name in CALLS:
+        method = getattr(Steady, name)
+
+        def call(self: Any, *args: Any, method: Any = method) -> None:
+            if how == "off" or (how == "at random" and chance.random() < 0.2):
+                self.leave()
+            method(self, *args)
+
+        patch.setattr(Steady, name, call)
+    end = Steady._end_update
+
+    def counted(self: Any, optimizer: Any) -> bool:
+        is_done = end(self, optimizer)
+        ended.extend([self.clock.step] * is_done)
+        return is_done
+
+    patch.setattr(Steady, "_end_update", counted)
+    return ended
+
+
+def _trained(
+    turns: list[Callable[[Plain], None]], how: str, pauses: bool, given: dict[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """Return all that is known of a training, and how many steps went the short way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "FIRST_STEPS", 3)
+        patch.setattr(JumpFinder, "jumped", lambda *_: False)  # the recorder's thread notices a jump at any time
+        ended = _leaves(how, patch)
+        seed_all()
+        world, numbers = Plain(), []
+        with watch(world.model, **given) as watcher:
+            for _ in range(6):
+                world.step()
+            for place, turn in enumerate(turns):
+                if pauses and place % 3 == 1:
+                    watcher.pause()
+                turn(world)
+                if place % 2:
+                    watcher.log(place=place)
+                if pauses and place % 3 == 2:
+                    watcher.resume()
+                numbers.append(watcher.current_step)
+            assert watcher.flush()
+            assert watcher.errors == []
+            steps = range(watcher.current_step)
+            names = {"place", "backward/loss", "optimizer/lr"}.intersection(watcher.store.scalar_names())
+            logged = {name: watcher.store.scalars(name) for name in sorted(names)}
+            events = [(each.step, each.name) for each in watcher.store.events()]
+            found = {
+                "numbers": numbers,
+                "values": {number: read_step(watcher, number) for number in steps},
+                "logged": {name: (each.first_step.tolist(), each.mean.tolist()) for name, each in logged.items()},
+                "events": sorted(each for each in events if not each[1].startswith("settings")),
+                "weights": [each.tolist() for each in world.model.parameters()],
+            }
+        return found, len(ended)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(
+    st.lists(st.sampled_from(list(STEADY)), min_size=3, max_size=9),
+    st.lists(st.sampled_from(list(LEAVING)), max_size=4),
+    st.sampled_from(("every third", "every tenth", "paused")),
+)
+def test_the_short_way_through_uncaptured_steps_gives_the_same_steps_values_and_events(
+    turns: list[Callable[[Plain], None]], later: list[Callable[[Plain], None]], how: str
+) -> None:
+    turns = [plainly, *turns, *later]
+    given = {"every third": {"every": 3}, "every tenth": {"every": 10, "capsule": "error"}}.get(how, {"every": 4})
+    (expected, none), (found, many) = (_trained(turns, way, how == "paused", given) for way in ("off", "never"))
+    at_random, _ = _trained(turns, "at random", how == "paused", given)
+    total = 6
+    for turn, number in zip(turns, expected["numbers"], strict=True):
+        total += LEAVING[turn]
+        assert turn is in_another_thread or number == total or in_another_thread in turns
+    assert none == 0
+    assert many > 0
+    for name, each in expected.items():
+        assert repr(found[name]) == repr(each), name
+        assert repr(at_random[name]) == repr(each), name
+
+
+def _calls_of(step: Callable[[], None]) -> int:
+    """Return how many Python functions of hookcore a step calls in this thread."""
+    made = 0
+
+    def saw(frame: Any, event: str, _: Any) -> None:
+        nonlocal made
+        made += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    sys.setprofile(saw)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return made
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_step_that_is_not_captured_takes_at_most_25_calls(pauses: bool) -> None:
+    world = Plain()
+    with watch(world.model, every=10_000) as watcher:
+        if pauses:
+            watcher.pause()
+        for _ in range(clock.FIRST_STEPS + 2):
+            world.step()
+        # Now and then, a step does more: such a check is rare.
+        assert sorted(_calls_of(world.step) for _ in range(20))[15] <= 25
+        assert watcher.errors == []
+
+
+def test_the_cadence_knows_of_skipped_steps_what_it_would_know_of_each() -> None:
+    for budget in (None, 0.05):
+        together, apart = (Cadence(every=1, budget=budget, allowance=0.3) for _ in range(2))
+        for cadence in (together, apart):
+            for captured in (True, False) * 30:
+                cadence.step_ended(captured, 0.02 if captured else 0.01)
+        times = [0.01 + 1e-4 * place for place in range(20)]  # up to the next estimate
+        together.skipped += times
+        for each in times:
+            apart.step_ended(False, each)
+        assert together.as_settings() == apart.as_settings()
+        assert together.next_chosen(1000) == apart.next_chosen(1000)
+        assert together.uncaptured == 50
+
+
+def test_a_step_without_rows_takes_over_the_events_of_a_dropped_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAMES", 1)
+    waiting = frames.FrameQueue()
+    waiting.put(without_rows(0, 0.0, events=(Event(0, 0.0, "first", ""),)))
+    waiting.frames.append((1, 1.0, 0.5, {"place": 2.0}, "backward/loss", [3.0, 4.0]))
+    waiting.put(without_rows(2, 2.0))
+    waiting.put(without_rows(3, 3.0))
+    (left,) = waiting.take()
+    assert (left.step, [each.name for each in left.events], waiting.dropped) == (3, ["first"], 3)
+    waiting.frames.append((4, 4.0, 0.5, {"place": 2.0}, "backward/loss", [3.0, 4.0]))
+    (light,) = waiting.take()
+    assert (light.step, light.time_s, light.elapsed_s, light.scalars["place"]) == (4, 4.0, 0.5, 2.0)
+    assert light.scalars["backward/loss"].resolve(None) == 7.0

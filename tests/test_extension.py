@@ -127,3 +127,16 @@ with hookcore.watch(model, server=None) as watcher:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("kernel", [portable, _kernel])
+@pytest.mark.parametrize("size", [0, 1, 7, 1000])
+def test_finite_values_are_told_from_others_wherever_one_is(kernel: ModuleType, size: int) -> None:
+    values = torch.randn(size) * 1e38
+    values[::3] = 1e-45  # a denormal number
+    assert kernel.is_finite(values.data_ptr(), size)
+    for place in {0, size // 2, size - 1} if size else ():
+        for odd in (float("nan"), float("inf"), float("-inf")):
+            other = values.clone()
+            other[place] = odd
+            assert not kernel.is_finite(other.data_ptr(), size)

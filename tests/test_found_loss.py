@@ -95,7 +95,7 @@ def test_passes_whose_gradients_were_thrown_away_do_not_count(monkeypatch: pytes
             yield sum(loss.item() for loss in losses)
 
     alone, let_go = [], clock.Clock.let_go
-    monkeypatch.setattr(clock.Clock, "let_go", lambda self: (alone.append(self._alone is not None), let_go(self)))
+    monkeypatch.setattr(clock.Clock, "let_go", lambda self: (alone.append(self.alone is not None), let_go(self)))
     watcher, own = trained(loop)
     assert alone == [is_alone]
     assert_found(watcher, own, first=1)  # in the first one, it isn't known yet who steps

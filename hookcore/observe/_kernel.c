@@ -11,7 +11,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 3 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 4 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -562,6 +562,23 @@ static PyObject *call_observe_other(PyObject *self, PyObject *const *arguments, 
     return none();
 }
 
+/* A float32 is not finite if all bits of its exponent are set. */
+static int is_finite(const uint32_t *values, int64_t n)
+{
+    uint32_t found = 0;
+    for (int64_t i = 0; i < n; i++)
+        found |= (values[i] & 0x7F800000) == 0x7F800000;
+    return !found;
+}
+
+static PyObject *call_is_finite(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[2];
+    if (!read_integers(arguments, given, 2, a))
+        return NULL;
+    return PyLong_FromLongLong(is_finite((const uint32_t *)a[0], a[1]));
+}
+
 static PyObject *call_observe_strided(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
     int64_t a[6];
@@ -616,6 +633,7 @@ static PyObject *call_limit_instructions(PyObject *self, PyObject *const *argume
 static PyMethodDef methods[] = {
     {"observe", call_observe, METH_FASTCALL, "Add n float32s that lie side by side at an address to a row."},
     {"observe_other", call_observe_other, METH_FASTCALL, "Add n values of any type that lie side by side to a row."},
+    {"is_finite", call_is_finite, METH_FASTCALL, "Return 1 if all of n float32s that lie side by side are finite, else 0."},
     {"observe_strided", call_observe_strided, METH_FASTCALL, "Add n values of a tensor with gaps to a row."},
     {"pack", call_pack, METH_FASTCALL, "Move rows of an arena to a buffer and return its number of words."},
     {"unpack", call_unpack, METH_FASTCALL, "Read packed rows into arrays and return the number of rows."},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -15,6 +15,8 @@ from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.copies import start_copy, wait_for
 from hookcore.observe.plain import make_plain, unseen
 
+_float32: Final = torch.float32
+_is_finite: Final = cpu.is_finite
 MAX_VALUES: Final = 4096  # of a tensor that is looked at in every step
 NonFinite = Literal["nan", "inf", "-inf"]
 _WORDS: Final[tuple[tuple[int, NonFinite], ...]] = (
@@ -29,6 +31,27 @@ def word_of(number: float) -> NonFinite | None:
     if number - number == 0:
         return None
     return "nan" if number != number else "inf" if number > 0 else "-inf"
+
+
+def all_finite(numbers: Iterable[Any]) -> bool:
+    """Return whether all of these are floats that are finite."""
+    # Without a generator, which would be a call of its own.
+    return not [None for number in numbers if type(number) is not float or number - number != 0]
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether the first values of a plain float32 tensor in memory are finite; False for any other tensor."""
+    if (
+        type(tensor) is not Tensor
+        or tensor.dtype is not _float32
+        or not tensor.is_cpu
+        or tensor.layout is not strided
+        or not tensor.is_contiguous()
+        or is_wrapped(tensor)
+    ):
+        return False
+    size = tensor.numel()
+    return bool(_is_finite(tensor.data_ptr(), size if size < MAX_VALUES else MAX_VALUES))
 
 
 class Tally:

@@ -30,6 +30,11 @@ def observe(address: int, n: int, row: int, control: int) -> None:
     observe_other(address, n, 0, row, control)
 
 
+def is_finite(address: int, n: int) -> int:
+    """Return 1 if all of n float32s without gaps are finite, else 0."""
+    return int(np.isfinite(_array(address, n, np.float32)).all())
+
+
 def observe_other(address: int, n: int, code: int, row: int, control: int) -> None:
     """Add n values of any type without gaps to a row."""
     _add(_array(address, n, _DTYPES[code]), code, row, control)

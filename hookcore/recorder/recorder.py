@@ -104,7 +104,7 @@ class Recorder:
             self.keeping,
             sentinel,
             replicas,
-            queue.put,
+            queue,
             lock,
             clock,
         )
@@ -143,7 +143,8 @@ class Recorder:
     def attach(self, captured: bool = True) -> None:
         """Register every hook and start the thread. `captured`: whether the running step is captured, unless paused."""
         captured = captured and not self.control.paused
-        self.placement.attach(self.steps.optimizers, self.steps.passes, self.step, captured)
+        self.steps.steady.leave()
+        self.placement.attach(self.steps.steady, self.steps.steady, self.step, captured)
         self._observers.begin_step(self.step, captured)
         self._machine.start()
         self.worker.start()  # last, because its first round lists the hooks

@@ -55,9 +55,10 @@ class Cadence:
         self.cost = float("nan")  # the time that capturing adds to a step, as a share of an uncaptured step's time
         self.background_s = 0.0  # processor time of the recorder's thread per frame
         self.uncaptured = 0  # steps that were skipped
+        self.skipped: list[float] = []  # times of skipped steps that ended since the cadence last looked
         self._seen = 0
         self._measuring = True
-        self._alarm = ""  # why to capture the next step, whatever its number
+        self.alarmed = ""  # why to capture the next step, whatever its number
         self._reported = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._captured: deque[float] = deque(maxlen=WINDOW)
@@ -74,6 +75,7 @@ class Cadence:
 
     def change(self, every: int, budget: float | None) -> None:
         """Apply new settings. Earlier measurements stay valid."""
+        self.catch_up()
         self.every, self.budget = every, budget
         self.stride = every
         self._is_free = budget is not None and self._allowed_s > 0
@@ -93,6 +95,7 @@ class Cadence:
 
     def as_scalars(self) -> dict[str, float]:
         """Return the scalars to log with each frame."""
+        self.catch_up()
         if self.cost != self.cost:
             return {}
         return {
@@ -104,6 +107,7 @@ class Cadence:
 
     def as_settings(self) -> dict[str, Any]:
         """Return the figures to show with the settings, in types that JSON has."""
+        self.catch_up()
         known = self.cost == self.cost
         return {
             "stride": self.stride,
@@ -118,10 +122,11 @@ class Cadence:
 
     def alarm(self, why: str) -> None:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
-        self._alarm = self._alarm or why
+        self.alarmed = self.alarmed or why
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
+        self.catch_up()
         self._seen += 1
         self.uncaptured += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
@@ -131,15 +136,33 @@ class Cadence:
                 self._rest.append(max(0.0, elapsed_s - spent_s))
         if self.budget is not None and self._allowance:
             self._spend(self.budget, elapsed_s, self._price(elapsed_s, spent_s) if captured else 0.0)
+        self._conclude(self._seen % ESTIMATE_EVERY == 0, spent_s)
+
+    def catch_up(self) -> None:
+        """Record the steps that ended in the meantime. Until then, none of them could change what is captured."""
+        many = len(self.skipped)
+        if not many:
+            return
+        seen, self._seen = self._seen, self._seen + many
+        self.uncaptured += many
+        self._plain.extend(self.skipped[max(0, WARM_UP - seen) :][-WINDOW:])
+        elapsed_s = sum(self.skipped)
+        self.skipped.clear()
+        if self.budget is not None and self._allowance:
+            self._spend(self.budget, elapsed_s, 0.0)
+        self._conclude(seen // ESTIMATE_EVERY != self._seen // ESTIMATE_EVERY)
+
+    def _conclude(self, is_due: bool, spent_s: float = float("nan")) -> None:
+        """Estimate the cost, if an estimate is due."""
         if self.budget is None or self._is_free:
-            if self._captured and self._plain and self._seen % ESTIMATE_EVERY == 0:
+            if self._captured and self._plain and is_due:
                 self._compare()
             elif spent_s == spent_s and len(self._spent) >= TIMED_STEPS:
                 self._measure(_lower_quartile(self._spent), _lower_quartile(self._rest))
             return
         if self._measuring and self._seen < WARM_UP + TRIAL:
             return
-        if self._measuring or self._seen % ESTIMATE_EVERY == 0 or self.cost != self.cost:
+        if self._measuring or is_due or self.cost != self.cost:
             self._measuring = not (self._captured and self._plain)
             self._estimate(self.budget)
 
@@ -165,7 +188,7 @@ class Cadence:
 
     def wants(self, step: int) -> bool:
         """Return whether this step is captured. Called once for each step, when it begins."""
-        why, self._alarm = self._alarm, ""
+        why, self.alarmed = self.alarmed, ""
         chosen, self.reason = self.chooses(step), ""
         if why and not chosen:
             self._reported += 1
@@ -179,6 +202,13 @@ class Cadence:
         if self.stride == 1:
             return self.budget is None or self._is_free or unit % PROBE_EVERY != PROBE_EVERY - 1
         return unit % self.stride == 0
+
+    def next_chosen(self, step: int) -> int:
+        """Return the first step after this one that may be chosen by its number, as far as is known now."""
+        is_learning = self.budget is not None and not self._is_free and (self._measuring or self.cost != self.cost)
+        if is_learning or self.stride == 1 or self.block > 1:
+            return step + 1
+        return (step // self.stride + 1) * self.stride
 
     def is_rare(self, step: int) -> bool:
         """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""

@@ -24,22 +24,22 @@ class Nesting:
     """The running steps of each thread. Only the outermost one can end a step of the training."""
 
     def __init__(self) -> None:
-        self._stacks: dict[int, list[tuple[int, int]]] = {}  # by thread: id(optimizer) and that of its call's frame
+        self.stacks: dict[int, list[tuple[int, int]]] = {}  # by thread: id(optimizer) and that of its call's frame
 
     @property
     def is_inside(self) -> bool:
         """Whether this thread is inside an optimizer's step."""
-        return bool(self._stacks) and bool(self._stacks.get(threading.get_ident()))
+        return bool(self.stacks) and bool(self.stacks.get(threading.get_ident()))
 
     @property
     def outermost(self) -> int:
         """The id of the optimizer whose step this thread runs, the outermost one if they are nested; 0 if none."""
-        stack = self._stacks.get(threading.get_ident())
+        stack = self.stacks.get(threading.get_ident())
         return stack[0][0] if stack else 0
 
     def enter(self, optimizer: Optimizer) -> bool:
         """Start a step. Return whether it is the outermost one."""
-        stack = self._stacks.setdefault(threading.get_ident(), [])
+        stack = self.stacks.setdefault(threading.get_ident(), [])
         frames = _step_frames(all_of_them=bool(stack))
         if stack:
             stack[:] = [entry for entry in stack if entry[1] in frames[1:]]  # others raised and never ended
@@ -49,13 +49,13 @@ class Nesting:
     def leave(self, optimizer: Optimizer) -> bool:
         """End a step. Return whether it is the innermost that was started, and the outermost."""
         ident = threading.get_ident()
-        stack = self._stacks.get(ident)
+        stack = self.stacks.get(ident)
         if not stack or stack[-1][0] != id(optimizer):
             return False
         stack.pop()
         if stack:
             return False
-        del self._stacks[ident]
+        del self.stacks[ident]
         return True
 
 
@@ -140,17 +140,17 @@ class Clock:
         self._attempts = 0  # closed ones, while it is unknown who steps
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
-        self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
+        self.alone: Owner | None = None  # the only optimizer, if passes needn't be compared
         self._has_strays = False
-        self._nesting = Nesting()
+        self.nesting = Nesting()
         self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
     def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
         """Return the owner, if this call is not inside another owner's step and steps watched parameters."""
-        owner = self.owners.meet(optimizer, self._alone is None, closure)
-        if not owner.owns or not self._nesting.enter(optimizer):
+        owner = self.owners.meet(optimizer, self.alone is None, closure)
+        if not owner.owns or not self.nesting.enter(optimizer):
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
@@ -171,10 +171,10 @@ class Clock:
             return None
         if not owner.owns:
             # A closure may have run its model for the first time, inside the step that ends now.
-            owner = self.owners.meet(optimizer, self._alone is None)
+            owner = self.owners.meet(optimizer, self.alone is None)
             owner.inner_passes, owner.late = True, False
-            return owner if owner.owns and not self._nesting.is_inside else None
-        if not self._nesting.leave(optimizer):
+            return owner if owner.owns and not self.nesting.is_inside else None
+        if not self.nesting.leave(optimizer):
             return None
         if threading.get_ident() in self._passed_inside and not owner.inner_passes:
             owner.inner_passes = owner.runs_passes = True  # though it was given no closure
@@ -183,16 +183,16 @@ class Clock:
     @property
     def compares_passes(self) -> bool:
         """Return whether it is known of each pass whether it reached a watched parameter."""
-        return self._alone is None and not self.reach.many_threads
+        return self.alone is None and not self.reach.many_threads
 
     @property
     def reaches(self) -> bool:
         """Return whether the pass that ends has reached a watched parameter, as far as is known."""
-        return self.reach.reaches(self._alone)
+        return self.reach.reaches(self.alone)
 
     def note_stray(self) -> None:
         """Compare all passes from now on: some of this training reach no watched parameter."""
-        self._has_strays, self._alone = True, None
+        self._has_strays, self.alone = True, None
 
     @property
     def last_owner(self) -> Owner | None:
@@ -202,27 +202,43 @@ class Clock:
     @property
     def stepping(self) -> bool:
         """Return whether this thread is inside an optimizer's step."""
-        return self._nesting.is_inside
+        return self.nesting.is_inside
 
     @property
     def outermost(self) -> Owner | None:
         """Return the optimizer whose step this thread is inside, the outermost one if several are nested."""
-        return self.owners.with_id(self._nesting.outermost)
+        return self.owners.with_id(self.nesting.outermost)
+
+    @property
+    def is_steady(self) -> bool:
+        """Return whether a single optimizer ended the last step as it always does, and nothing has happened since."""
+        alone = self.alone
+        return (
+            alone is not None
+            and self._last is alone
+            and self._group == {id(alone)}
+            and self._decided
+            and not (self.manual or self.passes or self._by_hand or self._due or self._passed_inside)
+            and not (self.nesting.stacks or alone.runs_passes or alone.scaler.found)
+            and alone.gap(self.step) == 1
+            and alone.last_step == self.step - 1
+            and self.reach.is_quiet
+        )
 
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
         if owner.inner_passes:
             owner.late = self._is_late(owner)
-        reached = self.reach.has(owner, self._alone)
+        reached = self.reach.has(owner, self.alone)
         fresh = not owner.late and (reached or self.reach.passed or owner.witnesses.weights_moved())
-        if self.reach.passed and owner.witnesses.were_reached and not reached and self._alone is None:
+        if self.reach.passed and owner.witnesses.were_reached and not reached and self.alone is None:
             self.owners.add_witnesses(owner)
         if not fresh and not self.step:
             return -1  # nothing to step with: some loops step once to silence a scheduler's warning
         if not self._decided:
             self._decide(owner.scaler.live())
         # Gradients may have been clipped since the last pass, or not compared before: now they belong to this step.
-        of_all = (fresh or not owner.steps) and owner is not self._alone
+        of_all = (fresh or not owner.steps) and owner is not self.alone
         step = self.step if fresh else self.step - 1
         owner.count(step)
         if fresh:
@@ -233,9 +249,9 @@ class Clock:
         self._group.add(id(owner))
         for each in () if self.reach.many_threads else self.owners if of_all else (owner,):
             each.witnesses.explain()
-        if owner is not self._alone or owner.scaler.found or owner.inside:
+        if owner is not self.alone or owner.scaler.found or owner.inside:
             is_known = self.step >= FIRST_STEPS and not self.reach.many_threads and not self._has_strays
-            self._alone = self.owners.only_one() if is_known else None
+            self.alone = self.owners.only_one() if is_known else None
         return step
 
     def _decide(self, scaler: GradScaler | None) -> None:
@@ -246,7 +262,7 @@ class Clock:
 
     def _is_late(self, owner: Owner) -> bool:
         """Return whether it steps with the gradients of the last step, after another optimizer."""
-        if self.reach.has(owner, self._alone) or not self.step:
+        if self.reach.has(owner, self.alone) or not self.step:
             return False
         witnesses, joins = owner.witnesses, bool(self._group) and id(owner) not in self._group
         if self.reach.passed:  # a pass that its witnesses did not see
@@ -274,7 +290,7 @@ class Clock:
 
     def _release(self, keys: Set[int]) -> None:
         """Keep no parameter alive of a module that is gone, given by id. A module may die in any thread."""
-        for owner in (*self.owners, self._alone, self._last):
+        for owner in (*self.owners, self.alone, self._last):
             if owner is not None:
                 owner.witnesses.release(keys)
 
@@ -282,14 +298,14 @@ class Clock:
         """Let go of the training's parameters, and of what a graph that still lives would keep alive through them."""
         self._parameters.when_gone = lambda _: None
         self.reach.comparison.let_go()
-        self._alone = self._last = None
+        self.alone = self._last = None
         self.owners.let_go()
 
     # -- backward passes --------------------------------------------------------------------------------------------
 
     def pass_begins(self) -> None:
         """Handle the start of a pass that accumulates gradients."""
-        if not self.reach.pass_begins(self._alone):
+        if not self.reach.pass_begins(self.alone):
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
@@ -304,7 +320,7 @@ class Clock:
 
     def pass_ended(self) -> bool:
         """Handle the end of a pass, even if it raised. Return whether it reached a watched parameter, if known."""
-        reached = self.reach.pass_ended(self._alone, self._decided)
+        reached = self.reach.pass_ended(self.alone, self._decided)
         if self.stepping:
             self._passed_inside.add(threading.get_ident())
         if self._due:
@@ -363,7 +379,7 @@ class Clock:
     @property
     def awaits_end(self) -> bool:
         """Return whether passes have ended whose step may end unseen: who steps is unknown, or a scaler may skip it."""
-        is_open = bool(self.passes) and self._alone is None
+        is_open = bool(self.passes) and self.alone is None
         return is_open and (self.undecided or any(owner.scaler.found for owner in self.owners))
 
     def _count_by_hand(self) -> None:

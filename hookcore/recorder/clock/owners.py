@@ -92,7 +92,11 @@ def tensors_of(parameters: list[Parameter]) -> list[Tensor]:
 
 def marks_of(tensors: list[Tensor]) -> list[Mark]:
     """Return a mark that distinguishes each gradient from a new one."""
-    return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
+    marks: list[Mark] = []
+    for tensor in tensors:  # before Python 3.12, a comprehension is a call of its own
+        grad = tensor.grad
+        marks.append(None if grad is None else (id(grad), grad._version))
+    return marks
 
 
 def fate_of(tensor: Tensor, after: Mark) -> Fate:
@@ -128,23 +132,23 @@ class Comparison:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []  # of the running pass
-        self._marks: list[Mark] = []  # before the running pass or after the last one
+        self.marks: list[Mark] = []  # before the running pass or after the last one
         self._versions: list[int] = []  # of the weights, after the last pass
         self._compared: frozenset[int] = frozenset()  # at the last pass, by id
 
     def begin(self, tensors: list[Tensor]) -> None:
         """Look at the witnesses before a pass."""
-        self._tensors, self._marks = tensors, marks_of(tensors)
+        self._tensors, self.marks = tensors, marks_of(tensors)
 
     @property
     def differs(self) -> bool:
         """Whether any of them has another gradient than before the running pass."""
-        return marks_of(self._tensors) != self._marks
+        return marks_of(self._tensors) != self.marks
 
     def end(self, with_weights: bool) -> tuple[list[Tensor], list[Mark], set[int]]:
         """Look at them after it. Return them, their marks, and by id those that it reached."""
-        tensors, before, now = self._tensors, self._marks, marks_of(self._tensors)
-        self._tensors, self._compared, self._marks = [], frozenset(map(id, tensors)), now
+        tensors, before, now = self._tensors, self.marks, marks_of(self._tensors)
+        self._tensors, self._compared, self.marks = [], frozenset(map(id, tensors)), now
         if with_weights:
             self._versions = [tensor._version for tensor in tensors]
         if now == before:
@@ -153,24 +157,29 @@ class Comparison:
 
     def mark(self, tensors: list[Tensor]) -> None:
         """Assume that the last pass reached these tensors, without comparing them with their earlier state."""
-        self._marks = marks_of(tensors)
+        self.marks = marks_of(tensors)
 
     def skip(self) -> None:
         """Compare nothing in the pass that begins."""
-        self._tensors, self._marks, self._compared = [], [], frozenset()
+        self._tensors, self.marks, self._compared = [], [], frozenset()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the last pass was compared."""
+        return bool(self._tensors or self._compared)
 
     def forget_marks(self) -> None:
         """Forget what the gradients and the weights were."""
-        self._marks, self._versions = [], []
+        self.marks, self._versions = [], []
 
     def let_go(self) -> None:
         """Keep no tensor."""
-        self._tensors, self._marks = [], []
+        self._tensors, self.marks = [], []
 
     @property
     def has_marks(self) -> bool:
         """Whether it is known what the gradients were."""
-        return bool(self._marks)
+        return bool(self.marks)
 
     def was_at(self, keys: Set[int]) -> bool:
         """Return whether the last pass was compared at any of these witnesses, given by id."""
@@ -178,20 +187,20 @@ class Comparison:
 
     def fate_of(self, tensors: list[Tensor], reached: Set[int] | None = None) -> Fate:
         """Return the state of the gradients since the last pass; only of the reached ones, if given."""
-        if len(tensors) != len(self._marks):
+        if len(tensors) != len(self.marks):
             return "unknown"
-        marked = zip(tensors, self._marks, strict=True)
+        marked = zip(tensors, self.marks, strict=True)
         of_pass = [(t, mark) for t, mark in marked if mark is not None and (reached is None or id(t) in reached)]
         fates = {fate_of(tensor, mark) for tensor, mark in of_pass}
         return "unknown" if len(fates) > 1 else next(iter(fates), "kept")
 
     def weights_changed(self, tensors: list[Tensor]) -> bool:
         """Return whether a weight was changed since the last pass."""
-        return len(tensors) == len(self._marks) and self._versions != [tensor._version for tensor in tensors]
+        return len(tensors) == len(self.marks) and self._versions != [tensor._version for tensor in tensors]
 
     def were_reset(self, tensors: list[Tensor]) -> bool:
         """Return whether any gradient was reset since the last pass."""
-        return len(tensors) == len(self._marks) and any(map(was_reset, tensors, self._marks))
+        return len(tensors) == len(self.marks) and any(map(was_reset, tensors, self.marks))
 
 
 # Gradient scalers: which one steps an optimizer, and whether it left a step out.
@@ -515,6 +524,11 @@ class Reach:
     def is_sure(self) -> bool:
         """Whether this thread runs all passes."""
         return not self.many_threads and threading.get_ident() == self._thread
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether no pass has ended in this step, and this thread runs all passes, which aren't compared."""
+        return self.is_sure and not self.passed and not self._keys and not self.comparison.is_on
 
     def pass_begins(self, alone: Owner | None) -> bool:
         """Note the start of a pass. If this returns True, call `compare` to compare its witnesses."""

@@ -155,7 +155,7 @@ class OptimizerSteps(EndsSteps):
             self._waiting.before_step()
         if with_gradients and not owner.late and current_graph_task() == -1:
             self._sentinel.look_before_step(self.clock)
-        self._read_rates(owner, optimizer)
+        self.read_rates(owner, optimizer)
         self._times.enter(TIME_OPTIMIZER)
         if owner.owned:
             self._parameters.forget_attempt(owner.owned)
@@ -170,7 +170,7 @@ class OptimizerSteps(EndsSteps):
             self._keeping.look("before an optimizer's step", self.clock)
         self._keeping.settle("before an optimizer's step")
 
-    def _read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
+    def read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
         """Add the learning rates that have changed to the step that they are used in."""
         if not self._collector.loss.reads or not (changed := self._collector.rates.read(owner, optimizer)):
             return

@@ -22,13 +22,14 @@ from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.clock.passes import BackwardPasses, Boundary, OptimizerSteps, Parts, Waiting
+from hookcore.recorder.clock.steady import Steady
 from hookcore.recorder.clock.steptimes import Meter, Stalls, StepTimes
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.known.ranks import Replicas
 from hookcore.recorder.leaving.commands import Control
-from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
+from hookcore.recorder.leaving.frames import Collector, FrameQueue, RawFrame, without_rows
 from hookcore.recorder.leaving.throughput import Ended
 from hookcore.recorder.measured.scalars import LossNames, LossScale
 from hookcore.recorder.measured.sentinel import Sentinel
@@ -57,9 +58,10 @@ class Steps:
     _keeping: Keeping
     _sentinel: Sentinel
     _replicas: Replicas
-    _ship: Callable[[RawFrame], None]
+    _queue: FrameQueue
     _lock: AbstractContextManager[Any]
     _now: Callable[[], float]
+    _ship: Callable[[RawFrame], None] = field(init=False)
     clock: Clock = field(init=False)
     boundary: Boundary = field(default_factory=Boundary, init=False)
     ended: Ended = field(default=Ended(), init=False)  # by `_now`; replaced as a whole, because other threads read it
@@ -73,13 +75,15 @@ class Steps:
     stalls: Stalls = field(init=False)
     optimizers: OptimizerSteps = field(init=False)
     passes: BackwardPasses = field(init=False)
+    steady: Steady = field(init=False)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
-    _shipped: int = field(default=-1, init=False)  # the newest step with a frame
+    shipped: int = field(default=-1, init=False)  # the newest step with a frame
     _reported_no_model: bool = field(default=False, init=False)
     _reported_unread: bool = field(default=False, init=False)
     _is_priced: bool = field(default=False, init=False)  # whether the running step's meter is for the cadence, too
 
     def __post_init__(self) -> None:
+        self._ship = self._queue.put
         self.clock = Clock(self._parameters, self, self._collector.emit)
         known = self._dispatcher
         self._current, self._errors, self._times = known.current, known.errors, known.times
@@ -115,6 +119,27 @@ class Steps:
             self._placement,
             self._sentinel,
         )
+        self.steady = Steady(
+            self.clock,
+            self.boundary,
+            self,
+            self.passes,
+            self.optimizers,
+            self._dispatcher,
+            self._parameters,
+            self._observers,
+            self._cadence,
+            self._collector,
+            self._control,
+            self._placement,
+            self._ownership,
+            self.parts,
+            self._keeping,
+            self._sentinel,
+            self._queue,
+            self._lock,
+            self._now,
+        )
 
     # The user
 
@@ -148,8 +173,8 @@ class Steps:
     def ship_end(self) -> None:
         """Ship when the newest step ended, if no frame has: the last step of a run is the last one that it trained."""
         last = self.clock.step - 1
-        if last > self._shipped:
-            self._shipped = last
+        if last > self.shipped:
+            self.shipped = last
             self._ship(without_rows(last, time.time() - (self._now() - self.ended.at)))
 
     def scale_of(self, kind: str) -> float | None:
@@ -225,8 +250,7 @@ class Steps:
         if self._has_work:
             self._guarded(self._end_snapshots)
             self._take_flow()
-        if self.clock.step % CHECK_EVERY == 0:
-            self._guarded(self._check_now_and_then)
+        self._guarded(self._check_now_and_then)
         if self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
             if self._scale.value is None:  # passes of an uncaptured step aren't asked for it
@@ -237,7 +261,7 @@ class Steps:
         self._take_loss()
         captured = self._current.captured
         if captured or not self._control.paused or self._collector.has_news:
-            self._shipped = self.clock.step
+            self.shipped = self.clock.step
             elapsed_s = now - self.ended.at
             self._ship(self._collector.take(self.clock.step, elapsed_s, self._current.backwards, captured))
         if self._dispatcher.keeper is not None:
@@ -292,6 +316,7 @@ class Steps:
         self._sentinel.begin_step(self._control.paused)
         self._collector.loss.begin_step(self._control.paused)
         self.clock.reach.follows_fate = self._collector.loss.wanted
+        self._guarded(self.steady.begin_step)
 
     def _choose(self, captured: bool) -> bool:
         """Report the last step to the cadence, and return whether the next one is captured."""
@@ -317,9 +342,10 @@ class Steps:
         return self._control.paused or any(root.evaluates for root in self._models.roots)
 
     def _check_now_and_then(self) -> None:
-        self.stalls.mark(self.clock.step)
         self._parameters.look(self._now())
-        self._ownership.check(self.clock.step)
+        if self.clock.step % CHECK_EVERY == 0:
+            self.stalls.mark(self.clock.step)
+            self._ownership.check(self.clock.step)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """Let no error of a command keep the step from ending."""

@@ -179,16 +179,16 @@ class Ownership:
         self._parameters = parameters
         self._clock = clock
         self._emit = emit
-        self._next = FIRST
+        self.next = FIRST
         self._traces = Traces()
         self._before: dict[str, Fact] = {}  # what the last check found
         self._reported: dict[str, Fact] = {}
 
     def check(self, step: int) -> None:
         """Report what has changed, if a check is due at the end of this step."""
-        if step < self._next or self._clock.reach.many_threads:
+        if step < self.next or self._clock.reach.many_threads:
             return
-        self._next = step + min(step, EVERY)
+        self.next = step + min(step, EVERY)
         owners = [each for each in self._clock.owners if each.owns and each.steps]
         found = self._facts(owners, step) if owners else {}
         for name, fact in found.items():

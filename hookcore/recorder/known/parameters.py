@@ -14,6 +14,7 @@ from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.known.roots import Root
 from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import Kind, Tap
 
@@ -109,7 +110,7 @@ class Parameters:
         self.version = 0  # grows whenever something new may have to be read of any of them
         self.forms = 0  # grows when parameters were seen to be frozen, unfrozen, cast, or moved
         self._seen_forms = hash(())
-        self._look_at = -inf  # seconds
+        self.look_at = -inf  # seconds
         self.when_gone: Callable[[Set[int]], None] = lambda _: None  # is called with the ids of a dead module's
         self.read = False  # whether this step's gradients have been read
 
@@ -157,6 +158,11 @@ class Parameters:
             if key in known and (root := known[key].plan.root) is not noted:
                 noted = root
                 root.note_pass()
+
+    def roots_of(self, keys: Iterable[int]) -> list[Root]:
+        """Return the models that these parameters belong to, given by id."""
+        roots = {id(root := self._known[key].plan.root): root for key in keys if key in self._known}
+        return list(roots.values())
 
     def adopt(self, plan: Plan) -> None:
         """Add a module's own parameters. A tied one belongs to the first module that has it.
@@ -210,14 +216,14 @@ class Parameters:
 
         Between two steps, on the training thread: meanwhile, torch may put other tensors in their places.
         """
-        if now < self._look_at:
+        if now < self.look_at:
             return
         tensors = [tensor for each in self.all() if (tensor := each.tensor) is not None]
         with DisableTorchFunction():
             seen = hash(tuple((tensor.requires_grad, tensor.dtype, tensor.device) for tensor in tensors))
         self.forms += seen != self._seen_forms
         self._seen_forms = seen
-        self._look_at = now + LOOK_EVERY_S + LOOK_REST_S * len(tensors)
+        self.look_at = now + LOOK_EVERY_S + LOOK_REST_S * len(tensors)
 
     def owned(self, optimizer: Optimizer) -> list[Parameter]:
         """Return the watched parameters that this optimizer steps."""

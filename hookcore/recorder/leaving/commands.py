@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -173,6 +173,11 @@ class Control:
     def current_settings(self) -> dict[str, Any]:
         """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""
         return {**self.settings.as_dict(), "paused": self.paused, **self._cadence.as_settings()}
+
+    @property
+    def changes(self) -> Sized:
+        """The commands that wait."""
+        return self._commands.changes
 
     @property
     def has_work(self) -> bool:

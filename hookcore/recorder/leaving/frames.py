@@ -19,7 +19,7 @@ from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.known.ranks import Replicas
 from hookcore.recorder.machine import Sample, Sampler
-from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates
+from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates, Sum
 from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, Severity, SketchBlock, Tap, Value
 from hookcore.records.flow import Flow
@@ -233,18 +233,18 @@ class Collector:
     _lock: threading.RLock
     _step: Callable[[], int]
     _replicas: Replicas
-    _machine: Sampler
+    machine: Sampler
     loss: FoundLoss = field(default_factory=FoundLoss, init=False)
     rates: Rates = field(default_factory=Rates, init=False)
-    _events: list[Event] = field(default_factory=list, init=False)
-    _scalars: dict[str, Any] = field(default_factory=dict, init=False)
+    events: list[Event] = field(default_factory=list, init=False)
+    scalars: dict[str, Any] = field(default_factory=dict, init=False)
     _labels: dict[str, str] = field(default_factory=dict, init=False)
     _flow: Flow | None = field(default=None, init=False)
 
     def emit(self, name: str, message: str, severity: Severity = "info", module: str = "", **about: Value) -> None:
         """Add an event to the next frame, with what it is `about`. Any thread may call it."""
         with self._lock:
-            self._events.append(Event(self._step(), time.time(), name, message, severity, module, about=about))
+            self.events.append(Event(self._step(), time.time(), name, message, severity, module, about=about))
 
     def explain(self, captured: bool) -> None:
         """Add why the running step is captured, if it isn't for its number."""
@@ -255,11 +255,11 @@ class Collector:
     def add_events(self, events: Sequence[Event]) -> None:
         """Add events to the next frame. Any thread may call it."""
         with self._lock:
-            self._events += events
+            self.events += events
 
     def add_scalars(self, scalars: dict[str, Any]) -> None:
         """Add the user's numbers to the running step."""
-        self._scalars |= scalars
+        self.scalars |= scalars
 
     def add_label(self, name: str, text: str) -> None:
         """Add a fact that readers need to the running step."""
@@ -271,34 +271,34 @@ class Collector:
 
     def mark_skipped(self) -> None:
         """Note that a scaler skipped the running step."""
-        self._scalars[SKIPPED] = 1.0
-        self._events.append(skipped_step(self._step()))
+        self.scalars[SKIPPED] = 1.0
+        self.events.append(skipped_step(self._step()))
 
     def mark_part_skipped(self, raw: RawFrame, step: int) -> None:
         """Note that an already taken part is a step that a scaler skipped."""
         raw.scalars[SKIPPED] = 1.0
-        self._events.append(skipped_step(step))
+        self.events.append(skipped_step(step))
 
     @property
     def has_events(self) -> bool:
         """Return whether an event waits for a frame."""
-        return bool(self._events)
+        return bool(self.events)
 
     @property
     def has_news(self) -> bool:
         """Return whether an event, a scalar, or a flow waits for a frame."""
-        return bool(self._events) or self.has_values
+        return bool(self.events) or self.has_values
 
     @property
     def has_values(self) -> bool:
         """Return whether a scalar or a flow waits for a frame."""
-        return bool(self._scalars or self._flow)
+        return bool(self.scalars or self._flow)
 
     def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0, with_rows: bool = True) -> RawFrame:
         """Return everything since the last call. Without rows, nothing was captured: that takes little time."""
         if not with_rows:
             return self._take_logged(step, elapsed_s)
-        statistics, scale, machine = self._statistics, self._scale, self._machine.take() or _NO_SAMPLE
+        statistics, scale, machine = self._statistics, self._scale, self.machine.take() or _NO_SAMPLE
         packed = statistics.arena.pack(len(statistics.table.taps))
         raw = RawFrame(
             step=step,
@@ -309,8 +309,8 @@ class Collector:
             scale=scale.value,
             scaled=scale.kinds,
             labels=self._labels | machine.facts,
-            scalars=self._scalars | self._cadence.as_scalars() | machine.numbers,
-            events=tuple(self._events) if self._events else (),
+            scalars=self.scalars | self._cadence.as_scalars() | machine.numbers,
+            events=tuple(self.events) if self.events else (),
             transfers=statistics.devices.begin_transfers(),
             flow=self._flow,
             rows=RowFacts(self._parameters.ratios(), self._replicas.owners()),
@@ -319,28 +319,28 @@ class Collector:
         )
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag
-        self._scalars, self._events, self._labels, self._flow = {}, [], {}, None
+        self.scalars, self.events, self._labels, self._flow = {}, [], {}, None
         return raw
 
     def _take_logged(self, step: int, elapsed_s: float) -> RawFrame:
-        machine = self._machine.take()
-        raw = RawFrame(step, time.time(), b"", (), 0, elapsed_s, self._scale.value, scalars=self._scalars)
-        self._scalars = {}
+        machine = self.machine.take()
+        raw = RawFrame(step, time.time(), b"", (), 0, elapsed_s, self._scale.value, scalars=self.scalars)
+        self.scalars = {}
         if machine is not None:
             raw.labels, raw.scalars = machine.facts, raw.scalars | machine.numbers | self._cadence.as_scalars()
         if self._scale.flag is not None:
             raw.scalars[SKIPPED] = self._scale.flag
         if self._labels:
             raw.labels, self._labels = self._labels | raw.labels, {}
-        if self._events:
-            raw.events, self._events = tuple(self._events), []
+        if self.events:
+            raw.events, self.events = tuple(self.events), []
         raw.flow, self._flow = self._flow, None
         return raw
 
     def take_between(self, time_s: float) -> RawFrame:
         """Return the events and the machine's samples, as a part of the step that ended last, at this time."""
-        events, self._events = tuple(self._events), []
-        machine = self._machine.take() or _NO_SAMPLE
+        events, self.events = tuple(self.events), []
+        machine = self.machine.take() or _NO_SAMPLE
         return without_rows(
             max(0, self._step() - 1), time_s, events=events, scalars=machine.numbers, labels=machine.facts
         )
@@ -362,11 +362,16 @@ MAX_FRAMES: Final = 256  # that wait; the oldest is dropped and counted
 MAX_BYTES: Final = 256 * 2**20  # a step of 2,000 tensors on a GPU takes 33 MB until it is read
 
 
+# A step of which there is nothing but numbers: its number, when it ended, how long it took, the user's numbers and the
+# name and the parts of its loss. A plain tuple, because one is made in every step that isn't captured.
+Light = tuple[int, float, float, dict[str, Any] | None, str, list[Any] | None]
+
+
 class FrameQueue:
     """Frames that wait, in bounded memory. What must not be lost of a dropped one goes with the next."""
 
     def __init__(self) -> None:
-        self.frames: deque[RawFrame] = deque()
+        self.frames: deque[RawFrame | Light] = deque()
         self.dropped = 0
         self.dropped_events = 0
         self._bytes = 0
@@ -378,14 +383,24 @@ class FrameQueue:
             self.frames.append(frame)
             self._bytes += frame.nbytes
             while len(self.frames) > MAX_FRAMES or (self._bytes > MAX_BYTES and len(self.frames) > 1):
-                oldest = self.frames.popleft()
+                oldest = _whole(self.frames.popleft())
                 self._bytes -= oldest.nbytes
                 self.dropped += 1
-                self.dropped_events += self.frames[0].inherit(oldest)
+                heir = self.frames[0] = _whole(self.frames[0])
+                self.dropped_events += heir.inherit(oldest)
 
     def take(self) -> list[RawFrame]:
         """Return the oldest frames, at most a batch of them."""
         with self._lock:
-            frames = [self.frames.popleft() for _ in range(min(MAX_BATCH, len(self.frames)))]
+            frames = [_whole(self.frames.popleft()) for _ in range(min(MAX_BATCH, len(self.frames)))]
             self._bytes -= sum(frame.nbytes for frame in frames)
         return frames
+
+
+def _whole(frame: RawFrame | Light) -> RawFrame:
+    """Return a waiting step as a frame."""
+    if isinstance(frame, RawFrame):
+        return frame
+    step, time_s, elapsed_s, scalars, name, loss = frame
+    found = {name: Sum(loss)} if loss else {}
+    return RawFrame(step, time_s, b"", (), 0, elapsed_s, scalars={**(scalars or {}), **found})

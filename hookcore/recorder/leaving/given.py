@@ -153,11 +153,13 @@ class Given:
     def give_tokens(self, tokens: Any) -> None:
         """Name the positions of the batch that runs next."""
         with self._lock:
+            self._steps.steady.leave()
             self._dispatcher.names.give_tokens(tokens, self._steps.clock.step)
 
     def give_labels(self, labels: Any) -> None:
         """Name its samples."""
         with self._lock:
+            self._steps.steady.leave()
             self._dispatcher.names.give_labels(labels, self._steps.clock.step)
 
 
@@ -189,6 +191,7 @@ class Requests:
     def add_probe(self, probe: Probe) -> bool:
         """Let a function look at tensors. Return False if there is no room."""
         with self._lock:
+            self._steps.steady.leave()
             added = self._observers.probes.add(probe)
             if self._steps.is_fresh:
                 self._observers.begin_step(self._steps.clock.step, captured=True)
@@ -197,12 +200,14 @@ class Requests:
     def pause(self) -> None:
         """Capture nothing until resumed; steps are still counted. The running step keeps its data so far."""
         with self._lock:
+            self._steps.steady.leave()
             self._steps.stop_capture()
             self._control.paused = True
             self._placement.begin_step(self._steps.clock.step, captured=False)
 
     def resume(self) -> None:
         """Capture again, from the next forward on."""
+        self._steps.steady.leave()
         if self._control.paused and self._placement.attached:
             self._placement.begin_step(self._steps.clock.step, captured=True)
         self._control.paused = False

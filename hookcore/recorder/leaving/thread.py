@@ -44,6 +44,7 @@ class Idle:
             self._sampled_after_s = 0.0
         elif (self._commands.changes or self._has_news(idle_s)) and self._lock.acquire(timeout=LOCK_WAIT_S):
             try:
+                self._steps.steady.leave()
                 self._control.apply_while_idle()
                 if self._has_news(idle_s):
                     self._sampled_after_s = idle_s

@@ -213,6 +213,11 @@ class Probes:
         self.channels = ChannelColumns(self._errors)
         self.passes = PassProbes(self._plans, self._statistics, self._emit)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any step may have probes."""
+        return bool(self.added or self._of_channels or self.due)
+
     def add(self, probe: Probe) -> bool:
         """Add a probe; return False if there is no room."""
         if len(self.added) >= MAX_PROBES:
@@ -233,7 +238,7 @@ class Probes:
 
     def begin_step(self, step: int, captured: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""
-        if not (self.added or self._of_channels or self.due):
+        if not self.has_any:
             return False
         self.channels.end_step()
         before = self.due

@@ -35,6 +35,11 @@ _TYPES: Final[dict[torch.dtype, Any]] = {
 }
 
 
+_float32: Final = torch.float32
+_strided: Final = torch.strided
+_c_float: Final = ctypes.c_float.from_address
+
+
 class _Pending:
     """A device scalar that is read by the recorder's thread, so that training never waits for the device."""
 
@@ -61,6 +66,25 @@ def read_memory(value: Any) -> float | None:
     if not value.is_cpu or value.layout is not torch.strided or value.is_nested or value.numel() != 1:
         return None
     return None if is_wrapped(value) else _number_at(value)
+
+
+def product_of(*values: Any) -> float | None:
+    """Return the product of plain float32 tensors without axes, while no mode is active; None if one is another one."""
+    product = 1.0
+    for value in values:
+        if (
+            type(value) is not Tensor
+            or value.dtype is not _float32
+            or not value.is_cpu
+            or value.layout is not _strided
+            or value.dim()
+            or value.is_neg()
+            or is_wrapped(value)
+            or not (address := value.data_ptr())
+        ):
+            return None
+        product *= _c_float(address).value
+    return product
 
 
 def _number_at(value: Tensor) -> float | None:
@@ -135,7 +159,7 @@ class FoundLoss:
         self.wanted = True  # whether the loss of this step can be found, and is
         # What the running pass starts from: numbers, or device scalars that can be waited for; None if unknown.
         self.running: list[Any] | None = []
-        self._step: list[Any] | None = []
+        self.of_step: list[Any] | None = []
         self._held: Held | None = None
 
     def begin_step(self, paused: bool) -> None:
@@ -154,7 +178,7 @@ class FoundLoss:
         `earlier`: the gradients of earlier passes.
         """
         if earlier != "kept":
-            self._step = [] if earlier == "reset" else None
+            self.of_step = [] if earlier == "reset" else None
         self.running = None
         if len(tensors) == len(weights) <= MAX_TENSORS:
             numbers = [_number(tensor, weight) for tensor, weight in zip(tensors, weights, strict=True)]
@@ -163,23 +187,28 @@ class FoundLoss:
     def end_pass(self, counts: bool) -> None:
         """Add the pass to the step; `counts` if it reached a watched parameter."""
         if counts and self.wanted:
-            self._step = None if self._step is None or self.running is None else self._step + self.running
+            self.of_step = None if self.of_step is None or self.running is None else self.of_step + self.running
         self.running = []
 
     def stop(self) -> None:
         """Find nothing in the rest of the running step."""
-        self.reads, self.wanted, self._step = False, False, []
+        self.reads, self.wanted, self.of_step = False, False, []
 
     def forget(self) -> None:
         """Make the loss of the running step unknown."""
-        self._step = None
+        self.of_step = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the loss of an earlier step waits."""
+        return self._held is not None
 
     def take(self, step: int, owner: Owner | None, scale: Any = None) -> Sum | None:
         """Return the loss of a step; None if it is unknown, logged, or held for one more step.
 
         `owner` is the optimizer that ends the step, and `scale` that of a GradScaler.
         """
-        found, self._step = self._step, []
+        found, self.of_step = self.of_step, []
         if not found or self.is_logged:
             return None
         if step >= FIRST_STEPS:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from hookcore.observe.finite import (
@@ -17,7 +17,9 @@ from hookcore.observe.finite import (
     NonFinite,
     Reading,
     Tally,
+    all_finite,
     is_elsewhere,
+    is_finite,
     local_part,
     start_reading,
     word_of,
@@ -95,6 +97,7 @@ def _is_trained(tensor: Tensor) -> bool:
 
 MAX_REPORTED: Final = 100  # steps of one run
 MAX_WAITING: Final = 256  # looks at a device that aren't read yet
+_PLAIN: Final = frozenset((Tensor, nn.Parameter))
 _WORDS: Final[dict[NonFinite, str]] = {"nan": "NaN", "inf": "infinite", "-inf": "infinite"}
 
 
@@ -182,6 +185,7 @@ class Sentinel:
     _reported: int = field(default=0, init=False)
     _is_done: bool = field(default=False, init=False)  # whether it has reported all that it may
     _has_scaler: bool = field(default=False, init=False)
+    _places: list[tuple[Callable[[], nn.Module | None], str]] = field(default_factory=list, init=False)  # of lookouts
 
     def learn(self, flow: Flow) -> None:
         """Choose the lookouts by this data flow, too."""
@@ -191,6 +195,47 @@ class Sentinel:
     def begin_step(self, paused: bool) -> None:
         """Decide whether to look at the step that begins."""
         self._on = not (paused or self._is_done)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it looks at the running step."""
+        return self._on
+
+    def prepare(self) -> bool:
+        """Prepare for `glance`. Return False if it would see nothing as expected."""
+        self._choose()
+        self._places = [(each.plan.ref, each.name) for each in self._lookouts]
+        types = (type(tensor) for each in self._lookouts if (tensor := each.tensor) is not None)
+        return not (self._now.is_bad or self._now.was_bad) and all(map(_PLAIN.__contains__, types))
+
+    def glance(self, step: int, losses: Iterable[Any] | None) -> bool:
+        """Look at the step as `look` does, if all is as expected; else, do nothing and return False.
+
+        Only with plain tensors and without a mode: nothing here is protected against them.
+        """
+        known, onset = self._parameters, self._now
+        if onset.is_bad or onset.was_bad or self._chosen_for != (known.version, known.forms):
+            return False
+        version, looked = 0, bool(losses)
+        if losses and not all_finite(losses):
+            return False
+        for ref, name in self._places:
+            module = ref()
+            if module is None or (tensor := module._parameters.get(name)) is None:
+                return False
+            version += tensor._version
+            if (grad := tensor.grad) is not None:
+                if not is_finite(grad):
+                    return False
+                looked = True
+        if onset.step != step:
+            self._versions = version
+            if onset.looked:
+                onset.previous = onset.step
+            onset.step, onset.looked = step, looked
+        elif looked:
+            onset.looked = True
+        return True
 
     def look(self, clock: Clock, losses: Iterable[Any] | None = (), is_own: Callable[[], bool] = lambda: True) -> None:
         """Look at the step: at what a pass has started from, if it is known, and at the lookouts' gradients.

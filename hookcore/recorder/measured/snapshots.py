@@ -85,6 +85,11 @@ class BatchNames:
         self._tokens, self._shared, self._labels = (), False, ()
         self._used = False
 
+    @property
+    def has_any(self) -> bool:
+        """Whether the script has given names."""
+        return bool(self._tokens or self._labels)
+
     def enters(self) -> None:
         """Note that a model is about to run."""
         if current_graph_task() != -1:  # a checkpoint repeats a pass

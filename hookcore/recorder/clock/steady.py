@@ -1,0 +1,398 @@
+"""The short way through a step that isn't captured.
+
+Such a step needs little: its number, its loss, its time, and a look at its gradients. As long as a training does what
+it did in the step before, that is done here, in a few lines for each of torch's four calls. All else is left to the
+full machinery, in the very call in which something differs. Both change the same state in the same way, so either may
+follow the other at any call. Only frames and the cadence's sums are made later: which step is captured next is known
+when the last one ends, so that an uncaptured step compares one number.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence, Sized
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from threading import get_ident
+from types import FrameType
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.handle import STEP_LOOP
+from hookcore.hooks.internals import SCALER_STEPS, current_graph_task, dispatch_modes, function_modes
+from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.calls.keeping import Holding, Keeping
+from hookcore.recorder.calls.observers import Observers
+from hookcore.recorder.calls.placement import Placement
+from hookcore.recorder.calls.plans import StepKeeper
+from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.clock.clock import RENEW_EVERY, Clock
+from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.owners import Owner, marks_of
+from hookcore.recorder.clock.passes import BackwardPasses, Boundary, OptimizerSteps, Parts
+from hookcore.recorder.known.ownership import Ownership
+from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.known.roots import Root
+from hookcore.recorder.leaving.commands import Control
+from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue
+from hookcore.recorder.leaving.throughput import Ended
+from hookcore.recorder.measured.scalars import FIRST_STEPS, product_of
+from hookcore.recorder.measured.sentinel import Sentinel
+from hookcore.recorder.measured.snapshots import Snapshots
+
+CHECK_EVERY: Final = 64  # steps of which at least one goes the long way, where rare checks are made
+NEAR: Final = 4  # frames between a loop's line and the optimizer's step, among which a scaler is looked for
+
+# What may come next.
+_OFF: Final = 0  # anything: the full machinery decides
+_PASS: Final = 1  # a backward pass
+_IN_PASS: Final = 2  # its end
+_STEP: Final = 3  # an optimizer's step, or another pass
+_IN_STEP: Final = 4  # its end
+
+_PLAIN: Final = frozenset((Tensor, nn.Parameter))
+_LOOP: Final = next(iter(STEP_LOOP))
+_SCALERS: Final = frozenset(code.co_name for code in SCALER_STEPS)
+_float32: Final = torch.float32
+_tuple: Final = tuple.__new__  # a named tuple's own function takes twice as long
+
+
+class Progress(Protocol):
+    """Where the training is, as other threads read it."""
+
+    ended: Ended
+    shipped: int
+
+
+@dataclass(slots=True, eq=False)
+class Steady:
+    """Sees torch's calls first, and passes those on that it doesn't handle itself."""
+
+    clock: Clock
+    boundary: Boundary
+    _progress: Progress
+    _passes: BackwardPasses
+    _optimizers: OptimizerSteps
+    _dispatcher: Dispatcher
+    _parameters: Parameters
+    _observers: Observers
+    _cadence: Cadence
+    _collector: Collector
+    _control: Control
+    _placement: Placement
+    _ownership: Ownership
+    _parts: Parts
+    _keeping: Keeping
+    _sentinel: Sentinel
+    _queue: FrameQueue
+    _lock: AbstractContextManager[Any]
+    _now: Callable[[], float]
+    _next: int = field(default=_OFF, init=False)
+    _current: CurrentStep = field(init=False)
+    _errors: ErrorLog = field(init=False)
+    _stacks: dict[int, list[tuple[int, int]]] = field(init=False)  # the optimizers' steps that are running, by thread
+    _keeper: StepKeeper | None = field(default=None, init=False)  # if it keeps the calls of uncaptured steps
+    _holding: Holding | None = field(default=None, init=False)  # likewise
+    _changes: Sized = field(init=False)  # commands that wait
+    _snapshots: Snapshots = field(init=False)
+    _thread: int = field(default=0, init=False)
+    _until: int = field(default=0, init=False)  # the first step that ends the long way
+    _until_s: float = field(default=0.0, init=False)
+    _roots: list[Root] = field(default_factory=list, init=False)  # of the optimizer's witnesses
+    _looks: bool = field(default=False, init=False)
+    _reads: bool = field(default=False, init=False)  # the loss
+    _paused: bool = field(default=False, init=False)
+    _name: str = field(default="", init=False)  # of the loss
+
+    def __post_init__(self) -> None:
+        self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
+        self._stacks = self.clock.nesting.stacks
+        self._changes, self._snapshots = self._control.changes, self._observers.snapshots
+
+    # Between two steps
+
+    def leave(self) -> None:
+        """Go the long way for the rest of this step: something was requested."""
+        self._next = _OFF
+
+    def begin_step(self) -> None:
+        """Decide whether the step that begins may go the short way, after one that didn't."""
+        self._next = _OFF
+        if not self._current.captured and self.clock.is_steady and self._is_quiet():
+            self._enter()
+
+    def _is_quiet(self) -> bool:
+        """Return whether nothing waits that needs the end of a step, and nobody looks at this one."""
+        current, loss, observers = self._current, self._collector.loss, self._observers
+        return (
+            self._placement.attached
+            and current.meter is None
+            and not (current.running or current.ignoring or current.pending)
+            and not (self._parts.open or self._parts.is_cut or self._parts.has_new_held)
+            and not (observers.snapshots.active or observers.flows.is_learning or observers.probes.has_any)
+            and not (loss.holds or self._dispatcher.names.has_any)
+            and self.clock.step > FIRST_STEPS
+        )
+
+    def _enter(self) -> None:
+        step, owner = self.clock.step, self.clock.alone
+        keeper = self._dispatcher.keeper
+        assert owner is not None
+        if (keeper is not None and keeper.has_fired) or not self._know_witnesses(owner):
+            return
+        is_armed = keeper is not None and keeper.armed
+        self._keeper, self._holding = (keeper, self._placement.holding) if is_armed else (None, None)
+        self._thread, self._paused = get_ident(), self._control.paused
+        self._looks, self._reads = self._sentinel.is_on, self._collector.loss.reads
+        if self._looks and not self._sentinel.prepare():
+            return
+        if self._reads and not owner.loss_name and not self._collector.loss.is_logged:
+            return  # it gets its name the long way
+        self._name = owner.loss_name
+        chosen = step + CHECK_EVERY if self._paused else self._cadence.next_chosen(step)
+        self._until = min(chosen - 1, self._ownership.next, (step // CHECK_EVERY + 1) * CHECK_EVERY)
+        self._until_s = self._parameters.look_at
+        if step < self._until:
+            self._next = _PASS
+
+    def _know_witnesses(self, owner: Owner) -> bool:
+        """Find the models of the optimizer's witnesses. Return False if any of these is of a custom class."""
+        self._roots = self._parameters.roots_of(owner.witnesses.keys)
+        return all(type(each) in _PLAIN for each in owner.witnesses.tensors)
+
+    # Backward passes
+
+    def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
+        """Note that a pass starts."""
+        if self._next:
+            try:
+                with self._lock:
+                    if self._begin_pass(accumulates, tensors, weights):
+                        return
+            except Exception as error:
+                self._errors.record("begin of a backward pass", error)
+        self._passes.backward_begins(accumulates, tensors, weights)
+
+    def _begin_pass(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> bool:
+        now_next, self._next = self._next, _OFF
+        current, owner = self._current, self.clock.alone
+        if (
+            owner is None
+            or (now_next != _PASS and now_next != _STEP)
+            or not accumulates
+            or current.captured
+            or get_ident() != self._thread
+            or function_modes()
+            or dispatch_modes()
+        ):
+            return False
+        reach = self.clock.reach
+        reach.fate = reach.comparison.fate_of(owner.witnesses.tensors) if reach.passed else "kept"
+        reach.comparison.marks = []
+        current.running.add(self._thread)
+        current.reached = False
+        if self._holding is not None:
+            self._holding.begin_pass()
+        self._dispatcher.times.prompt = False
+        if self._reads:
+            loss = self._collector.loss
+            is_one = reach.fate == "kept" and len(tensors) == len(weights) == 1
+            if is_one and (number := product_of(tensors[0], weights[0])) is not None:
+                loss.running = [number]
+            else:
+                loss.begin_pass(tensors, weights, reach.fate)
+        self._next = _IN_PASS
+        return True
+
+    def backward_ended(self, accumulates: bool, raised: bool) -> None:
+        """Note the end of the pass, even if it raised."""
+        if self._next:
+            try:
+                with self._lock:
+                    if self._end_pass(accumulates, raised):
+                        return
+            except Exception as error:
+                self._errors.record("end of a backward pass", error)
+                return
+        self._passes.backward_ended(accumulates, raised)
+
+    def _end_pass(self, accumulates: bool, raised: bool) -> bool:
+        now_next, self._next = self._next, _OFF
+        clock, current, loss, owner = self.clock, self._current, self._collector.loss, self.clock.alone
+        is_expected = now_next == _IN_PASS and accumulates and not raised and get_ident() == self._thread
+        if not is_expected or owner is None or function_modes():
+            return False
+        is_fine = not self._looks or self._sentinel.glance(clock.step, loss.running)
+        if not is_fine:
+            self._sentinel.look(clock, loss.running)
+        current.running.discard(self._thread)
+        self._dispatcher.times.prompt = True
+        if self._holding is not None:
+            self._holding.end_pass()
+        if loss.wanted:
+            loss.of_step = None if loss.of_step is None or loss.running is None else loss.of_step + loss.running
+            clock.reach.comparison.marks = marks_of(owner.witnesses.tensors)
+        loss.running = []
+        for root in self._roots:
+            if (module := root.ref()) is not None:
+                root.passed_in_training = module.training
+        clock.reach.passed = True
+        clock.passes += 1
+        if not is_fine:
+            self._keeping.settle("at the end of a backward pass")
+        self._next = _STEP
+        return True
+
+    def inner_begins(self, accumulates: bool) -> bool:
+        """Note that a pass starts inside a pass."""
+        return self._passes.inner_begins(accumulates)
+
+    def inner_ended(self) -> None:
+        """Note the end of such a pass."""
+        self._passes.inner_ended()
+
+    # Optimizers
+
+    def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Note that an optimizer is about to step."""
+        if self._next:
+            try:
+                with self._lock:
+                    if self._begin_update(optimizer, args, kwargs):
+                        return
+            except Exception as error:
+                self._errors.record("optimizer pre-hook", error)
+        self._optimizers.saw_step_begin(optimizer, args, kwargs)
+
+    def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
+        now_next, self._next = self._next, _OFF
+        owner = self.clock.alone
+        if (
+            owner is None
+            or now_next != _STEP
+            or owner.ref() is not optimizer
+            or kwargs
+            or len(args) > 1
+            or get_ident() != self._thread
+            or current_graph_task() != -1
+        ):
+            return False
+        groups = optimizer.param_groups
+        newest = groups[-1]["params"] if groups else []
+        state = len(groups), len(newest), id(newest[-1]) if newest else 0, self._parameters.adopted
+        known = optimizer.__dict__
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None and frame.f_code is not _LOOP:  # torch's own step, which calls its hooks
+            frame = frame.f_back
+        if state != owner.state or "found_inf" in known or "grad_scale" in known or frame is None:
+            return False
+        if not self._has_no_scaler(frame.f_back):
+            return False
+        if not owner.steps % RENEW_EVERY:
+            owner.witnesses.look_up()
+            if not self._know_witnesses(owner):
+                return False
+        if self._reads and not self._collector.rates.is_logged:
+            for group, rate in zip(groups, owner.rates or (None,), strict=False):
+                if group.get("lr") != rate or type(rate) is not float:
+                    self._optimizers.read_rates(owner, optimizer)
+                    break
+        owner.late = owner.inner_passes = False
+        self._stacks[self._thread] = [(id(optimizer), id(frame))]
+        self._dispatcher.times.prompt = False
+        self._next = _IN_STEP
+        return True
+
+    @staticmethod
+    def _has_no_scaler(frame: Any) -> bool:
+        """Return whether no scaler is among the callers: a loop may start to use one at any time."""
+        for _ in range(NEAR):
+            if frame is None:
+                return True
+            if frame.f_code.co_name in _SCALERS and frame.f_code in SCALER_STEPS:  # code is hashed with all it has
+                return False
+            frame = frame.f_back
+        return True
+
+    def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """End the step."""
+        if self._next:
+            try:
+                with self._lock:
+                    is_done = self._end_update(optimizer)
+            except Exception as error:
+                self._errors.record("optimizer post-hook", error)
+                return
+            if is_done:
+                if self.boundary.waiting:
+                    self.boundary.run()
+                return
+        self._optimizers.saw_step_end(optimizer, args, kwargs)
+
+    def _end_update(self, optimizer: Optimizer) -> bool:
+        now_next, self._next = self._next, _OFF
+        owner, clock, collector = self.clock.alone, self.clock, self._collector
+        step, now = clock.step, self._now()
+        if (
+            owner is None
+            or now_next != _IN_STEP
+            or owner.ref() is not optimizer
+            or get_ident() != self._thread
+            or step >= self._until
+            or now >= self._until_s
+            or function_modes()
+            or self._has_news()
+        ):
+            return False
+        del self._stacks[self._thread]
+        self._dispatcher.times.prompt = True
+        progress, loss = self._progress, collector.loss
+        elapsed_s = now - progress.ended.at
+        found, loss.of_step = loss.of_step, []
+        scalars = None
+        if collector.scalars:
+            scalars, collector.scalars = collector.scalars, {}
+        if not self._paused or scalars:
+            progress.shipped = step
+            parts = None if loss.is_logged else found
+            self._queue.frames.append((step, time.time(), elapsed_s, scalars, self._name, parts))
+        self._cadence.skipped.append(elapsed_s)
+        owner.steps += 1
+        owner.ended += 1
+        owner.last_step = step
+        for root in self._roots:
+            if root.passed_in_training is not None:
+                root.trained, root.passed_in_training = root.passed_in_training, None
+        clock.passes, clock.reach.passed = 0, False
+        self._optimizers.last_captured = False
+        clock.step = self._current.number = step + 1
+        progress.ended = _tuple(Ended, (step + 1, now))
+        owner.witnesses.explain()
+        if self._keeper is not None:
+            self._keeper.updates += 1
+            self._keeper.end_step()
+        if self._holding is not None:
+            self._holding.begin_step(False)
+        self._next = _PASS
+        return True
+
+    def _has_news(self) -> bool:
+        """Return whether something waits that needs the end of a step."""
+        collector = self._collector
+        return bool(
+            collector.events
+            or (collector.machine.has_news and not self._paused)
+            or self._cadence.alarmed
+            or self._changes
+            or self._snapshots.active
+            or len(self._queue.frames) >= MAX_BATCH  # so that the full machinery can drop the oldest
+        )
+
+
+guard_functions(Steady.backward_begins, Steady.backward_ended, Steady.saw_step_begin, Steady.saw_step_end)
