@@ -33,19 +33,21 @@ AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER --rerun-show-trac
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
 BROWSER := chromium
 SCHEMA := tests/test_api_schema.py
+# `make test-all` runs all tests, all cases in all ways, and not only those of one change; see tests/lanes.py.
+ALL :=
 # Without the plugins of packages that only some tests need, which import half a second of others.
-PYTEST := $(BIN)/python -m pytest -q -p no:schemathesis -p no:hydra_pytest
+PYTEST := $(BIN)/python -m pytest -q -p no:schemathesis -p no:hydra_pytest $(ALL)
 # Each process collects all files that it is given, and what they import takes seconds: so files with nothing to run in
 # a stage aren't given to it.
-QUICK = $(filter-out $(SCHEMA),$(shell grep -L '^pytestmark = pytest.mark.slow' tests/test_*.py))
+QUICK = $(filter-out $(SCHEMA),$(shell grep -L '^pytestmark = .*mark\.slow' tests/test_*.py))
 SLOW = $(filter-out $(SCHEMA),$(shell grep -l 'mark\.slow' tests/test_*.py))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow schema matrix gpu bench image format clean
+.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu bench image format clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
 demo: $(DEMO)  ## train a small network with the dashboard open, including all setup; DEMO_FLAGS="--trouble nan"
 	@$(BIN)/hookcore demo $(DEMO_FLAGS)
@@ -56,11 +58,12 @@ test:  ## everything that CI checks, including all setup
 	$(MAKE) --no-print-directory --jobs 2 --output-sync $(STAMP) lint-scripts types-scripts scripts
 	$(MAKE) --no-print-directory --jobs 2 --output-sync pages others
 
-# In this order: what is one process, while the pages' browsers take most of a core; the slow tests, many of which wait
-# for other processes; and beside them, once the pages are done, the quick tests. These are shared out one by one, so
-# all cores are busy until the end, while the end of the slow ones may be a single file.
+test-all:  ## all tests, all cross products: before each release
+	$(MAKE) --no-print-directory test ALL=--all
+
+# In this order: what is one process, while the pages' browsers take most of a core; then all other tests.
 others:
-	$(MAKE) --no-print-directory lint-python types-python schema slow quick
+	$(MAKE) --no-print-directory lint-python types-python schema rest
 
 lint: lint-python lint-scripts types-scripts  ## style of Python, scripts, and styles; tsc over the scripts
 
@@ -79,6 +82,10 @@ types-python: $(STAMP)
 types-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/tsc
 
+# In one run, because each of its processes imports for ten seconds: first files with slow tests, then the short ones.
+rest: $(STAMP)
+	$(PYTEST) -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder --durations 30 $(AGAIN) -m "not browser" $(SLOW) $(filter-out $(SLOW),$(QUICK))
+
 quick: $(STAMP)  ## the tests that take seconds
 	$(PYTEST) -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow" $(QUICK)
 
@@ -94,15 +101,15 @@ slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several 
 
 # Apart, because each process that only collects it makes its requests, which takes ten seconds.
 schema: $(STAMP)  ## requests that the description of the API allows and forbids
-	$(BIN)/python -m pytest -q --durations 3 $(AGAIN) $(SCHEMA)
+	$(BIN)/python -m pytest -q --durations 3 $(AGAIN) $(ALL) $(SCHEMA)
 
 matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.0 PYTHON=python3.12
 	.ci/matrix $(TORCH) $(PYTHON)
 
 # On the GPU, torch's own choice of a build may be another one than that of CI: install it before.
 gpu: $(STAMP)  ## the tests of a GPU, and the zoo's trainings with every tensor on it; needs one
-	$(PYTEST) -m '' tests/test_gpu.py tests/test_gpu_odd.py tests/test_triton_kernel.py
-	$(PYTEST) -m '' -p tests.on_gpu tests/test_harmless.py tests/test_truth.py tests/test_capsules_zoo.py
+	$(PYTEST) --all -m '' tests/test_gpu.py tests/test_gpu_odd.py tests/test_triton_kernel.py
+	$(PYTEST) --all -m '' -p tests.on_gpu tests/test_harmless.py tests/test_truth.py tests/test_capsules_zoo.py
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.coldstart

@@ -13,6 +13,8 @@ from importlib import import_module
 
 import pytest
 
+from tests.lanes import Lanes
+
 # No test starts a dashboard, or uses the user's own, unless it asks for that. Child processes inherit this.
 for _name in [name for name in os.environ if name.startswith("HOOKCORE_")]:
     del os.environ[_name]
@@ -26,11 +28,17 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-pytest.register_assert_rewrite("tests.around")
+pytest.register_assert_rewrite("tests.around", "tests.clickhouse_fixtures")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run all tests, all cases in all ways; see tests/lanes.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures around every test, but not in a process that only hands out tests: torch takes seconds."""
+    config.pluginmanager.register(Lanes(config))
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         gc.disable()  # imports leave no garbage, but looking for it takes a third of the time; see tests/around.py
-        config.pluginmanager.register(import_module("tests.around"))
+        for module in ("tests.around", "tests.clickhouse_fixtures"):
+            config.pluginmanager.register(import_module(module))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -45,3 +46,8 @@ class BasicBlock(nn.Module):
         out += identity
         last: Tensor = self.relu(out)
         return last
+
+
+class Mask(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.full((x.shape[1], x.shape[1]), -math.inf).triu(1)

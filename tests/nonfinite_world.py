@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from hookcore.records import STAT_COLUMN, Frame, Tap
+from hookcore.records import STAT_COLUMN, Event, Frame, Tap
 from hookcore.store import Store
 from tests.build import frame, stats_of
 
@@ -42,3 +44,9 @@ def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[P
         for held in parts:
             store.append(part(step, held, new=step == gap and held is parts[0] and not len(store.taps().taps)))
     return store, told
+
+
+def alarm(step: int, previous: int | None, found: str = "loss", module: str = "", **about: Any) -> Event:
+    """Return the event of the trainer's check of every step."""
+    known = {"found": found, "name": "loss", "value": "nan", "previous": previous, "captured": False, "late": False}
+    return Event(step, float(step), "nonfinite-step", "not finite", "error", module, about=known | about)

@@ -237,6 +237,7 @@ for step in range(10**6):
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize("delay", [0.05, 0.2, 0.37, 0.8, 1.3])
 def test_a_killed_process_leaves_every_finished_part(tmp_path: Path, delay: float) -> None:
     code = WRITES.format(root=str(ROOT), folder=str(tmp_path))

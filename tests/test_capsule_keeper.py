@@ -7,7 +7,7 @@ import gc
 import os
 import subprocess
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +21,14 @@ from hookcore.capsules import CapsuleError, Replay, as_text, read_about, read_fr
 from hookcore.capsules import keeper as keeper_module
 from hookcore.capsules.keeper import MAX_BYTES, MAX_STEPS, RecentFrames
 from hookcore.delivery.dashboard import capsules as folder_module
-from hookcore.records import Event, Tap
+from hookcore.records import Tap
 from hookcore_app.runs.alerts import Explainer
 from tests.build import frame as make_frame
 from tests.build import stats_of
 from tests.capsule_files import capsules_of
+from tests.guilty import BAD, Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
 from tests.warm import python
-
-BAD = 5  # the step in which the examples fail
-
-
-class Standardize(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / x.std()  # guilty
-
-
-class Net(nn.Module):
-    """Has everything that a replay must restore: BatchNorm, dropout, keyword arguments, and nested outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.drop = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
-        self.standardize, self.last = Standardize(), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor, *, mask: Tensor) -> dict[str, Any]:
-        hidden = self.drop(torch.relu(self.norm(self.first(x)))) * mask
-        output = self.last(self.standardize(hidden))
-        return {"loss": output.pow(2).mean(), "outputs": (output,)}
 
 
 class Parts(nn.Module):
@@ -62,16 +42,6 @@ class Parts(nn.Module):
         hidden: Tensor = self.nets["encoder"](x) * (x.sum() != 0)
         result: Tensor = self.nets["head"](hidden).pow(2).mean()
         return result
-
-
-def batches(bad: int = BAD, steps: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
-    for step in range(steps):
-        yield torch.randn(16, 4), torch.zeros(16, 8) if step == bad else torch.ones(16, 8)
-
-
-def events_of(watcher: hookcore.Watcher, name: str) -> list[Event]:
-    watcher.flush()
-    return [each for each in watcher.store.events() if each.name == name]
 
 
 def train(model: Net, watcher: hookcore.Watcher | None, log: Callable[[Any], None] = lambda _: None) -> None:
@@ -91,12 +61,6 @@ def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
 def only_replay(watcher: hookcore.Watcher) -> Replay:
     (path,) = capsules_of(watcher)
     return replay(path)
-
-
-def guilty(found: Replay) -> bool:
-    assert found.culprit is not None
-    line = found.culprit.line
-    return line is not None and line.source[line.line - line.first].endswith("# guilty")
 
 
 def test_the_step_that_became_non_finite_is_saved_and_replayed_to_the_bit() -> None:

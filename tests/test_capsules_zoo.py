@@ -16,7 +16,6 @@ from hookcore.delivery.dashboard.capsules import folder_of
 from tests.harness import run_case
 from tests.zoo import CASES, Case, Trial
 
-pytestmark = pytest.mark.slow
 STEPS: Final = 2
 # These depend on what such a capsule doesn't have: the calls of a model inside its own, and weights of only one call.
 DIFFERENT: Final = {"deep_recursion", "functional_call_with_other_weights"}
@@ -26,6 +25,7 @@ RACING: Final = {"two_models_in_two_threads"}  # the other model's step may writ
 BAD: Final = {"nan_and_infinity_in_an_output"}  # on purpose
 
 
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_recording_changes_no_bit_and_the_step_is_replayed_to_the_bit(case: Case, tmp_path: Path) -> None:
     path, recordings = tmp_path / "step.capsule", list[Recording]()
@@ -56,6 +56,7 @@ def test_recording_changes_no_bit_and_the_step_is_replayed_to_the_bit(case: Case
         assert not path.exists()
 
 
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_watch_that_keeps_steps_changes_no_bit_and_what_it_saves_is_replayed_to_the_bit(case: Case) -> None:
     folders = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +16,16 @@ from hookcore.records import ModuleRecord, Tap
 from hookcore.records.wire import Batch, Description, EndItem, Place, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse import schema
-from hookcore_app.clickhouse.client import Cluster, ClusterAddress, Shard, UnreachableError
+from hookcore_app.clickhouse.client import Shard, UnreachableError
 from hookcore_app.clickhouse.reading import description_of, listed, names_of
-from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, SchemaError, number_of_run, rank_shards
+from hookcore_app.clickhouse.schema import SchemaError, number_of_run, rank_shards
 from hookcore_app.clickhouse.writing import Sign
 from hookcore_app.collector import cutter, feed
 from hookcore_app.collector import feed as homes
 from hookcore_app.collector import lanes as lane
 from hookcore_app.collector.cutter import Job
 from hookcore_app.collector.feed import CutError, Cuts
+from tests.clickhouse_fixtures import Connect
 from tests.clickhouse_nodes import DATABASE, Node, running
 from tests.clickhouse_nodes import Cluster as Nodes
 from tests.clickhouse_world import (
@@ -36,7 +36,6 @@ from tests.clickhouse_world import (
     collecting,
     count_once,
     database_of,
-    new_database,
     wait_until_stored,
 )
 from tests.ports import free_port
@@ -47,36 +46,7 @@ NEVER_S = float("inf")
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Nodes]:
-    """Run one ClickHouse server for all tests in this file that don't stop it."""
-    with running() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def url(server: Nodes) -> str:
-    return new_database(server.url)
-
-
 # -- the schema --------------------------------------------------------------------------------------------------------
-
-
-Connect = Callable[..., Shard]
-
-
-@pytest.fixture
-def connected() -> Iterator[Connect]:
-    """Return a function that connects to the first shard of an address, with these migrations."""
-    with ExitStack() as stack:
-
-        def to(url: str, *migrations: Callable[[schema.Server], Iterator[str]]) -> Shard:
-            address = ClusterAddress.of(url)
-            cluster = Cluster(address, Schema(address, "a test", migrations or MIGRATIONS).prepare)
-            stack.callback(cluster.close)
-            return cluster.shards[0]
-
-        yield to
 
 
 def _tables(shard: Shard, url: str) -> set[str]:
@@ -84,6 +54,7 @@ def _tables(shard: Shard, url: str) -> set[str]:
     return {name.decode() for name in found.texts("name")}
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_the_tables_are_made_once_and_found_again(url: str, connected: Connect) -> None:
     first = _tables(connected(url), url)
     assert {"rows", "rollups", "sketches", "items", "runs", "versions"} <= first
@@ -102,6 +73,7 @@ def _statements(*statements: str, ran: list[str] | None = None) -> Callable[[sch
     return yield_all
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_an_older_schema_is_migrated_step_by_step_and_keeps_its_data(url: str, connected: Connect) -> None:
     ran: list[str] = []
     first = _statements("CREATE TABLE IF NOT EXISTS a (x UInt8) ENGINE = Memory", ran=ran)
@@ -115,15 +87,16 @@ def test_an_older_schema_is_migrated_step_by_step_and_keeps_its_data(url: str, c
     assert len(ran) == 3
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_a_schema_of_a_later_release_is_refused_with_a_clear_message(url: str, connected: Connect) -> None:
     connected(url).do("INSERT INTO versions SELECT 99, now(), 'hookcore 7.0'")
     with pytest.raises(SchemaError, match=r"has schema 99, and this hookcore \(a test\) knows up to \d+"):
         connected(url).read("SELECT 1")
 
 
-def test_a_wrong_password_and_an_unreachable_server_are_distinguished(server: Nodes, connected: Connect) -> None:
+def test_a_wrong_password_and_an_unreachable_server_are_distinguished(nodes: Nodes, connected: Connect) -> None:
     with pytest.raises(clickhouse_client.ClickHouseError, match="Wrong password"):
-        connected(server.url.replace("secret", "wrong")).read("SELECT 1")
+        connected(nodes.url.replace("secret", "wrong")).read("SELECT 1")
     port = free_port()
     with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}: ConnectionRefused"):
         connected(f"clickhouse://127.0.0.1:{port}").read("SELECT 1")
@@ -142,22 +115,15 @@ def test_a_connection_that_clickhouse_closes_after_three_seconds_is_not_used_aga
 # -- one collector in this process -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def collector(tmp_path: Path, url: str) -> Iterator[Collector]:
-    made = Collector(tmp_path, url)
-    made.inserter.start()
-    yield made
-    made.stop()
-
-
+@pytest.mark.clickhouse("18.16", "26")
 def test_a_run_is_stored_with_names_description_items_and_signs_of_life(
-    collector: Collector, url: str, server: Nodes, connected: Connect
+    collector: Collector, url: str, nodes: Nodes, connected: Connect
 ) -> None:
     description = Description(3, (ModuleRecord("layers.0", "Linear", ""),))
     collector.send(range(10), description=description)
     collector.end(10)
     collector.wait()
-    node, database = server.nodes[0], database_of(url)
+    node, database = nodes.nodes[0], database_of(url)
     count_once([node], database, {"run": 10})
     shard = connected(url)
     run = number_of_run("run")
@@ -181,8 +147,9 @@ def _sign(shard: Shard, run: str) -> Sign:
     return msgspec.msgpack.decode(content, type=Sign)
 
 
-def test_the_newest_step_waits_for_its_other_parts(collector: Collector, url: str, server: Nodes) -> None:
-    node, database = server.nodes[0], database_of(url)
+@pytest.mark.clickhouse("18.16", "26")
+def test_the_newest_step_waits_for_its_other_parts(collector: Collector, url: str, nodes: Nodes) -> None:
+    node, database = nodes.nodes[0], database_of(url)
     collector.send(range(3))
     wait_until_stored([node], database, {"run": 2})
     assert node.ask("SELECT max(step) FROM items", database) == "1"
@@ -197,7 +164,7 @@ def test_the_newest_step_waits_for_its_other_parts(collector: Collector, url: st
 
 
 def test_the_newest_step_of_a_restarted_rank_does_not_wait_a_minute(
-    collector: Collector, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
+    collector: Collector, url: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "REPLACED_S", 0.0)
     for attempt in range(2):
@@ -205,13 +172,14 @@ def test_the_newest_step_of_a_restarted_rank_does_not_wait_a_minute(
         info = msgspec.structs.replace(a_run(f"attempt-{attempt}"), place=place, started_s=1e9 + attempt)
         items = tuple(frame_item(step, a_frame(step)) for step in range(3))
         collector.post(Batch(run=info, taps=TAPS, items=items))
-    wait_until_stored([server.nodes[0]], database_of(url), {"attempt-0": 3})
+    wait_until_stored([nodes.nodes[0]], database_of(url), {"attempt-0": 3})
     where = f"run = {number_of_run('attempt-1')}"
-    assert server.nodes[0].ask(f"SELECT count() FROM items WHERE {where}", database_of(url)) in ("0", "2")
+    assert nodes.nodes[0].ask(f"SELECT count() FROM items WHERE {where}", database_of(url)) in ("0", "2")
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_a_repeated_batch_is_stored_once_and_a_damaged_frame_is_counted(
-    collector: Collector, url: str, server: Nodes
+    collector: Collector, url: str, nodes: Nodes
 ) -> None:
     collector.send(range(4))
     collector.send(range(4))
@@ -219,11 +187,12 @@ def test_a_repeated_batch_is_stored_once_and_a_damaged_frame_is_counted(
     collector.post(Batch(run=a_run(), taps_from=len(TAPS), items=(bad,)))
     collector.end(5)
     collector.wait()
-    count_once(server.nodes, database_of(url), {"run": 4})
+    count_once(nodes.nodes, database_of(url), {"run": 4})
     assert 'hookcore_items_dropped_total{reason="refused"} 1.0' in collector.client.get("/metrics").text
 
 
-def test_runs_of_several_days_are_in_separate_partitions(collector: Collector, url: str, server: Nodes) -> None:
+@pytest.mark.clickhouse("18.16", "26")
+def test_runs_of_several_days_are_in_separate_partitions(collector: Collector, url: str, nodes: Nodes) -> None:
     for day in range(3):
         info = msgspec.structs.replace(a_run(f"run-{day}"), started_s=86_400.0 * (20_000 + day))
         item = frame_item(0, a_frame(0))
@@ -231,8 +200,8 @@ def test_runs_of_several_days_are_in_separate_partitions(collector: Collector, u
     collector.wait()
     partitions = "SELECT uniqExact(partition), count() > 0 FROM system.parts WHERE active AND table = 'rows'"
     database = database_of(url)
-    assert server.nodes[0].ask(f"{partitions} AND database = '{database}'", database).split() == ["3", "1"]
-    count_once(server.nodes, database, {f"run-{day}": 1 for day in range(3)})
+    assert nodes.nodes[0].ask(f"{partitions} AND database = '{database}'", database).split() == ["3", "1"]
+    count_once(nodes.nodes, database, {f"run-{day}": 1 for day in range(3)})
 
 
 def test_a_collector_says_where_it_writes_without_the_password(collector: Collector, url: str) -> None:
@@ -298,9 +267,10 @@ def _restarted(old: Collector, folder: Path, url: str) -> Collector:
     return Collector(folder, url)
 
 
+@pytest.mark.clickhouse("18.16", "26")
 @pytest.mark.parametrize("inserted", range(6))
 def test_a_segment_partly_inserted_by_a_killed_collector_is_completed(
-    tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch, inserted: int
+    tmp_path: Path, url: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, inserted: int
 ) -> None:
     monkeypatch.setattr(lane, "TRIM_BYTES", 0)
     first = Collector(tmp_path, url)
@@ -316,7 +286,7 @@ def test_a_segment_partly_inserted_by_a_killed_collector_is_completed(
     second.inserter.start()
     second.send(range(11))  # the trainer repeats whatever wasn't answered
     second.wait()
-    count_once(server.nodes, database_of(url), {"run": 11})
+    count_once(nodes.nodes, database_of(url), {"run": 11})
     second.stop()
     assert len(job.blocks) >= 5
 
@@ -330,7 +300,7 @@ def _cut(collector: Collector) -> Job:
 
 
 def test_a_restarted_collector_does_not_call_ranks_silent_before_they_report(
-    tmp_path: Path, url: str, server: Nodes
+    tmp_path: Path, url: str, nodes: Nodes
 ) -> None:
     first = Collector(tmp_path, url)
     first.send(range(10))
@@ -343,7 +313,7 @@ def test_a_restarted_collector_does_not_call_ranks_silent_before_they_report(
     second.send(range(10, 11))
     second.end(11)
     second.wait()
-    count_once(server.nodes, database_of(url), {"run": 11})
+    count_once(nodes.nodes, database_of(url), {"run": 11})
     second.stop()
 
 
@@ -388,7 +358,7 @@ def _wait_for_sign(collector: Collector, acknowledged: int) -> None:
 
 
 def test_nothing_is_lost_if_the_disk_or_clickhouse_refuses_while_a_segment_is_cut(
-    tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, url: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut, numbers, refused = Cuts.cut, cutter.stored_numbers, list[str]()
 
@@ -409,13 +379,13 @@ def test_nothing_is_lost_if_the_disk_or_clickhouse_refuses_while_a_segment_is_cu
     second.end(10)
     second.inserter.start()
     second.wait()
-    count_once(server.nodes, database_of(url), {"run": 10})
+    count_once(nodes.nodes, database_of(url), {"run": 10})
     second.stop()
     assert sorted(refused) == ["ClickHouse", "the disk"]
 
 
 def test_a_trainer_that_switches_to_another_collector_and_returns_is_stored_once(
-    tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, url: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer repeats whatever wasn't answered, so several spools have the same items."""
     monkeypatch.setattr(homes, "CLAIM_S", 2)
@@ -432,11 +402,11 @@ def test_a_trainer_that_switches_to_another_collector_and_returns_is_stored_once
     for each in (one, other):
         each.wait()
         each.stop()
-    count_once(server.nodes, database_of(url), {"run": 20})
+    count_once(nodes.nodes, database_of(url), {"run": 20})
 
 
 def test_a_run_whose_first_answer_was_lost_so_that_two_processes_have_its_beginning_is_stored_once(
-    tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, url: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(homes, "CLAIM_S", 2)
     monkeypatch.setattr(feed, "SILENT_S", 1.0)
@@ -449,11 +419,11 @@ def test_a_run_whose_first_answer_was_lost_so_that_two_processes_have_its_beginn
     for each in (one, other):
         each.wait()
         each.stop()
-    count_once(server.nodes, database_of(url), {"run": 9})
+    count_once(nodes.nodes, database_of(url), {"run": 9})
 
 
 def test_a_process_that_returns_after_a_takeover_inserts_only_missing_items(
-    tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, url: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(homes, "CLAIM_S", 1)
     first = Collector(tmp_path / "1", url)
@@ -473,11 +443,12 @@ def test_a_process_that_returns_after_a_takeover_inserts_only_missing_items(
     again.wait()
     for each in (again, other):
         each.stop()
-    count_once(server.nodes, database_of(url), {"run": 9})
+    count_once(nodes.nodes, database_of(url), {"run": 9})
 
 
+@pytest.mark.all
 def test_a_collector_that_is_killed_repeatedly_loses_and_duplicates_nothing(
-    tmp_path: Path, url: str, server: Nodes
+    tmp_path: Path, url: str, nodes: Nodes
 ) -> None:
     port = free_port()
     with Trainers(port) as trainers:
@@ -487,8 +458,8 @@ def test_a_collector_that_is_killed_repeatedly_loses_and_duplicates_nothing(
                 process.kill()
         with collecting(url, tmp_path, port, "--insert", "0.2"):
             frames = trainers.finish()
-            wait_until_stored(server.nodes, database_of(url), frames)
-    count_once(server.nodes, database_of(url), frames)
+            wait_until_stored(nodes.nodes, database_of(url), frames)
+    count_once(nodes.nodes, database_of(url), frames)
 
 
 def test_clickhouse_that_is_killed_repeatedly_loses_and_duplicates_nothing(tmp_path: Path) -> None:
@@ -532,6 +503,7 @@ def test_clickhouse_that_hangs_during_an_insert_duplicates_nothing(
 # -- clusters ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_replicas_agree_after_any_kill_and_everything_waits_for_zookeeper(tmp_path: Path) -> None:
     with running(replicas=2) as nodes:
         one, other = nodes.nodes

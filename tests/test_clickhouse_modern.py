@@ -1,8 +1,7 @@
-"""ClickHouse 26: tests that other files run with Debian's 18.16, and tests of what only a new release can do wrong."""
+"""ClickHouse 26: what only a new release can do wrong. Other files run tests with both releases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
@@ -14,72 +13,9 @@ from hookcore_app.clickhouse.native import encode
 from hookcore_app.clickhouse.schema import OF_RUNS, connect, number_of_run
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from tests.clickhouse_nodes import Cluster as Nodes
-from tests.clickhouse_nodes import running
 from tests.clickhouse_world import TAPS, a_frame, count_once, database_of, new_database
 
-# The imported tests run here again, with the servers of this file.
-from tests.test_clickhouse_collector import (  # noqa: F401
-    collector,
-    connected,
-    test_a_repeated_batch_is_stored_once_and_a_damaged_frame_is_counted,
-    test_a_run_is_stored_with_names_description_items_and_signs_of_life,
-    test_a_schema_of_a_later_release_is_refused_with_a_clear_message,
-    test_a_segment_partly_inserted_by_a_killed_collector_is_completed,
-    test_an_older_schema_is_migrated_step_by_step_and_keeps_its_data,
-    test_runs_of_several_days_are_in_separate_partitions,
-    test_the_newest_step_waits_for_its_other_parts,
-    test_the_tables_are_made_once_and_found_again,
-)
-from tests.test_clickhouse_past import (  # noqa: F401
-    long,
-    long_one,
-    shards,
-    test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step,
-    test_histograms_of_a_long_run_count_every_value,
-    test_points_of_a_long_run_match_exactly_the_steps_they_name,
-)
-from tests.test_clickhouse_servers import (  # noqa: F401
-    serve,
-    test_a_command_of_any_server_reaches_the_trainer_through_its_collector,
-    test_days_with_only_long_silent_runs_are_dropped_everywhere,
-    test_two_servers_show_the_same_runs_and_the_same_edits,
-)
-from tests.test_clickhouse_sums import (  # noqa: F401
-    at_once,
-    ranks,
-    test_histograms_of_all_layers_over_many_steps_are_read_from_few_rows,
-    test_stored_histograms_have_exactly_the_counts_of_the_steps,
-    test_sums_of_a_release_without_summed_histograms_are_kept_and_histograms_are_added,
-)
-from tests.test_store_contract import (  # noqa: F401
-    servers,
-    test_a_long_run_opened_late_says_what_begins_late_and_answers_everything_else_alike,
-    test_both_servers_give_the_same_answers,
-)
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with running(modern=True) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server(nodes: Nodes) -> Nodes:
-    return nodes
-
-
-@pytest.fixture
-def url(nodes: Nodes) -> str:
-    return new_database(nodes.url)
-
-
-@pytest.fixture(scope="module")
-def cluster(nodes: Nodes) -> Iterator[Cluster]:
-    with closing(connect(ClusterAddress.of(new_database(nodes.url)), "a test")) as made:
-        yield made
+pytestmark = [pytest.mark.slow, pytest.mark.clickhouse("26")]
 
 
 def test_columns_have_codecs(cluster: Cluster) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.records.wire import frame_item
 from hookcore.store import Store
-from hookcore.store.past import Past
 from hookcore.store.rows import Columns
 from hookcore.store.together import RowsOf, rows_of_all
 from hookcore_app.clickhouse import asked, rankshares, rankspast, runpast
 from hookcore_app.clickhouse import runpast as past
-from hookcore_app.clickhouse.attempts import Attempt, RankRun
-from hookcore_app.clickhouse.client import Cluster, ClusterAddress, Shard, UnreachableError
+from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
 from hookcore_app.clickhouse.cluster import ranks as ranks_of_cluster
 from hookcore_app.clickhouse.cluster.ranks import SumOfRanks
 from hookcore_app.clickhouse.native import Answer
@@ -31,15 +29,25 @@ from hookcore_app.clickhouse.questions import EXACT, Budget, pieces_of
 from hookcore_app.clickhouse.rankrows import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.runpast import Recent, RunPast, rows_of
-from hookcore_app.clickhouse.schema import LEVELS, connect, number_of_run
+from hookcore_app.clickhouse.schema import LEVELS, number_of_run
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.runs.assembly import Assembly
 from tests.build import frame
-from tests.clickhouse_nodes import running
+from tests.clickhouse_ranks import (
+    BATCH,
+    OF_RANKS,
+    SMALL,
+    TAPS,
+    Alike,
+    Ranks,
+    batches,
+    counts_of,
+    past_of,
+    reads_of,
+    store_parts,
+    store_rank,
+)
 
-TAPS: Final = tuple(Tap(f"layers.{number}", "output" if number else "param_grad") for number in range(4))
 STEPS: Final = 8000
-SMALL: Final = 2**20
 
 
 # -- which levels ------------------------------------------------------------------------------------------------------
@@ -104,37 +112,6 @@ def test_parts_of_a_bucket_are_added_up_and_a_step_that_is_stored_again_is_not()
 # -- the same answers --------------------------------------------------------------------------------------------------
 
 
-class Alike:
-    """A large store, and a small one with a past in ClickHouse."""
-
-    whole: Store
-    small: Store
-    past: Past
-
-    def same(self, question: str, *asked: Any, **named: Any) -> None:
-        """Assert that both give the same answer."""
-        one, other = (getattr(store, question)(*asked, **named) for store in (self.whole, self.small))
-        assert not self.past.trouble
-        for name in one.__dataclass_fields__:
-            expected, found = getattr(one, name), getattr(other, name)
-            if isinstance(expected, np.ndarray):
-                assert np.array_equal(expected, found, equal_nan=expected.dtype.kind == "f"), (question, asked, name)
-            elif not name.startswith("_"):
-                assert expected == found, (question, asked, name)
-
-
-def store_rank(shard: Shard, run: str, made: Sequence[Frame], taps: int, rank: int = 0) -> None:
-    """Insert the frames of a run like a collector, in several segments."""
-    items = [frame_item(number, each) for number, each in enumerate(made)]
-    before = -1
-    for segment, first in enumerate(range(0, len(items), 9000)):
-        part = items[first : first + 9000]
-        piece = Piece(number_of_run(run), 20_000, rank, 0, taps, before, part)
-        for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
-            shard.insert(table.name, block)
-        before = max(item.step for item in part)
-
-
 class Both(Alike):
     """A run in both stores."""
 
@@ -177,23 +154,6 @@ def a_run(steps: int, stride: int = 1, seed: int = 1, parts: bool = True) -> lis
         if parts and place % 300 == 3:
             made.append(frame(step, stats[:1] * 2, numbers=numbers[:1], scalars={"loss": 2.0}, time_s=1000.5 + step))
     return made
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running() as nodes:
-        made = connect(ClusterAddress.of(nodes.url), "a test")
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def shards(cluster: Cluster) -> Iterator[list[Shard]]:
-    """Return two shards, which are two databases of one server."""
-    made = connect(replace(cluster.address, database="other"), "a test")
-    made.shards[0].number = 1
-    yield [cluster.shards[0], made.shards[0]]
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +222,7 @@ def test_the_newest_values_before_any_step_are_known(short: Both, step: int) -> 
     short.same("latest", first=max(0, step - 1), last=step, sort="rms")
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_points_of_a_long_run_match_exactly_the_steps_they_name(long: Both) -> None:
     everything = long.whole.series(1, "rms", points=STEPS)
     for span in ((None, None), (1000, 7900), (1234, 6777)):
@@ -278,6 +239,7 @@ def test_points_of_a_long_run_match_exactly_the_steps_they_name(long: Both) -> N
         assert found.present.sum() == everything.present[asked].sum()
 
 
+@pytest.mark.clickhouse("18.16", "26")
 @pytest.mark.parametrize("span", [(None, None), (1000, 7900), (1234, 6777)])
 def test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step(
     long: Both, span: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
@@ -294,6 +256,7 @@ def test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step(
     assert set(found.worst[fine]) <= set(long.whole.rows(found.numbers, "rms").high.ravel())
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_histograms_of_a_long_run_count_every_value(long: Both) -> None:
     exact, found = long.whole.histograms(1, columns=100, bins=40), long.small.histograms(1, columns=100, bins=40)
     assert np.array_equal(exact.edges, found.edges)
@@ -423,85 +386,6 @@ def test_one_query_about_several_runs_gives_the_same_answers_as_one_query_each(
 
 # -- all ranks ---------------------------------------------------------------------------------------------------------
 
-OF_RANKS: Final = (  # each tap with the owner of its rows
-    (Tap("weights", "param_grad"), 0),  # rank 0 owns it, and the others have the same values
-    (Tap("batch", "output"), None),  # each rank has its own values
-    (Tap("unknown", "output"), -1),  # unknown
-    (Tap("experts", "output"), None),  # rank 0 has none
-    (Tap("stage", "output"), None),  # of a module that differs between the ranks
-    (Tap("orphan", "update"), 0),  # owned by rank 0, which doesn't send it
-)
-WORLD: Final = 3
-LENGTHS: Final = (150, 250)  # steps of two attempts
-
-
-def frames_of(rank: int, steps: int, seed: int) -> list[Frame]:
-    """Return the frames of a rank, which orders its taps differently, has non-finite values, and skips some steps."""
-    random, common = np.random.default_rng([seed, rank]), np.random.default_rng(seed)
-    order = np.roll(np.arange(len(OF_RANKS)), rank)
-    made = []
-    for step in range(steps):
-        of_all = common.lognormal(0, 2, (len(OF_RANKS), len(STATS)))
-        stats = random.lognormal(0, 2, (len(OF_RANKS), len(STATS)))
-        stats[[0, 5]] = of_all[[0, 5]]
-        if step % 3:
-            stats[2] = of_all[2]
-        stats[:, :4], stats[:, 10:12] = (64, 0, 0, 3), (1, 64)
-        if step % 97 == 7 and rank == 1:
-            stats[1, [1, 4, 8]] = 2, math.nan, math.nan
-        stats[1, STATS.index("ratio")] = math.nan
-        counts, bins = np.full(len(OF_RANKS), 64, np.uint32), random.integers(1800, 2300, len(OF_RANKS))
-        wanted = [number for number in order.tolist() if not (rank == 0 and number in (3, 5))]
-        if rank == 2 and seed and step % 4 == 1:
-            wanted = []
-        owners = [rank if (owner := OF_RANKS[number][1]) is None else owner for number in wanted]
-        block = SketchBlock(np.arange(len(wanted) + 1, dtype=np.uint32), bins[wanted].astype(np.uint16), counts[wanted])
-        places = [order.tolist().index(number) for number in wanted]
-        others: dict[str, Any] = {"scalars": {"loss": float(random.random())}, "elapsed_s": float(random.random())}
-        others |= {"owners": np.array(owners, np.int32), "time_s": 1000.0 + step + rank}
-        made.append(frame(step, stats[wanted], numbers=places, sketches=block, **others))
-        if step % 50 == 3 and rank == 1:
-            more = frame(step, stats[[1]] * 2, numbers=[order.tolist().index(1)], scalars={"loss": 2.0})
-            made.append(replace(more, owners=np.array([1], np.int32), time_s=1001.0 + step))
-    return made
-
-
-class Ranks(Alike):
-    """The sum of all ranks over two attempts, as a server computes it, and in a small store over ClickHouse.
-
-    In the first attempt, one shard has all ranks; in the second one, they are on two shards.
-    """
-
-    past: RanksPast
-
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self.whole, self.small = Store(600_000_000), Store(SMALL)
-        attempts = []
-        assembly = Assembly(lambda merged, _: self._append(merged), 2**30, lambda: 0.0)
-        assembly.part(frozenset(["stage"]))
-        for turn, steps in enumerate(LENGTHS):
-            assembly.begin_round()
-            shift, ranks, every = assembly.newest + 1, [], []
-            for rank in range(WORLD):
-                taps = tuple(OF_RANKS[number][0] for number in np.roll(np.arange(len(OF_RANKS)), rank))
-                made, shard = frames_of(rank, steps, turn), shards[rank % 2 if turn else 0]
-                store_rank(shard, f"rank-{rank}-{turn}", made, len(taps), rank)
-                assembly.join(rank, WORLD, lambda taps=taps: taps)
-                numbers = {tap: number for number, tap in enumerate(taps)}
-                ranks.append(RankRun(shard, f"rank-{rank}-{turn}", rank, lambda numbers=numbers: numbers, is_over=True))
-                every += [(each.step, rank, each) for each in made]
-            for step, rank, each in sorted(every, key=lambda each: each[:2]):
-                assembly.take(rank, replace(each, step=step + shift))
-            assembly.flush()
-            attempts.append(Attempt(shift, shift + steps if turn == 0 else None, WORLD, ranks))
-        self.partial = assembly.partial
-        self.past = RanksPast(lambda: attempts, lambda: self.small.taps().taps, assembly.leaves_out)
-        self.small.recall_from(self.past)
-
-    def _append(self, merged: Frame) -> None:
-        for store in (self.whole, self.small):
-            store.append(merged)
-
 
 @pytest.fixture(scope="module")
 def all_ranks(shards: Sequence[Shard]) -> Ranks:
@@ -545,19 +429,6 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
     ranks.past.rows("mean", list(range(len(names))), (0, 149), 1000)
     uneven = [sql for sql in asked if "groupUniqArray" in sql]
     assert len({*uneven}) == len(uneven) > 1, "skipped steps are queried in portions"
-
-
-def reads_of(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which each query is added."""
-    shard = ranks.past._attempts()[0].ranks[0].shard
-    read, asked = shard.read, list[str]()
-
-    def noted(sql: str) -> Answer:
-        asked.append(sql)
-        return read(sql)
-
-    monkeypatch.setattr(shard, "read", noted)
-    return asked
 
 
 def test_sums_over_the_steps_of_ranks_are_read_if_they_agree(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,49 +485,6 @@ def test_the_sum_of_all_ranks_is_partial_if_it_is_too_large_or_a_rank_is_missing
 
 
 # -- ranks that are stored differently ---------------------------------------------------------------------------------
-
-BATCH: Final = Tap("batch", "output")
-
-
-def batches(rank: int, steps: Sequence[int], numbers: Sequence[int] = (0,), owner: int | None = None) -> list[Frame]:
-    """Return frames in which a rank has 64 values for each tap: its own, or those of an owner."""
-    stats = np.zeros((len(numbers), len(STATS)))
-    stats[:, 0], stats[:, 10:12] = 64, (1, 64)
-    many = len(numbers)
-    bins, counts = np.full(many, 2000, np.uint16), np.full(many, 64, np.uint32)
-    block = SketchBlock(np.arange(many + 1, dtype=np.uint32), bins, counts)
-    more: dict[str, Any] = {
-        "owners": np.full(many, rank if owner is None else owner, np.int32),
-        "sketches": block,
-        "scalars": {"loss": rank},
-    }
-    return [frame(step, stats, numbers=numbers, **more) for step in steps]
-
-
-def store_parts(shard: Shard, run: str, rank: int, parts: Sequence[tuple[Sequence[Frame], dict[str, int]]]) -> None:
-    """Insert segments of a run, each given by its frames and by how often blocks of tables are stored, if not once."""
-    number, before = 0, -1
-    for segment, (made, times) in enumerate(parts):
-        items = [frame_item(number + place, each) for place, each in enumerate(made)]
-        piece = Piece(number_of_run(run), 20_000, rank, 0, 2, before, items)
-        for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
-            for _ in range(times.get(table.name, 1)):
-                shard.insert(table.name, block)
-        number, before = number + len(items), items[-1].step
-
-
-def past_of(shard: Shard, *runs: str, taps: Sequence[Tap] = (BATCH,)) -> RanksPast:
-    """Return the past of a training whose ranks have these runs, all of which seem to have ended."""
-    numbers = {tap: number for number, tap in enumerate(taps)}
-    ranks = [RankRun(shard, run, rank, lambda: numbers, is_over=True) for rank, run in enumerate(runs)]
-    return RanksPast(lambda: [Attempt(0, None, len(runs), ranks)], lambda: taps)
-
-
-def counts_of(past: RanksPast, span: tuple[int, int], tap: int = 0) -> dict[int, float]:
-    """Return the number of values by step."""
-    rows = past.rows("count", [tap], span, 1000)
-    assert rows is not None
-    return dict(zip(rows.first.tolist(), rows.mean[:, 0].tolist(), strict=True))
 
 
 def test_lost_rows_make_their_steps_unknown_and_duplicate_rows_count_once(
@@ -720,6 +548,7 @@ def test_data_of_all_ranks_lost_by_clickhouse_is_reported_as_missing(cluster: Cl
     assert not found.trouble
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("table", ["rows", "rollups_in", "sketches", "sketch_rollups"])
 def test_sums_over_steps_with_duplicates_or_gaps_are_not_used(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, table: str

@@ -16,7 +16,7 @@ from hookcore_app.clickhouse.attempts import Attempt, RankRun
 from hookcore_app.clickhouse.client import Shard
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.runs.assembly import Assembly
-from tests.test_clickhouse_past import batches, cluster, shards, store_rank  # noqa: F401
+from tests.clickhouse_ranks import batches, store_rank
 
 pytestmark = pytest.mark.slow
 TAPS: Final = (Tap("layer", "output"), Tap("weights", "param_grad"), Tap("stage", "output"))
@@ -38,7 +38,7 @@ def frames_of(rank: int, turn: int, owner: int | None) -> list[Frame]:
 
 @pytest.mark.parametrize("owner", [None, -1, 0])
 def test_the_throughput_of_all_ranks_is_the_same_as_the_one_in_memory(
-    shards: Sequence[Shard],  # noqa: F811
+    shards: Sequence[Shard],
     owner: int | None,
 ) -> None:
     """Each rank has its own batch, the owner is unknown, or all have the batch of rank 0."""

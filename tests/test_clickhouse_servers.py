@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -42,47 +41,14 @@ from hookcore_app.runs import JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings
+from tests.clickhouse_fixtures import Serve
 from tests.clickhouse_nodes import Cluster, running
-from tests.clickhouse_world import TAPS, Collector, a_frame, database_of, new_database, store_frames
+from tests.clickhouse_world import TAPS, Collector, a_frame, database_of, store_frames
 from tests.receiver import a_run
 from tests.serving import World, make_batch, make_world
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
-Serve = Callable[..., World]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
-    with running() as made:
-        yield made
-
-
-@pytest.fixture
-def url(nodes: Cluster) -> str:
-    return new_database(nodes.url)
-
-
-@pytest.fixture
-def collector(tmp_path: Path, url: str) -> Iterator[Collector]:
-    made = Collector(tmp_path, url)
-    made.inserter.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Return a function that starts a server over ClickHouse."""
-    with ExitStack() as stack:
-
-        def start(url: str, **settings: object) -> World:
-            world = make_world(store=url, **settings)
-            stack.callback(world.app.state.shared.close)
-            world.app.state.shared.start()
-            return world
-
-        yield start
 
 
 def _listed(world: World) -> dict[str, dict[str, object]]:
@@ -98,6 +64,7 @@ def _frames(world: World, run: str) -> int:
 # -- several servers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_two_servers_show_the_same_runs_and_the_same_edits(url: str, collector: Collector, serve: Serve) -> None:
     one, two = serve(url), serve(url)
     collector.send(range(20))
@@ -252,6 +219,7 @@ def test_a_server_that_dies_takes_nothing_with_it(url: str, collector: Collector
     assert len(series[0]["series"][0]["first_step"]) == 39
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_a_command_of_any_server_reaches_the_trainer_through_its_collector(
     url: str, collector: Collector, serve: Serve
 ) -> None:
@@ -695,6 +663,7 @@ def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted
 # -- how long runs are kept --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_days_with_only_long_silent_runs_are_dropped_everywhere(
     url: str, nodes: Cluster, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,18 +42,7 @@ from hookcore_app.clickhouse.schema import (
     number_of_run,
 )
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from tests.test_clickhouse_past import (  # noqa: F401
-    LENGTHS,
-    WORLD,
-    Ranks,
-    batches,
-    cluster,
-    counts_of,
-    past_of,
-    reads_of,
-    shards,
-    store_parts,
-)
+from tests.clickhouse_ranks import LENGTHS, Ranks, batches, counts_of, past_of, reads_of, store_parts
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +83,7 @@ def test_every_step_of_a_span_is_covered_once_or_left_out(
 
 
 @pytest.fixture(scope="module")
-def ranks(shards: Sequence[Shard]) -> Iterator[Ranks]:  # noqa: F811
+def ranks(shards: Sequence[Shard]) -> Iterator[Ranks]:
     """All ranks of two attempts whose sums are stored."""
     made = Ranks(shards)
     with pytest.MonkeyPatch.context() as patch:
@@ -141,6 +130,7 @@ def check(ranks: Ranks, found: Rows, exact: Rows, span: tuple[int, int]) -> None
     assert found.present[:, 0].sum() == exact.present[within, 0].sum() > 0
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("span", [(0, sum(LENGTHS) - 1), (30, 333), (128, 149), (151, 399)])
 def test_stored_sums_equal_exactly_those_of_the_steps(
     ranks: Ranks, span: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -222,6 +212,8 @@ def all_taps(ranks: Ranks) -> list[int]:
     return [number for number, tap in enumerate(ranks.whole.taps().taps) if tap.module != "stage"]
 
 
+@pytest.mark.clickhouse("18.16", "26")
+@pytest.mark.rota
 @pytest.mark.parametrize("span", [(0, sum(LENGTHS) - 1), (30, 333), (128, 149), (151, 399)])
 def test_stored_histograms_have_exactly_the_counts_of_the_steps(ranks: Ranks, span: tuple[int, int]) -> None:
     for tap in all_taps(ranks):
@@ -236,6 +228,7 @@ def test_stored_histograms_have_exactly_the_counts_of_the_steps(ranks: Ranks, sp
     assert check_sketches(ranks, found, all_taps(ranks), span) == span[1] - span[0] + 1
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_histograms_of_all_layers_over_many_steps_are_read_from_few_rows(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +307,7 @@ def leaves_of(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> list[int]:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_incomplete_steps_are_not_stored_and_the_others_are(cluster: object, shards: Sequence[Shard]) -> None:  # noqa: F811
+def test_incomplete_steps_are_not_stored_and_the_others_are(cluster: object, shards: Sequence[Shard]) -> None:
     shard, runs = shards[0], ("lacking-0", "lacking-1")
     for rank, run in enumerate(runs):
         lost = {"rows": 0} if rank else {}
@@ -334,8 +327,8 @@ def test_incomplete_steps_are_not_stored_and_the_others_are(cluster: object, sha
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("owner", [None, 0])
 def test_lost_histograms_are_not_stored_and_neither_are_the_others_of_their_steps(
-    cluster: object,  # noqa: F811
-    shards: Sequence[Shard],  # noqa: F811
+    cluster: object,
+    shards: Sequence[Shard],
     owner: int | None,
 ) -> None:
     """This also holds if the sums over steps of the rank are lost with them, so that these look complete."""
@@ -358,7 +351,7 @@ def test_lost_histograms_are_not_stored_and_neither_are_the_others_of_their_step
 
 @pytest.mark.usefixtures("at_once")
 def test_histograms_of_too_many_layers_are_left_out_and_the_answer_says_so(
-    shards: Sequence[Shard],  # noqa: F811
+    shards: Sequence[Shard],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shard, runs = shards[0], ("wide-0", "wide-1")
@@ -381,12 +374,14 @@ def test_histograms_of_too_many_layers_are_left_out_and_the_answer_says_so(
     assert [(each.first, each.last) for each in found][:3] == [(0, 63), (64, 127), (128, 128)]
 
 
+@pytest.mark.clickhouse("18.16", "26")
 @pytest.mark.usefixtures("at_once")
 def test_sums_of_a_release_without_summed_histograms_are_kept_and_histograms_are_added(
-    cluster: Cluster,  # noqa: F811
+    cluster: Cluster,
 ) -> None:
     runs = ("migrated-0", "migrated-1")
-    before = Schema(address := replace(cluster.address, database="third"), "the release before", MIGRATIONS[:3])
+    address = replace(cluster.address, database=f"{cluster.address.database}_third")
+    before = Schema(address, "the release before", MIGRATIONS[:3])
     with closing(Cluster(address, before.prepare)) as old:
         shard = old.shards[0]
         for rank, run in enumerate(runs):
@@ -410,7 +405,7 @@ def test_sums_of_a_release_without_summed_histograms_are_kept_and_histograms_are
 
 @pytest.mark.usefixtures("at_once")
 def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
-    shards: Sequence[Shard],  # noqa: F811
+    shards: Sequence[Shard],
 ) -> None:
     shard, runs = shards[0], ("slow-0", "slow-1")
     for rank, (run, steps) in enumerate(zip(runs, (200, 100), strict=True)):
@@ -428,7 +423,7 @@ def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
 
 
 def test_steps_of_a_live_training_are_summed_once_there_are_many_or_it_ends(
-    shards: Sequence[Shard],  # noqa: F811
+    shards: Sequence[Shard],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until then, queries add them up."""
@@ -454,7 +449,7 @@ def test_steps_of_a_live_training_are_summed_once_there_are_many_or_it_ends(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_nothing_is_stored_while_ranks_are_missing_or_taps_have_no_names(shards: Sequence[Shard]) -> None:  # noqa: F811
+def test_nothing_is_stored_while_ranks_are_missing_or_taps_have_no_names(shards: Sequence[Shard]) -> None:
     shard, runs = shards[0], ("missing-0", "missing-1")
     for rank, run in enumerate(runs):
         store_parts(shard, run, rank, [(batches(rank, range(70), numbers=(0, 1)), {})])

@@ -26,7 +26,7 @@ from tests.waiting import wait_for
 _HTTPS: Final = """<https_port>{port}</https_port><openSSL><server>
 <certificateFile>{folder}/cert.pem</certificateFile><privateKeyFile>{folder}/key.pem</privateKeyFile>
 <verificationMode>none</verificationMode></server></openSSL>"""
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 
 @dataclass(frozen=True, slots=True)

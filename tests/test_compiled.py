@@ -313,6 +313,7 @@ def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
     return hookcore.watch(model, budget=None, server=None, **settings)
 
 
+@pytest.mark.rota("name")
 @pytest.mark.parametrize(("name", "way", "backend"), CASES)
 def test_a_watched_compiled_model_trains_to_the_same_bits_with_the_same_graphs(
     name: str, way: str, backend: str
@@ -326,6 +327,7 @@ def test_a_watched_compiled_model_trains_to_the_same_bits_with_the_same_graphs(
     assert equal(result, alone)
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize(("way", "backend"), PAIRS)
 def test_the_boundary_of_a_region_is_its_output_and_its_gradient(way: str, backend: str) -> None:
     model, batches = make("gpt", way)
@@ -355,6 +357,7 @@ def stats_of(watcher: hookcore.Watcher, path: str, kind: str) -> tuple[float, fl
     return float(values["mean"]), float(values["norm"])
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize(("way", "backend"), EACH)
 def test_pausing_resuming_and_closing_recompile_nothing(way: str, backend: str) -> None:
     alone, count = trained_alone("gpt", way, backend)
@@ -375,6 +378,7 @@ def test_pausing_resuming_and_closing_recompile_nothing(way: str, backend: str) 
     assert equal(losses, [tensor for tensor in alone if tensor.dim() == 0])
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize(("way", "backend"), EACH)
 def test_uncaptured_steps_recompile_nothing(way: str, backend: str) -> None:
     alone, count = trained_alone("mlp", way, backend)
@@ -385,6 +389,7 @@ def test_uncaptured_steps_recompile_nothing(way: str, backend: str) -> None:
     assert equal(result, alone)
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize(("way", "backend"), EACH)
 def test_watching_after_compilation_recompiles_nothing_and_captures(way: str, backend: str) -> None:
     model, batches = make("mlp", way)
@@ -438,6 +443,7 @@ def test_coverage_of_a_model_that_is_compiled_in_the_middle_of_its_training_says
 
 
 @needs_inside
+@pytest.mark.rota
 @pytest.mark.parametrize(
     ("way", "backend", "trains"),
     [*(pytest.param(*pair.values, True, marks=pair.marks) for pair in PAIRS), ("wrapped", "aot_eager", False)],
@@ -676,6 +682,7 @@ def test_a_users_global_hook_makes_torch_warn_as_before(hooked: Hooked) -> None:
 # --- Inside ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rota("name")
 @pytest.mark.parametrize(("name", "way", "backend"), CASES)
 def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, way: str, backend: str) -> None:
     alone, count = trained_alone(name, way, backend)
@@ -691,6 +698,7 @@ def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, wa
     assert_same_tensors({seen: recording.tensors[seen] for seen in expected}, expected)
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_find_their_own_forward_if_several_wait_for_a_backward(backend: str) -> None:
     model, batches = make("mlp")
@@ -726,6 +734,7 @@ class Split(nn.Module):
         return {"left": left, "both": (right, left * right), "none": None, "count": torch.arange(3)}
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nested_outputs_are_seen_part_by_part(backend: str) -> None:
     model = Nested()
@@ -755,6 +764,7 @@ class Checkpointed(nn.Module):
         return hidden.sum(-1)
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(backend: str) -> None:
     torch.manual_seed(0)
@@ -768,6 +778,7 @@ def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(bac
     assert_same_tensors(recording.tensors, expected)
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_observer_that_stops_listening_recompiles_nothing(backend: str) -> None:
     model, batches = make("mlp")
@@ -793,6 +804,7 @@ def test_evaluation_without_gradients_is_also_seen() -> None:
     assert recording.grad_modes == {False}
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_observer_can_distinguish_training_and_evaluation_by_the_grad_mode(backend: str) -> None:
     model, batches = make("mlp")
@@ -803,6 +815,7 @@ def test_an_observer_can_distinguish_training_and_evaluation_by_the_grad_mode(ba
 
 
 @needs_inside
+@pytest.mark.rota
 @pytest.mark.parametrize(("way", "backend"), EACH)
 def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str, backend: str) -> None:
     name = "gpt" if way == "wrapped" else "mlp"
@@ -874,6 +887,7 @@ def test_an_exported_program_contains_nothing_of_hookcore(strict: bool) -> None:
     assert not recording.tensors
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_vectorized_map_inside_a_region_runs_as_if_unwatched(backend: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())

@@ -55,6 +55,7 @@ def first_of(model: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize(("model", "least"), [("cnn", 94), ("transformer", 85)])
 def test_the_demo_learns_to_recognize_unseen_digits(model: str, least: float) -> None:
     told: list[str] = []

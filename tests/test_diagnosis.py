@@ -66,7 +66,7 @@ QUICK = (
 
 
 def some_of(cases: dict[str, Case]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in cases]
+    return [pytest.param(name, marks=() if name in QUICK else [pytest.mark.slow, pytest.mark.all]) for name in cases]
 
 
 def test_there_are_enough_trainings_of_both_kinds() -> None:

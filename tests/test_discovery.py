@@ -414,6 +414,7 @@ def test_coverage_does_not_claim_a_gradient_that_never_arrived(name: str, module
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_every_module_of_the_zoo_is_captured_or_has_a_reason(case: Any) -> None:
     seed_all()

@@ -29,6 +29,7 @@ def test_the_smallest_example_prints_each_layers_numbers() -> None:
     assert not ran.stderr
 
 
+@pytest.mark.all
 def test_the_dashboard_example_trains_serves_its_layers_and_ends_with_ctrl_c() -> None:
     command = [python(), str(EXAMPLES / "dashboard.py"), "--steps", "1500"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -19,10 +19,10 @@ from hookcore.records import Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
+from tests.flow_world import Mask
 
 from .archive_world import STORE_BYTES, keep, kept_in
 from .build import frame, stats_of_magnitudes
-from .test_masks import Mask
 
 Fed = dict[str, tuple[str, ...]]  # the modules that feed each module, in the order in which they return
 Case = tuple[Flow, list[str], list[set[str]], bool]

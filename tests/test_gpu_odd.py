@@ -17,10 +17,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import hookcore
 from hookcore.records import TENSOR_KINDS
+from tests.gpu_world import GPU, MARKS, Run, batch, repeatable
 from tests.harness import assert_stats, digest, read_step, seed_all, watch
-from tests.test_gpu import GPU, Run, batch, pytestmark, repeatable
 
-__all__ = ["pytestmark"]
+pytestmark = MARKS
 
 STEPS = 60
 

@@ -97,7 +97,7 @@ WAYS: Final[dict[str, Callable[[Trial], Watchers]]] = {
     "closed": _closed,
     "coming-and-going": _coming_and_going,
 }
-QUICK: Final = ("all-kinds", "discovered", "coming-and-going")
+ALWAYS: Final = ("all-kinds", "per-module", "discovered", "coming-and-going")
 # In these ways, each step is either captured or not, as in the ways above. They differ only in who decides that, and
 # when. So each case runs in one of these ways, and each way runs many cases.
 IN_TURN: Final = ("attached", "sampled", "by-budget", "paused", "closed")
@@ -105,9 +105,9 @@ IN_TURN: Final = ("attached", "sampled", "by-budget", "paused", "closed")
 
 def _cases() -> list[Any]:
     return [
-        pytest.param(case, way, id=f"{name}-{way}", marks=() if way in QUICK else pytest.mark.slow)
+        pytest.param(case, way, id=f"{name}-{way}")
         for number, (name, case) in enumerate(CASES.items())
-        for way in (*QUICK, "per-module", IN_TURN[number % len(IN_TURN)])
+        for way in (*ALWAYS, IN_TURN[number % len(IN_TURN)])
     ]
 
 
@@ -130,6 +130,7 @@ def _watched(way: Callable[[Trial], Watchers], watchers: Watchers) -> Attach:
     return attach
 
 
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize(("case", "way"), _cases())
 def test_watching_changes_no_bit_and_leaves_nothing(case: Case, way: str) -> None:
     expected = _unwatched(case.name)
@@ -155,6 +156,7 @@ def _traced(trial: Trial, traces: list[Trace]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_tracing_changes_no_bit_and_leaves_nothing(case: Case) -> None:
     traces: list[Trace] = []
@@ -231,6 +233,7 @@ def _take_census(case: Case, watched: bool) -> list[tuple[int, int]]:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_no_tensor_graph_or_model_lives_longer_because_it_is_watched(case: Case) -> None:
     expected, seen = _take_census(case, watched=False), _take_census(case, watched=True)

@@ -6,7 +6,6 @@ import copy
 import gc
 import io
 import pickle
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +22,9 @@ import hookcore
 from hookcore.capsules import read_about, replay
 from hookcore.recorder.calls import keeping as holding_module
 from tests.capsule_files import capsules_of
+from tests.guilty import BAD, Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
-from tests.test_capsule_keeper import BAD, Net, Standardize, batches, events_of, guilty
-
-NEVER = 1 << 20  # steps between two captured ones, so that only step 0 is captured
+from tests.held import NEVER, fire, train, watch
 
 CALLS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
     lambda model, x: model(x),
@@ -69,34 +67,9 @@ class Counting(nn.Module):
         return result
 
 
-def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
-    # No call is held beside what other tests have compiled.
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-    return hookcore.watch(model, **{"server": None, "budget": None, "every": NEVER, "capsule": "error", **settings})
-
-
-def fire(watcher: hookcore.Watcher, module: str | None = None) -> bool:
-    return watcher._recorder.keeping.fire("non-finite values in the loss", module)
-
-
 def holds(watcher: hookcore.Watcher) -> bool:
     keeper: Any = watcher._recorder._dispatcher.keeper
     return any(each.held is not None for each in keeper._models.values())
-
-
-def train(
-    model: Net, watcher: hookcore.Watcher | None, bad: int = BAD, log: Callable[[Any], None] = lambda _: None
-) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for step, (x, mask) in enumerate(batches(bad)):
-        optimizer.zero_grad()
-        loss = model(x, mask=mask)["loss"]
-        if step == bad and watcher is not None:
-            assert fire(watcher)
-        loss.backward()
-        optimizer.step()
-        log(loss.detach())
 
 
 def test_an_uncaptured_step_is_saved_and_replayed_to_the_bit() -> None:

@@ -143,6 +143,7 @@ def work(rank: int, world: int, meeting: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_reduce_bitwise_the_same_and_record_it(world: int, tmp_path: Path) -> None:
     run_ranks(work, (world, str(tmp_path / "meeting")), world)

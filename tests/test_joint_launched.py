@@ -16,7 +16,7 @@ from tests.serving import TOKEN, Served, served
 from tests.waiting import wait_for
 from tests.warm import python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 STEPS = 4
 PARALLEL = SCRIPTS / "parallel.py"

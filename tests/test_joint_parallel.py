@@ -24,7 +24,7 @@ from hookcore.store import Store
 from tests.ranks import run_ranks
 from tests.serving import TOKEN, Served, joint_named, run_named, served
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 WORLD: Final = 4
 STEPS: Final = 3

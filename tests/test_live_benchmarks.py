@@ -40,6 +40,7 @@ def _run(*command: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.all
 @pytest.mark.parametrize("part", ["sender", "training"])
 def test_every_step_of_a_paced_trainer_is_seen_by_a_reader_in_another_process(part: str) -> None:
     said = _run("benchmarks.live", "--taps", "24", "--seconds", "1", "--only", part)
@@ -47,6 +48,7 @@ def test_every_step_of_a_paced_trainer_is_seen_by_a_reader_in_another_process(pa
 
 
 @pytest.mark.slow
+@pytest.mark.all
 def test_queries_are_answered_while_frames_arrive_and_clients_follow() -> None:
     said = _run("benchmarks.serve", "--quick", "--only", "questions", "hour")
     held = next(line for line in said.splitlines() if "live clients held" in line)
@@ -55,6 +57,7 @@ def test_queries_are_answered_while_frames_arrive_and_clients_follow() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.all
 def test_sixteen_trainers_at_once_lose_and_duplicate_no_frame() -> None:
     said = _run("benchmarks.serve", "--quick", "--only", "trainers")
     judged = [line for line in said.splitlines() if "target <= 0" in line]

@@ -17,6 +17,7 @@ from hookcore.findings.keyfigures import key_figures_of
 from hookcore.records import Event, Kind
 from hookcore.records.masks import LARGE, Masks
 from tests.capsule_files import capsules_of
+from tests.flow_world import Mask
 from tests.harness import seed_all
 
 STEPS, BAD = 24, 15
@@ -53,11 +54,6 @@ def test_a_known_mask_is_not_blamed_for_later_faults() -> None:
     assert masks.harmful(0, {MASK: False}, lambda: {ROOT}, KINDS.__getitem__, 0) == []
     assert masks.harmful(1, {MASK: False, SCORES: True, ROOT: True}, set, KINDS.__getitem__, 6) == [SCORES, ROOT]
     assert masks.harmful(2, {MASK: True}, lambda: {ROOT, GRADIENT}, KINDS.__getitem__, 6) == [MASK]  # NaN in the mask
-
-
-class Mask(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.full((x.shape[1], x.shape[1]), -math.inf).triu(1)
 
 
 class Padding(nn.Module):

@@ -39,7 +39,7 @@ class Config:
     classes: int = 4
     batch: int = 16
     features: int = 12
-    steps: int = 1500
+    steps: int = 500
     dropped_from: int = 120
     dropped_stage: int = 3
     pause: float = 0.0
@@ -337,6 +337,7 @@ def check(kept: Path, *options: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("pause", [0.004, 0.0005])
 @pytest.mark.parametrize("how", ["run", "watch"])
 def test_the_layer_the_step_and_the_line_of_the_first_nan_are_named_by_default(

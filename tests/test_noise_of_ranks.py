@@ -84,6 +84,7 @@ def _results(passes: int, parallel: bool = True) -> dict[tuple[int, bool], dict[
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize("passes", [1, 3])
 def test_ranks_are_micro_batches_and_train_as_if_unwatched(passes: int) -> None:
     results = _results(passes)

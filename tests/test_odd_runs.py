@@ -171,6 +171,7 @@ def world() -> World:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.rota
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_every_page_and_route_responds_whatever_a_trainer_sent(
     world: World, seed: int, caplog: pytest.LogCaptureFixture

@@ -281,6 +281,7 @@ def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_anoth
 
 
 @pytest.mark.slow
+@pytest.mark.all
 def test_the_ranks_of_one_accelerate_launch_have_one_job(tmp_path: Path) -> None:
     # Starts several processes without mpirun; --cpu would start one. --multi_gpu needs no GPU if the script uses none.
     machine = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", str(free_port()))
@@ -293,6 +294,7 @@ def test_the_ranks_of_one_accelerate_launch_have_one_job(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.all
 def test_processes_that_lightning_starts_have_one_job(tmp_path: Path) -> None:
     found = after(tmp_path / "kept", str(SCRIPTS / "ranks_lightning.py"))
     assert sorted(found) == [0, 1]
@@ -339,6 +341,7 @@ def train(model: nn.Module) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize("meeting", ["tcp", "file"])
 def test_processes_of_one_group_without_a_launcher_have_one_job(tmp_path: Path, meeting: str) -> None:
     url = f"tcp://127.0.0.1:{free_port()}" if meeting == "tcp" else f"file://{tmp_path}/meeting"

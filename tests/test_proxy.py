@@ -23,7 +23,7 @@ from tests.proxying import NAME, PREFIX, Proxied, proxied
 from tests.serving import BEARER, PATIENCE_S, TOKEN
 from tests.warm import python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 TRAIN = """
 import sys, torch, hookcore

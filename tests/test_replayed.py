@@ -12,7 +12,7 @@ from hookcore.records.replayed import MAX_LAYERS, MEASURED, REPLAYED, ReplayedTa
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
 from tests.build import append, frame, stats_of_magnitudes
-from tests.test_unknown_culprit import alarm
+from tests.nonfinite_world import alarm
 
 TAPS = (Tap("embed", "output"), Tap("norm", "output"), Tap("head", "output"), Tap("", "output"))
 

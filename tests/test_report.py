@@ -121,6 +121,7 @@ def test_names_are_escaped() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_report_opens_from_a_file_without_requests_or_errors(browser: Browser, tmp_path: Path, scheme: Any) -> None:
     run = make_run()

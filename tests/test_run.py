@@ -104,6 +104,7 @@ def run_watched(script: Path, result: Path, kept: Path) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize("name", CASES)
 def test_an_unmodified_script_ends_with_the_same_weights_and_is_captured(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,9 +9,9 @@ import pytest
 import hookcore
 from hookcore.records import Event
 from tests.capsule_files import capsules_of
+from tests.guilty import BAD, Net
 from tests.harness import seed_all
-from tests.test_capsule_keeper import BAD, Net
-from tests.test_held_steps import train, watch
+from tests.held import train, watch
 
 
 def explained(watcher: hookcore.Watcher) -> dict[str, Event]:

@@ -515,12 +515,13 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
 def _cases() -> list[Any]:
     """Return each case in the default way and in one of the others, in turn, which only differ in who sees a tensor."""
     return [
-        pytest.param(case, way, id=f"{name}-{way}", marks=() if way == "captured" else pytest.mark.slow)
+        pytest.param(case, way, id=f"{name}-{way}")
         for number, (name, case) in enumerate(CASES.items())
         for way in ("captured", ("not-captured", "per-module")[number % 2])
     ]
 
 
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize(("case", "way"), _cases())
 def test_snapshots_of_everything_in_every_step_change_no_bit(case: Case, way: str) -> None:
     expected = _unwatched(case.name)

@@ -22,7 +22,7 @@ from hookcore.records.wire import Batch, Description, EndItem, Item, Place, RunI
 from hookcore_app.clickhouse import reading
 from hookcore_app.clickhouse.cluster import entry
 from tests.build import frame
-from tests.clickhouse_nodes import PASSWORD, Cluster, running
+from tests.clickhouse_nodes import PASSWORD, Cluster
 from tests.clickhouse_world import Collector, new_database
 from tests.contract_table import (
     EXCEPTIONS,
@@ -142,12 +142,6 @@ def unhurried() -> float:
 def _has_all(world: World) -> bool:
     every = world.runs.every()
     return len(every) == 5 and all(run.loaded and run.end.step is not None for run in every)
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
-    with running() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -337,6 +331,7 @@ def test_every_route_and_page_is_tested_with_both_stores_or_exempt_for_a_reason(
 # -- the same answers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clickhouse("18.16", "26")
 def test_a_long_run_opened_late_says_what_begins_late_and_answers_everything_else_alike(
     servers: Servers,
 ) -> None:
@@ -359,6 +354,7 @@ def test_a_long_run_opened_late_says_what_begins_late_and_answers_everything_els
         assert store.whole_since == step
 
 
+@pytest.mark.clickhouse("18.16", "26")
 @pytest.mark.parametrize("question", [each.format(run=run) for run in RUNS for each in OF_A_RUN] + list(OF_SEVERAL))
 def test_both_servers_give_the_same_answers(servers: Servers, question: str) -> None:
     expected = ask(servers.memory, question)

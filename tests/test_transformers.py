@@ -176,6 +176,7 @@ def _by_name(name: str) -> Architecture:
 NAMES: Final = [architecture.name for architecture in ARCHITECTURES]
 
 
+@pytest.mark.rota("name", of="transformers")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_watched_transformer_computes_the_same_bits(name: str, way: str) -> None:
@@ -212,6 +213,7 @@ def _twin_of(name: str) -> Any:
     return hooks.close()
 
 
+@pytest.mark.rota("name", of="transformers")
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -> None:
     other, twin = _twin_of(name), _twin_of(name)
@@ -241,6 +243,7 @@ def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -
             assert stats[key]["rms"] == pytest.approx(rms, rel=1e-3), key
 
 
+@pytest.mark.rota("name", of="transformers")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_of_a_transformer_is_replayed_to_the_bit(name: str, tmp_path: Path) -> None:
     seed_all()

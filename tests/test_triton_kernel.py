@@ -81,6 +81,7 @@ def test_rows_are_merged_as_by_the_reference_and_emptied(slots: list[list[np.nda
 
 @compiled
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize(("kind", "wide"), [("*fp32", False), ("*bf16", False), ("*fp64", True), ("*i64", True)])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernel_compiles_without_a_gpu(

@@ -65,7 +65,10 @@ class Trained:
     folder: Path
 
 
-@pytest.fixture(scope="module", params=TOLD)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(trouble, marks=pytest.mark.all if place else ()) for place, trouble in enumerate(TOLD)],
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     frames: list[Frame] = []
     append, kept, trouble = Store.append, tmp_path_factory.mktemp("kept"), str(request.param)

@@ -81,6 +81,7 @@ def _watched_steps(case: Case) -> list[dict[Key, dict[str, float]]]:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", TWINS, ids=[case.name for case in TWINS])
 def test_outputs_and_their_gradients_equal_those_of_a_twin(case: Case) -> None:
     twins, seen = _twin_steps(case), _watched_steps(case)
@@ -96,6 +97,7 @@ def test_outputs_and_their_gradients_equal_those_of_a_twin(case: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", TWINS, ids=[case.name for case in TWINS])
 def test_traced_tensors_equal_those_of_a_twin(case: Case) -> None:
     twins = _twin_steps(case)
@@ -152,6 +154,7 @@ ONE_OPTIMIZER: Final = [
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", ONE_OPTIMIZER, ids=[case.name for case in ONE_OPTIMIZER])
 def test_parameters_their_gradients_and_updates_equal_those_of_the_optimizer(case: Case) -> None:
     seed_all()

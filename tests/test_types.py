@@ -12,7 +12,7 @@ import pytest
 
 import hookcore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 ROOT = Path(__file__).parent.parent
 ASKED = {

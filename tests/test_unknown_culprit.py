@@ -6,7 +6,6 @@ import html
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from hookcore.findings import FindingsCache, follow
 from hookcore.records import Event, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident, Link, Replay
+from tests.nonfinite_world import alarm
 
 from .archive_world import keep, kept_in
 from .build import append, frame, open_run, stats_of_magnitudes, steady
@@ -24,12 +24,6 @@ from .serving import make_world
 TAPS = (Tap("embed", "output"), Tap("norm", "output"), Tap("", "output"), Tap("embed", "param_grad", "weight"))
 FINE = [1.0] * len(TAPS)
 BAD = [math.nan] * len(TAPS)
-
-
-def alarm(step: int, previous: int | None, found: str = "loss", module: str = "", **about: Any) -> Event:
-    """Return the event of the trainer's check of every step."""
-    known = {"found": found, "name": "loss", "value": "nan", "previous": previous, "captured": False, "late": False}
-    return Event(step, float(step), "nonfinite-step", "not finite", "error", module, about=known | about)
 
 
 def store_of(*steps: int) -> Store:

@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 TRAIN = """
 import sys

@@ -13,6 +13,7 @@ def test_the_zoo_has_many_cases() -> None:
     assert len(CASES) >= 150
 
 
+@pytest.mark.rota("case", of="zoo")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_an_unwatched_case_computes_the_same_bits_twice_and_leaves_nothing_behind(case: Case) -> None:
     before = process_state()

@@ -16,6 +16,7 @@ from .site import Site, running
 
 HERE = Path(__file__).parent
 Open = Callable[..., AbstractContextManager[Visit]]
+Paths = Callable[[str], dict[str, str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

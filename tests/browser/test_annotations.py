@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from tests.waiting import wait_for
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 def test_a_note_is_written_by_key_shown_everywhere_changed_and_removed(visit: Open, paths: Paths, site: Site) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
-from .conftest import Open
-
-Paths = Callable[[str], dict[str, str]]
+from .conftest import Open, Paths
 
 
 def test_charts_of_other_pages_are_pinned_followed_in_another_run_and_unpinned(visit: Open, paths: Paths) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -14,10 +13,8 @@ from hookcore_app.serving import server_thread
 from tests.build import append, open_run
 
 from .browsing import visiting
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 def test_the_first_differing_step_and_layer_are_shown_with_links_to_both_runs(

@@ -6,8 +6,7 @@ import re
 
 from playwright.sync_api import expect
 
-from .conftest import Open
-from .test_every_page import Paths
+from .conftest import Open, Paths
 
 
 def test_the_comparison_uses_the_steps_of_the_previous_page(visit: Open, paths: Paths) -> None:

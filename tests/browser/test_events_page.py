@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from playwright.sync_api import Route, expect
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:

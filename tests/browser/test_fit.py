@@ -108,43 +108,49 @@ def misfits(page: Page) -> list[str]:
     return found
 
 
-def check(tab: Visit, path: str, opened: Callable[[Page], None] | None = None) -> None:
-    """Open a page once, and check it at all widths and in both themes. A new theme needs no time to settle."""
+def check(tab: Visit, path: str, width: int, opened: Callable[[Page], None] | None = None) -> None:
+    """Open a page, and check it in both themes. A new theme needs no time to settle."""
     tab.faults, tab.forgiven = [], ("status of 404",)
     page, found = tab.page, list[str]()
-    for place, width in enumerate(WIDTHS):
-        page.set_viewport_size({"width": width, "height": HEIGHT})
-        if not place:
-            tab.goto(path)
-            tab.wait_until_quiet()
-            if opened:
-                opened(page)
-        page.wait_for_timeout(SETTLE_MS)
-        for theme in THEMES[:: -1 if place % 2 else 1]:  # the first one is on
-            page.emulate_media(color_scheme=theme)
-            page.evaluate(PAINTED)
-            found += [f"{width} px, {theme}: {each}" for each in misfits(page)]
+    page.set_viewport_size({"width": width, "height": HEIGHT})
+    tab.goto(path)
+    tab.wait_until_quiet()
+    if opened:
+        opened(page)
+    page.wait_for_timeout(SETTLE_MS)
+    for theme in THEMES:
+        page.emulate_media(color_scheme=theme)
+        page.evaluate(PAINTED)
+        found += [f"{theme}: {each}" for each in misfits(page)]
     tab.check()
     assert not found, "\n".join([path, *found])
 
 
+@pytest.mark.rota("page")
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("run", "page"), CASES)
-def test_everything_on_a_page_of_a_run_fits(crowded: Visit, run: str, page: str) -> None:
+def test_everything_on_a_page_of_a_run_fits(crowded: Visit, run: str, page: str, width: int) -> None:
     module = LONGEST if run == "long" else module_of(25)
-    check(crowded, f"runs/{run}/{page}".rstrip("/").format(module=module))
+    check(crowded, f"runs/{run}/{page}".rstrip("/").format(module=module), width)
 
 
+@pytest.mark.rota("what")
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("what", OPENED)
-def test_everything_that_is_opened_fits(crowded: Visit, what: str) -> None:
+def test_everything_that_is_opened_fits(crowded: Visit, what: str, width: int) -> None:
     path, opened = OPENED[what]
-    check(crowded, path.format(module=LONGEST), opened)
+    check(crowded, path.format(module=LONGEST), width, opened)
 
 
+@pytest.mark.rota("page")
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("page", OTHERS)
-def test_everything_on_a_page_of_all_runs_fits(crowded: Visit, page: str) -> None:
-    check(crowded, page)
+def test_everything_on_a_page_of_all_runs_fits(crowded: Visit, page: str, width: int) -> None:
+    check(crowded, page, width)
 
 
+@pytest.mark.rota("page")
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("page", ["", "compare", "settings"])
-def test_everything_on_a_page_fits_without_a_run(empty: Visit, page: str) -> None:
-    check(empty, page)
+def test_everything_on_a_page_fits_without_a_run(empty: Visit, page: str, width: int) -> None:
+    check(empty, page, width)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
 
-Paths = Callable[[str], dict[str, str]]
 DRAWN = """() => new Promise((done) => {
   const { canvas } = { canvas: document.querySelector('#flow .heat-picture') };
   const look = () => {

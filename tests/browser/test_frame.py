@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -21,10 +20,8 @@ from tests.serving import BATCH, make_batch
 from tests.waiting import wait_for
 
 from .browsing import LOST, visiting
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 def _status(page: Page) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
 
-Paths = Callable[[str], dict[str, str]]
 COLORS = """(place) => {
   const canvas = document.querySelectorAll('.tile canvas')[place];
   if (!canvas?.width) return [];

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 def settings(site: Site) -> dict[str, Any]:

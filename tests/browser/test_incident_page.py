@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from playwright.sync_api import expect
 
 from .browsing import PATIENCE_MS
-from .conftest import Open
-
-Paths = Callable[[str], dict[str, str]]
+from .conftest import Open, Paths
 
 
 def test_an_incident_is_reached_from_its_finding_and_shows_its_evidence(visit: Open, paths: Paths) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from urllib.parse import quote
 
 from playwright.sync_api import expect
@@ -11,10 +10,8 @@ from playwright.sync_api import expect
 from tests.waiting import wait_for
 
 from .browsing import PATIENCE_MS
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import PATIENCE_S, Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Open, paths: Paths, site: Site) -> None:

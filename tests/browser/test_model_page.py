@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
 
-Paths = Callable[[str], dict[str, str]]
 COLORS = """(magenta) => {
   const canvas = document.querySelector('.model-canvas');
   if (!canvas.width) return 0;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
@@ -17,10 +16,9 @@ from tests.serving import (
 )
 
 from .browsing import visiting
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
 
-Paths = Callable[[str], dict[str, str]]
 DRAWN = """() => {
   const canvas = document.querySelector("#model canvas");
   if (!canvas || !canvas.width) return false;

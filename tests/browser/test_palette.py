@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from playwright.sync_api import Route, expect
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 def test_layers_pages_runs_and_actions_are_found_and_opened_by_keyboard(visit: Open, paths: Paths, site: Site) -> None:

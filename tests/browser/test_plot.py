@@ -7,7 +7,6 @@ import io
 import json
 import re
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ import hookcore
 from tests.waiting import wait_for
 
 from .browsing import PATIENCE_MS, Visit
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
 
-Paths = Callable[[str], dict[str, str]]
 BAD_AT = 40  # from this step on, the run "bad" has NaN
 # Without the line's width, which Firefox includes with its corners.
 BOX = """(where) => {

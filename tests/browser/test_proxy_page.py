@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.processes import start
@@ -23,6 +24,7 @@ def _link(proxy: Proxied) -> str:
         return str(json.load(answer)["url"])
 
 
+@pytest.mark.all
 def test_a_browser_logs_in_through_a_proxy_and_sees_new_data(browser: Browser, tmp_path: Path) -> None:
     with proxied(tmp_path) as proxy:
         name = f"far-{uuid4().hex[:8]}"  # saved runs of other tries have other names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,10 +12,9 @@ from playwright.sync_api import Browser, Page, expect
 from tests.waiting import wait_for
 
 from .browsing import LOST, Visit, visiting
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
 
-Paths = Callable[[str], dict[str, str]]
 # The data of a heatmap on the page, without drawing it.
 FOLLOW = """async () => {
   const at = (name) => import(new URL(`${document.body.dataset.static}/js/${name}`, document.baseURI).href);
@@ -117,7 +116,7 @@ def test_an_ended_run_keeps_one_quiet_connection(visit: Open, paths: Paths, brow
         expect(tab.page.locator("#status-words")).to_contain_text("ended")
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_nine_tabs_at_once_are_all_live(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         pages = [tab.page, *(tab.page.context.new_page() for _ in range(8))]

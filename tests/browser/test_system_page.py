@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-from .test_every_page import Paths
 
 
 @pytest.fixture(scope="module")

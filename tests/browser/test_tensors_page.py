@@ -6,7 +6,6 @@ import io
 import json
 import re
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,8 @@ from playwright.sync_api import Page, expect
 from tests.waiting import wait_for
 
 from .browsing import visiting
-from .conftest import Open
+from .conftest import Open, Paths
 from .site import Site
-
-Paths = Callable[[str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")

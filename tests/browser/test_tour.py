@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from .conftest import Open
+from .conftest import Open, Paths
 
-Paths = Callable[[str], dict[str, str]]
 TITLES = (
     "The whole run is always here",
     "What is wrong, and since when",

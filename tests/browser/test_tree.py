@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from playwright.sync_api import Page, expect
 
-from .conftest import Open
-
-Paths = Callable[[str], dict[str, str]]
+from .conftest import Open, Paths
 
 
 def grid(page: Page) -> Any:
