@@ -32,15 +32,16 @@ TORCH ?= 2.13.0
 AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER --rerun-show-tracebacks
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
 BROWSER := chromium
-SCHEMA := tests/test_api_schema.py
+SCHEMA := tests/api/test_api_schema.py
 # `make test-all` runs all tests, all cases in all ways, and not only those of one change; see tests/lanes.py.
 ALL :=
 # Without the plugins of packages that only some tests need, which import half a second of others.
 PYTEST := $(BIN)/python -m pytest -q -p no:schemathesis -p no:hydra_pytest $(ALL)
 # Each process collects all files that it is given, and what they import takes seconds: so files with nothing to run in
 # a stage aren't given to it.
-QUICK = $(filter-out $(SCHEMA),$(shell grep -L '^pytestmark = .*mark\.slow' tests/test_*.py))
-SLOW = $(filter-out $(SCHEMA),$(shell grep -l 'mark\.slow' tests/test_*.py))
+FILES := tests --include='test_*.py' --exclude-dir=browser
+QUICK = $(filter-out $(SCHEMA),$(shell grep -rL '^pytestmark = .*mark\.slow' $(FILES)))
+SLOW = $(filter-out $(SCHEMA),$(shell grep -rl 'mark\.slow' $(FILES)))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
@@ -108,8 +109,8 @@ matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.
 
 # On the GPU, torch's own choice of a build may be another one than that of CI: install it before.
 gpu: $(STAMP)  ## the tests of a GPU, and the zoo's trainings with every tensor on it; needs one
-	$(PYTEST) --all -m '' tests/test_gpu.py tests/test_gpu_odd.py tests/test_triton_kernel.py
-	$(PYTEST) --all -m '' -p tests.on_gpu tests/test_harmless.py tests/test_truth.py tests/test_capsules_zoo.py
+	$(PYTEST) --all -m '' tests/recorder/test_gpu.py tests/recorder/test_gpu_odd.py tests/observe/test_triton_kernel.py
+	$(PYTEST) --all -m '' -p tests.on_gpu tests/recorder/test_harmless.py tests/recorder/test_truth.py tests/capsules/test_capsules_zoo.py
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.coldstart

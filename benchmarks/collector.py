@@ -23,7 +23,7 @@ from benchmarks import traffic
 from benchmarks.parts import run_parts
 from hookcore.records import STATS
 from hookcore_app.clickhouse.schema import number_of_run
-from tests.clickhouse_nodes import running
+from tests.clickhouse.nodes import running
 
 ADDED_MS: Final = 20.0  # by the collector, to the slowest hundredth of the acknowledgements
 VALUES_PER_S: Final = 2e6

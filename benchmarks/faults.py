@@ -26,8 +26,8 @@ from benchmarks.parts import run_parts
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records.wire import Place, RunInfo
 from hookcore_app.clickhouse.schema import number_of_run
-from tests.clickhouse_nodes import DATABASE, Cluster, running
-from tests.clickhouse_world import TAPS, Trainers, a_frame, collecting, miscounts, some_taps, wait_until_stored
+from tests.clickhouse.nodes import DATABASE, Cluster, running
+from tests.clickhouse.world import TAPS, Trainers, a_frame, collecting, miscounts, some_taps, wait_until_stored
 from tests.receiver import a_run
 from tests.serving import TOKEN
 from tests.waiting import wait_for

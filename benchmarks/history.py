@@ -36,7 +36,7 @@ from hookcore_app.clickhouse.schema import (
 )
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block, without_key
-from tests.clickhouse_nodes import running
+from tests.clickhouse.nodes import running
 
 SERIES_MS: Final = 50.0
 HEATMAP_MS: Final = 500.0

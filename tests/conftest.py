@@ -28,7 +28,7 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-pytest.register_assert_rewrite("tests.around", "tests.clickhouse_fixtures")
+pytest.register_assert_rewrite("tests.around")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,5 +40,4 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Lanes(config))
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         gc.disable()  # imports leave no garbage, but looking for it takes a third of the time; see tests/around.py
-        for module in ("tests.around", "tests.clickhouse_fixtures"):
-            config.pluginmanager.register(import_module(module))
+        config.pluginmanager.register(import_module("tests.around"))

@@ -1,4 +1,5 @@
-"""The private names of torch that hookcore relies on. No other file uses one; tests/test_architecture.py checks that.
+"""The private names of torch that hookcore relies on. No other file uses one, as
+tests/repository/test_architecture.py checks.
 
 If a release of torch lacks a name, hookcore uses something that is slower or sees less. If that isn't possible, the
 import of this module, and so `hookcore.watch`, says which name is missing. `hookcore doctor` lists tested releases.
