@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ schema.app = WORLD.app
 @pytest.mark.slow
 @schema.exclude(path_regex=ELSEWHERE).parametrize()
 @settings(
-    max_examples=25,
+    max_examples=25 if "--all" in sys.argv else 5,
     derandomize=True,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],

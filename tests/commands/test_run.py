@@ -218,6 +218,7 @@ def test_tracebacks_of_a_script_with_torch_are_the_same_as_under_python(tmp_path
         assert watched.stdout.splitlines()[line] == plain.stdout.splitlines()[line]
 
 
+@pytest.mark.rota
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_a_training_does_what_it_does_under_python(number: signal.Signals, tmp_path: Path) -> None:
@@ -325,6 +326,7 @@ train()
 """
 
 
+@pytest.mark.rota
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "arguments", "config"),

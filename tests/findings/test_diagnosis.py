@@ -100,6 +100,7 @@ def test_a_failing_training_has_findings(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rota
 @pytest.mark.parametrize("name", RANKED)
 def test_a_fault_in_one_rank_is_blamed_on_its_layer_in_that_ranks_run(name: str) -> None:
     outcomes = judge_ranks(name)
