@@ -31,7 +31,7 @@ def test_the_step_of_the_first_error_is_explained_by_itself_with_its_layers() ->
     events = explained(watcher)
     about: dict[str, Any] = events["explained"].about
     assert (about["step"], about["module"], about["phase"], about["exact"]) == (BAD, "standardize", "forward", True)
-    assert about["where"].startswith("test_capsule_keeper.py:")
+    assert about["where"].startswith("guilty.py:")
     assert about["code"].endswith("# guilty")
     assert "standardize" in events["replayed"].about["layers"]  # type: ignore[operator]
     (path,) = capsules_of(watcher)
