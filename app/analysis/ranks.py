@@ -17,8 +17,8 @@ from hookcore.reading.answers import Number, RankSpread
 from hookcore.records import Tap
 from hookcore.records.vocabulary import LATE_RANK
 from hookcore.store import Store, TapList
-from hookcore.store.deep import MAX_ROWS
 from hookcore.store.rows import Rows
+from hookcore.store.store import MAX_ROWS
 from hookcore.store.together import RowsOf, rows_of_all
 
 from ..runs import JointRun

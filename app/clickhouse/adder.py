@@ -22,7 +22,7 @@ from .questions import OfRun, begins_of, pieces_of, sketches_sql
 from .rankrates import RATES
 from .rankrows import Logged, Sums, merge_scalar
 from .rankshares import RankShares, sums_of
-from .rankspast import RanksSteps
+from .rankspast import RanksPast
 from .ranksums import (
     MOST,
     Reach,
@@ -235,7 +235,7 @@ class Adder:
     def __init__(
         self,
         attempts: Callable[[], Sequence[Attempt]],
-        steps: RanksSteps,
+        steps: RanksPast,
         rest: Callable[[float], object] = lambda seconds: None,
         settled_s: float = SETTLED_S,
     ) -> None:

@@ -38,94 +38,6 @@ from .runpast import (
 )
 from .schema import FRAME, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SumTable, lane_of_sum
 
-
-class RanksSteps(StoredPast):
-    """The past of all ranks as far as it is about steps."""
-
-    def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
-        super().__init__("old steps of all ranks")
-        self._attempts = attempts
-        self._known: dict[int, Progress] = {}  # by run
-
-    def _look(self) -> None:
-        stored = -1
-        for attempt in self._attempts():
-            for shard, ranks in by_shard(attempt.ranks):
-                runs = " OR ".join(f"(run = {each.run} AND number >= {self.progress_of(each).after})" for each in ranks)
-                found = shard.read(
-                    "SELECT run, max(number) AS newest, max(step) AS until, countIf(rows > 0) AS captured, "
-                    f"groupUniqArray(spool) AS spools FROM items WHERE ({runs}) AND kind = {FRAME} GROUP BY run"
-                )
-                columns = (found.numbers(name).tolist() for name in ("run", "newest", "until", "captured"))
-                spools = found.lists("spools")
-                for place, (run, number, until, captured) in enumerate(zip(*columns, strict=True)):
-                    known = self._known[run]
-                    known.spools |= {*spools.values[spools.starts[place] : spools.starts[place + 1]].tolist()}
-                    known.after, known.newest = number + 1, max(known.newest, until)
-                    known.captured += captured
-            waited = [self.progress_of(each).newest for each in attempt.ranks if not each.is_over]
-            every = [self.progress_of(each).newest for each in attempt.ranks]
-            here = attempt.shift + (min(waited) if waited else max(every, default=-1))
-            stored = max(stored, here if attempt.end is None else min(here, attempt.end - 1))
-        self._stored = stored
-
-    def progress_of(self, rank: RankRun) -> Progress:
-        """Return how far a rank's run is stored, as far as it was seen."""
-        return self._known.setdefault(rank.run, Progress())
-
-    def frames(self, span: Span) -> tuple[Steps, Steps]:
-        """Return the steps for which any rank has a frame, and those for which any has tensor values."""
-        every, captured = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for attempt, steps in self._within(span):
-            for shard, where in frames_of(attempt, steps):
-                found = shard.read(f"SELECT step, toUInt8(max(rows > 0)) AS captured FROM items {where} GROUP BY step")
-                here = found.numbers("step").astype(np.int64) + attempt.shift
-                every.append(here)
-                captured.append(here[found.numbers("captured").astype(bool)])
-        return np.unique(np.concatenate(every)), np.unique(np.concatenate(captured))
-
-    def ends(self, span: Span) -> tuple[int, int] | None:
-        return self._troubles.attempt("ends", lambda: self._ends(span))
-
-    def _ends(self, span: Span) -> tuple[int, int] | None:
-        ends: list[int] = []
-        for attempt, steps in self._within(span):
-            for shard, where in frames_of(attempt, steps):
-                found = shard.read(f"SELECT min(step) AS first, max(step) AS last, count() AS found FROM items {where}")
-                if found.one("found"):
-                    ends += (found.one(name) + attempt.shift for name in ("first", "last"))
-        return (min(ends), max(ends)) if ends else None
-
-    def captured(self, span: Span) -> Steps | None:
-        return self._troubles.attempt("captured", lambda: self._captured(span))
-
-    def _captured(self, span: Span) -> Steps:
-        captured = [np.empty(0, np.int64)]
-        for attempt, steps in self._within(span):
-            width = (steps[1] - steps[0]) // MAX_CAPTURED + 1
-            for shard, where in frames_of(attempt, steps):
-                found = shard.read(
-                    f"SELECT max(step) AS newest FROM items {where} AND rows > 0 "
-                    f"GROUP BY intDiv(step - {steps[0]}, {width})"
-                )
-                captured.append(found.numbers("newest").astype(np.int64) + attempt.shift)
-        return np.unique(np.concatenate(captured))
-
-    def _within(self, span: Span) -> Iterator[tuple[Attempt, tuple[int, int]]]:
-        """Yield the attempts that have steps of a span, with their own steps in it."""
-        first, last = span[0] or 0, self._stored if span[1] is None else span[1]
-        for attempt in self._attempts():
-            steps = attempt.within(first, last)
-            if steps is None:
-                continue
-            missing = attempt.world - len(attempt.ranks)
-            if missing > 0:
-                told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps don't include them"
-                self._troubles.note(("ranks", attempt.shift), told)
-            if attempt.ranks:
-                yield attempt, steps
-
-
 MAX_ADDED: Final = 2_000_000  # rows of ranks that are added up for one question
 MAX_SKETCHES_ADDED: Final = 200_000
 MAX_SUMS_OF_ALL: Final = 50_000  # histograms
@@ -139,7 +51,7 @@ _ALSO: Final[Mapping[str, tuple[str, ...]]] = {
 _BACK: Final = (2, 16, 128, 1024)  # captured steps in which the newest values of all taps are looked for
 
 
-class RanksPast(RanksSteps):
+class RanksPast(StoredPast):
     """The values of all ranks together."""
 
     def __init__(
@@ -148,7 +60,9 @@ class RanksPast(RanksSteps):
         taps: Callable[[], Sequence[Tap]],
         leaves_out: Callable[[Tap], bool] = lambda tap: False,
     ) -> None:
-        super().__init__(attempts)
+        super().__init__("old steps of all ranks")
+        self._attempts = attempts
+        self._known: dict[int, Progress] = {}  # by run
         self._taps, self._leaves_out = taps, leaves_out
         self._recent = Recent(nbytes_of)
         self._marks = Marks()
@@ -348,6 +262,86 @@ class RanksPast(RanksSteps):
         """Return the past of a rank's own run."""
         known = self.progress_of(rank)
         return RunPast(rank.shard, rank.id, lambda: StepRange(0, known.newest, max(1, known.captured)))
+
+    # The past of all ranks as far as it is about steps
+
+    def _look(self) -> None:
+        stored = -1
+        for attempt in self._attempts():
+            for shard, ranks in by_shard(attempt.ranks):
+                runs = " OR ".join(f"(run = {each.run} AND number >= {self.progress_of(each).after})" for each in ranks)
+                found = shard.read(
+                    "SELECT run, max(number) AS newest, max(step) AS until, countIf(rows > 0) AS captured, "
+                    f"groupUniqArray(spool) AS spools FROM items WHERE ({runs}) AND kind = {FRAME} GROUP BY run"
+                )
+                columns = (found.numbers(name).tolist() for name in ("run", "newest", "until", "captured"))
+                spools = found.lists("spools")
+                for place, (run, number, until, captured) in enumerate(zip(*columns, strict=True)):
+                    known = self._known[run]
+                    known.spools |= {*spools.values[spools.starts[place] : spools.starts[place + 1]].tolist()}
+                    known.after, known.newest = number + 1, max(known.newest, until)
+                    known.captured += captured
+            waited = [self.progress_of(each).newest for each in attempt.ranks if not each.is_over]
+            every = [self.progress_of(each).newest for each in attempt.ranks]
+            here = attempt.shift + (min(waited) if waited else max(every, default=-1))
+            stored = max(stored, here if attempt.end is None else min(here, attempt.end - 1))
+        self._stored = stored
+
+    def progress_of(self, rank: RankRun) -> Progress:
+        """Return how far a rank's run is stored, as far as it was seen."""
+        return self._known.setdefault(rank.run, Progress())
+
+    def frames(self, span: Span) -> tuple[Steps, Steps]:
+        """Return the steps for which any rank has a frame, and those for which any has tensor values."""
+        every, captured = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for attempt, steps in self._within(span):
+            for shard, where in frames_of(attempt, steps):
+                found = shard.read(f"SELECT step, toUInt8(max(rows > 0)) AS captured FROM items {where} GROUP BY step")
+                here = found.numbers("step").astype(np.int64) + attempt.shift
+                every.append(here)
+                captured.append(here[found.numbers("captured").astype(bool)])
+        return np.unique(np.concatenate(every)), np.unique(np.concatenate(captured))
+
+    def ends(self, span: Span) -> tuple[int, int] | None:
+        return self._troubles.attempt("ends", lambda: self._ends(span))
+
+    def _ends(self, span: Span) -> tuple[int, int] | None:
+        ends: list[int] = []
+        for attempt, steps in self._within(span):
+            for shard, where in frames_of(attempt, steps):
+                found = shard.read(f"SELECT min(step) AS first, max(step) AS last, count() AS found FROM items {where}")
+                if found.one("found"):
+                    ends += (found.one(name) + attempt.shift for name in ("first", "last"))
+        return (min(ends), max(ends)) if ends else None
+
+    def captured(self, span: Span) -> Steps | None:
+        return self._troubles.attempt("captured", lambda: self._captured(span))
+
+    def _captured(self, span: Span) -> Steps:
+        captured = [np.empty(0, np.int64)]
+        for attempt, steps in self._within(span):
+            width = (steps[1] - steps[0]) // MAX_CAPTURED + 1
+            for shard, where in frames_of(attempt, steps):
+                found = shard.read(
+                    f"SELECT max(step) AS newest FROM items {where} AND rows > 0 "
+                    f"GROUP BY intDiv(step - {steps[0]}, {width})"
+                )
+                captured.append(found.numbers("newest").astype(np.int64) + attempt.shift)
+        return np.unique(np.concatenate(captured))
+
+    def _within(self, span: Span) -> Iterator[tuple[Attempt, tuple[int, int]]]:
+        """Yield the attempts that have steps of a span, with their own steps in it."""
+        first, last = span[0] or 0, self._stored if span[1] is None else span[1]
+        for attempt in self._attempts():
+            steps = attempt.within(first, last)
+            if steps is None:
+                continue
+            missing = attempt.world - len(attempt.ranks)
+            if missing > 0:
+                told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps don't include them"
+                self._troubles.note(("ranks", attempt.shift), told)
+            if attempt.ranks:
+                yield attempt, steps
 
 
 def _needed_for(stat: str) -> Sequence[str]:

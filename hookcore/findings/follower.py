@@ -20,7 +20,7 @@ from hookcore.findings.losses import last_output
 from hookcore.findings.ranking import RuleInputs, findings_of
 from hookcore.findings.rules import THRESHOLDS, defaults_of
 from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity, is_shared
-from hookcore.records.vocabulary import ENDED, OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, is_loss
+from hookcore.records.vocabulary import ENDED, OWN_PROBLEM, OWN_RULE, is_loss
 from hookcore.store import Store
 from hookcore.store.incidents import NONFINITE, Found
 from hookcore.store.segments import Lanes, lanes_of
@@ -384,11 +384,11 @@ class Follower:
 
     def hear(self, event: Event) -> None:
         """Take what a rule of the user found, or no longer finds."""
-        if not event.name.startswith(OWN_RULE) or event.name in OWN_RULE_EVENTS:
+        if not event.name.startswith(OWN_RULE) or OWN_PROBLEM not in event.about:
             return
         self._has_own = True
-        key = event.name.removesuffix(OWN_OVER), event.module
-        if event.name.endswith(OWN_OVER):
+        key = event.name, event.module
+        if event.about[OWN_PROBLEM] is None:
             self._own.pop(key, None)
         elif key in self._own or len(self._own) < MAX_OWN:
             self._own[key] = self._own_found(key[0], event)
@@ -398,8 +398,8 @@ class Follower:
         of_module = [place for place, tap in enumerate(taps.taps) if tap.module == event.module and event.module]
         place = min(of_module, key=lambda each: taps.taps[each].kind != "output", default=taps.fact(last_output))
         number, at = int(taps.numbers[place]), f" in {event.module}"
-        said, _, text = event.message.partition(": ")
-        severity: Severity = next((each for each in SEVERITIES if each == said), "warning")
+        severity: Severity = next((each for each in SEVERITIES if each == event.about[OWN_PROBLEM]), "warning")
+        text = event.message
         message = text.rstrip(".") + (f",{at}" if event.module and at not in text else "")
         nan = float("nan")
         return Found(rule, severity, number, nan, nan, event.step, None, message, ((number, event.step),))

@@ -18,7 +18,7 @@ import numpy as np
 
 from hookcore.errors import ArgumentError
 from hookcore.records import ROOT, SEVERITIES, STAT_COLUMN, STATS, Event, Frame, Kind, Severity, Tap
-from hookcore.records.vocabulary import OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, OWN_RULE_LABEL
+from hookcore.records.vocabulary import OWN_PROBLEM, OWN_RULE, OWN_RULE_EVENTS, OWN_RULE_LABEL
 
 # The view of a frame that a user's rule receives, and the problems that it returns.
 
@@ -154,7 +154,9 @@ def own_rule_of(given: Any, name: str = "") -> OwnRule:
     if not callable(given):
         raise ArgumentError(f"{given!r} is not a rule: give a function that takes a frame")
     named = name or str(getattr(given, "__name__", type(given).__name__)).strip("_").lower().replace("_", "-")
-    if not _NAME.fullmatch(named) or named.endswith(OWN_OVER) or f"{OWN_RULE}{named}" in OWN_RULE_EVENTS:
+    if f"{OWN_RULE}{named}" in OWN_RULE_EVENTS:
+        raise ArgumentError(f"{named!r} is the name of an event about rules: choose another one for your rule")
+    if not _NAME.fullmatch(named):
         raise ArgumentError(
             f"{named!r} is not a valid rule name: use up to 64 lowercase letters, digits, and hyphens, as in "
             '@hookcore.rule(name="flat-loss")'
@@ -313,7 +315,7 @@ class OwnRules:
         state.off = why
         yield _event(frame, "own-rule-off", f"the rule {state.rule.name} was switched off: {why}", "warning")
         for module in state.active:
-            yield _event(frame, _name(state) + OWN_OVER, "the rule was switched off", "info", module)
+            yield _event(frame, _name(state), "the rule was switched off", "info", module, {OWN_PROBLEM: None})
         state.active.clear()
 
     def _changes(self, state: _State, frame: Frame, found: Mapping[str, Problem]) -> Iterator[Event]:
@@ -325,15 +327,15 @@ class OwnRules:
                 state.active[module] = known = _Active(problem.severity, has_tensors)
                 state.onsets += 1
                 # A note, because the incident is the alert, and unlike an event, it ends.
-                text = f"{problem.severity}: {problem.message[:MAX_MESSAGE]}"
-                yield _event(frame, _name(state), text, "info", module)
+                about = {OWN_PROBLEM: problem.severity}
+                yield _event(frame, _name(state), problem.message[:MAX_MESSAGE], "info", module, about)
             known.missed, known.has_tensors = 0, known.has_tensors or has_tensors
         for module in [each for each in state.active if each not in found]:
             known = state.active[module]
             known.missed += has_tensors or not known.has_tensors
             if known.missed >= MISSES:
                 del state.active[module]
-                yield _event(frame, _name(state) + OWN_OVER, "no longer found", "info", module)
+                yield _event(frame, _name(state), "no longer found", "info", module, {OWN_PROBLEM: None})
         if state.onsets >= MAX_ONSETS:
             yield from self._switch_off(state, frame, f"it has found {MAX_ONSETS} problems, so it only repeats itself")
 
@@ -350,8 +352,15 @@ def _name(state: _State) -> str:
     return f"{OWN_RULE}{state.rule.name}"
 
 
-def _event(frame: Frame, name: str, message: str, severity: Severity, module: str = "") -> Event:
-    return Event(frame.step, frame.time_s, name, message, severity, module)
+def _event(
+    frame: Frame,
+    name: str,
+    message: str,
+    severity: Severity,
+    module: str = "",
+    about: Mapping[str, Severity | None] | None = None,
+) -> Event:
+    return Event(frame.step, frame.time_s, name, message, severity, module, about=dict(about or {}))
 
 
 def _problems_of(said: Any) -> Iterator[Problem]:

@@ -6,14 +6,13 @@ import http.client
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from hookcore.delivery.dashboard.trust import Endpoint
 from hookcore.errors import ArgumentError, ServerError
-from hookcore.reading import answers
 from hookcore.reading.answers.base import Wanted, decode
 
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a heartbeat every 15 s
@@ -23,19 +22,6 @@ NEW_SERVER_S: Final = 30.0  # during which a restarted server may not know a run
 _TRY_AGAIN: Final = (429, 502, 503, 504)
 MAX_LINE: Final = 64 * 2**20
 _BROKEN: Final = (OSError, http.client.HTTPException)
-
-
-AnyPage = TypeVar(
-    "AnyPage",
-    answers.Runs,
-    answers.Modules,
-    answers.Taps,
-    answers.CoverageList,
-    answers.Hooks,
-    answers.SeriesList,
-    answers.Snapshots,
-    answers.MediaList,
-)
 
 
 class Exchange:
@@ -177,47 +163,6 @@ class Exchange:
         return ServerError(
             f"the server at {self.url} can't be reached ({error!r}): is it running, and is the address correct?"
         )
-
-
-class Asking:
-    """Asks a server about a run: `run`, or the newest one."""
-
-    def __init__(self, exchange: Exchange, run: str | None = None) -> None:
-        self._exchange, self._run = exchange, run
-
-    def _ask(
-        self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
-    ) -> Wanted:
-        """Ask the server. A query without a run is about this reader's run."""
-        asked = dict(asked or {})
-        if "run" in asked:
-            asked["run"] = asked["run"] or self._run
-        return self._exchange.ask(kind, method, path, asked, body)
-
-    def _get(self, kind: type[Wanted], path: str, asked: Mapping[str, Any] | None = None) -> Wanted:
-        return self._ask(kind, "GET", path, asked)
-
-    def _pages(
-        self, kind: type[AnyPage], path: str, asked: dict[str, Any], limit: int | None = None
-    ) -> Iterator[AnyPage]:
-        after: int | str | None = None
-        while True:
-            page = self._get(kind, path, {**asked, "after": after, "limit": limit})
-            yield page
-            after = page.next
-            if after is None:
-                return
-            if "run" in asked and not isinstance(page, answers.Runs):
-                asked = {**asked, "run": page.run}  # the newest run may have changed since the first page
-
-    def _named(self, run: str | None) -> str:
-        """Return the id of the named run, of this reader's run, or of the newest run."""
-        if run or self._run:
-            return str(run or self._run)
-        found = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
-        if not found:
-            raise ServerError(f"the server at {self._exchange.url} shows no run yet", 404)
-        return found[0].id
 
 
 def query_of(asked: Mapping[str, Any]) -> str:

@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from hookcore.errors import ServerError
 from hookcore.reading import answers
-from hookcore.reading.answers.base import TapName
+from hookcore.reading.answers.base import TapName, Wanted
 from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
-from hookcore.reading.exchange import Asking
+from hookcore.reading.exchange import Exchange
 from hookcore.reading.reader import Reader
 from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap
 from hookcore.store import StepRange
 
+AnyPage = TypeVar(
+    "AnyPage",
+    answers.Runs,
+    answers.Modules,
+    answers.Taps,
+    answers.CoverageList,
+    answers.Hooks,
+    answers.SeriesList,
+    answers.Snapshots,
+    answers.MediaList,
+)
 
-class RemoteReader(Asking, Reader):
+
+class RemoteReader(Reader):
     """Answers questions about a run on a server: `run`, or the newest one."""
+
+    def __init__(self, exchange: Exchange, run: str | None = None) -> None:
+        self._exchange, self._run = exchange, run
+
+    def _ask(
+        self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
+    ) -> Wanted:
+        """Ask the server. A query without a run is about this reader's run."""
+        asked = dict(asked or {})
+        if "run" in asked:
+            asked["run"] = asked["run"] or self._run
+        return self._exchange.ask(kind, method, path, asked, body)
+
+    def _get(self, kind: type[Wanted], path: str, asked: Mapping[str, Any] | None = None) -> Wanted:
+        return self._ask(kind, "GET", path, asked)
+
+    def _pages(
+        self, kind: type[AnyPage], path: str, asked: dict[str, Any], limit: int | None = None
+    ) -> Iterator[AnyPage]:
+        after: int | str | None = None
+        while True:
+            page = self._get(kind, path, {**asked, "after": after, "limit": limit})
+            yield page
+            after = page.next
+            if after is None:
+                return
+            if "run" in asked and not isinstance(page, answers.Runs):
+                asked = {**asked, "run": page.run}  # the newest run may have changed since the first page
+
+    def _named(self, run: str | None) -> str:
+        """Return the id of the named run, of this reader's run, or of the newest run."""
+        if run or self._run:
+            return str(run or self._run)
+        found = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
+        if not found:
+            raise ServerError(f"the server at {self._exchange.url} shows no run yet", 404)
+        return found[0].id
 
     def steps(self, run: str | None = None) -> StepRange:
         found = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")

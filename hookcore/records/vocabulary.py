@@ -103,9 +103,9 @@ def rgb_of(color: str) -> tuple[int, int, int]:
 
 DESYNC: Final = "desync"  # the rule about values that ranks should have in common
 LATE_RANK: Final = "late-rank"  # the rule about ranks that keep the others waiting
-# Events about rules of the user: what one found, that it is no longer found, and a label with its counters.
+# Events about rules of the user: what one found or no longer finds, and a label with its counters.
 OWN_RULE: Final = "own-"
-OWN_OVER: Final = "-over"
+OWN_PROBLEM: Final = "problem"  # in what such an event is about: the problem's severity, or None once it is over
 OWN_RULE_LABEL: Final = "own rule "
 OWN_RULE_EVENTS: Final = frozenset({"own-rule-failed", "own-rule-off", "own-rule-slow"})  # about the rule itself
 

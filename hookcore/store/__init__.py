@@ -15,8 +15,7 @@ from hookcore.store.answers import (
     Usage,
 )
 from hookcore.store.ledger import NonfiniteTaps
-from hookcore.store.newest import STAT_NAMES
-from hookcore.store.store import DEFAULT_BYTES, Store
+from hookcore.store.store import DEFAULT_BYTES, STAT_NAMES, Store
 
 __all__ = [
     "DEFAULT_BYTES",

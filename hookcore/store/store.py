@@ -1,45 +1,245 @@
-"""The store of a run's frames, in bounded memory. One thread writes, many read."""
+"""The store of a run's frames, in bounded memory, and all queries over it. One thread writes, many read."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from hookcore.config import patterns
+from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import (
+    GRADIENT_KINDS,
     PROBE,
     STAT_COLUMN,
     Coverage,
     Event,
     Frame,
     HookRecord,
+    Kind,
     ModuleRecord,
+    Severity,
     SketchBlock,
     Snapshot,
     Tap,
     is_shared,
 )
+from hookcore.records.flow import Flow
 from hookcore.records.masks import no_masks
 from hookcore.records.replayed import REPLAYED
-from hookcore.records.sketch import rows_of
-from hookcore.records.vocabulary import NONFINITE_STEP, SYSTEM
-from hookcore.store.answers import StepRange, Usage
+from hookcore.records.sketch import MAX_EXPONENT, rows_of
+from hookcore.records.vocabulary import GRAD_SCALE, NONFINITE_STEP, SYSTEM
+from hookcore.store import checks
+from hookcore.store.answers import Channels, Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList, Usage
 from hookcore.store.bounded import bytes_of, scalars_of, texts_bytes
-from hookcore.store.incidents import Alarm, Found, Replay, replay_of
+from hookcore.store.checks import facts_of
+from hookcore.store.incidents import Alarm, Found, Incident, Replay, replay_of
+from hookcore.store.ladder import Ladder, Peaks
+from hookcore.store.ledger import NonfiniteTaps
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Follower, Parts, ascending_parts, require_shapes
-from hookcore.store.past import Past
-from hookcore.store.queries import Queries
-from hookcore.store.segments import SKIPPED_STEP, Floats, Lanes, Steps, lanes_of, merge_ranks, merge_stats
+from hookcore.store.past import Lane, Past, Span, Wanted, divide, look_together, rows_together
+from hookcore.store.rows import Cells, Columns, Rows, Streaks, columns_over, down_sample, norm_of, overlap
+from hookcore.store.segments import (
+    SCALAR_SCHEMA,
+    SKIPPED_STEP,
+    STAT_SCHEMA,
+    Floats,
+    Lanes,
+    MergedRows,
+    Steps,
+    lanes_of,
+    merge_ranks,
+    merge_stats,
+)
+from hookcore.store.sketches import MIN_BINS, SketchRows, histograms_of, quantiles_of
+from hookcore.store.unlike import Sample
+
+# The contents of a run: its steps, taps, modules and their coverage, hooks, events, and snapshots.
+
+
+class OfTap(Protocol):
+    """A tap in an answer of `hookcore.reading`."""
+
+    @property
+    def record(self) -> Tap: ...
+
+
+TapName = int | str | Tap | OfTap  # a tap by its number, its label, or itself
+UNREPORTED: Final = "not reported by the trainer yet"
+
+
+def _find_no_dead() -> Collection[str]:
+    raise PatternError("'is:dead' needs the findings of a server: ask it through hookcore.Client")
+
+
+def _without_refused(covered: Coverage, kept: set[Kind], have: str) -> Coverage:
+    kinds = tuple(kind for kind in covered.kinds if kind in kept)
+    if not covered.captured or (kept and len(kinds) == len(covered.kinds)):
+        return covered
+    missing = ", ".join(kind for kind in covered.kinds if kind not in kept)
+    what = f"{missing} refused by the store" if kept else "refused by the store"
+    return replace(covered, captured=bool(kept), kinds=kinds, reason=f"{what}: {have}; give it more memory")
+
+
+# Reads rows, cells, and sketches of a run: what memory has exactly from there, and the rest from the store's past.
+
+MAX_ROWS: Final = 1000  # of the past, if the caller doesn't say
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One column of some lanes of a ladder, and what the past calls them."""
+
+    ladder: Ladder
+    column: int
+    lanes: Lanes
+    stat: str
+    names: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Rows of a span in parts, oldest first: what memory has of them, and what the past is asked for."""
+
+    near: list[Rows]
+    kept: list[Rows] = field(default_factory=list)  # those of memory that the past doesn't have better
+    wanted: Wanted | None = None
+
+    def answer(self, older: Rows | None) -> list[Rows]:
+        """Return all rows, with those of the past if it was asked and has answered."""
+        return self.near if older is None else [part for part in (older, *self.kept) if len(part.first)]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The data of a heatmap: rows in memory, and earlier steps in the past."""
+
+    near: list[Rows]  # all that memory has
+    kept: list[Rows]  # those of it that the past doesn't have better
+    past: tuple[int, int] | None = None
+
+
+def gather_together(asked: Sequence[tuple[Store, Source, Span]], most: int) -> list[list[Rows]]:
+    """Return the rows of spans of several stores in parts. Pasts that are stored in one place are queried once."""
+    since = [source.ladder.exact_since(store._parts.whole_since) for store, source, _ in asked]
+    pasts = [store._past_of(span, step) for (store, _, span), step in zip(asked, since, strict=True)]
+    look_together([past for past in pasts if past is not None])
+    questions = [store._ask(source, span, most) for store, source, span in asked]
+    older = iter(rows_together([each.wanted for each in questions if each.wanted is not None]))
+    return [each.answer(None if each.wanted is None else next(older)) for each in questions]
+
+
+# The newest values: of the whole run, or in some steps, whose rows may be merged by now.
+
+STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
+Places = NDArray[np.intp]
+_COUNTED: Final = tuple(STAT_NAMES.index(name) for name in ("nan", "inf", "nonfinite"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The newest rows of some taps, each of steps from `begin` to `end`. `read` returns a stat of those at places."""
+
+    numbers: Steps
+    begin: Steps
+    end: Steps
+    read: Callable[[str, Places], Floats]
+
+    def arranged(
+        self, taps: Sequence[Tap], wanted: TapList, stat: str | None, sort: str | None, limit: int | None
+    ) -> Latest:
+        """Return one stat or all, sorted, of the first taps. `taps` are those of the run."""
+        order = np.arange(len(self.numbers))
+        if sort:
+            order = _order(self.read(sort.removeprefix("-"), order), sort.startswith("-"))
+        order = order[:limit]
+        numbers = self.numbers[order]
+        shown = wanted.taps if np.array_equal(numbers, wanted.numbers) else tuple(taps[number] for number in numbers)
+        chosen = STAT_NAMES if stat is None else (stat,)
+        values = np.stack([self.read(name, order) for name in chosen], axis=1)
+        return Latest(chosen, numbers, shown, self.end[order], values, self.begin[order], len(self.numbers))
+
+
+def require_stats(stat: str | None, sort: str | None) -> None:
+    """Raise ArgumentError if one of these isn't a stat; `sort` may begin with a minus."""
+    for given in (stat, sort.removeprefix("-") if sort else None):
+        if given is not None:
+            checks.require("stat", given, STAT_NAMES)
+
+
+def _column_of(stored: Floats, numbers: Steps, name: str, places: Places) -> Floats:
+    lanes = numbers[places]
+    if name in STAT_SCHEMA.derived:
+        return STAT_SCHEMA.derived[name](lambda column: stored[column, lanes])
+    values: Floats = stored[STAT_NAMES.index(name), lanes]
+    return values
+
+
+def _order(values: NDArray[np.float64], smallest_first: bool) -> NDArray[np.intp]:
+    keys = values if smallest_first else -values
+    return np.argsort(np.where(np.isfinite(values), keys, -np.inf), kind="stable")
+
+
+def _newest_merged(
+    parts: Sequence[MergedRows], first: int | None, last: int | None, lanes: NDArray[np.int64]
+) -> tuple[Steps, Steps, Floats]:
+    """Return the newest merged row of each lane that overlaps the steps: its ends (-1 if there is none), [name, lane].
+
+    Values are means over the row's steps; of counts of non-finite values, the largest.
+    """
+    begin, end = np.full((2, len(lanes)), -1, np.int64)
+    values = np.full((len(parts[0].mean) if parts else 0, len(lanes)), np.nan)
+    for part in reversed(parts):
+        rows = overlap(part.first, part.last, first, last)
+        wanted = np.flatnonzero((end < 0) & (lanes < part.lanes))
+        present = part.present[rows][:, lanes[wanted]] > 0
+        found = np.flatnonzero(present.any(axis=0)) if len(present) else np.empty(0, np.intp)
+        if not len(found):
+            continue
+        row = rows.stop - 1 - present[::-1][:, found].argmax(axis=0)  # the newest one of each lane
+        found = wanted[found]
+        begin[found], end[found] = part.first[row], part.last[row]
+        values[:, found] = part.mean[:, row, lanes[found]]
+        for column in _COUNTED:
+            values[column, found] = part.high[column, row, lanes[found]]
+        if (end >= 0).all():
+            break
+    return begin, end, values
+
+
+MAX_CELLS: Final = 2**23  # of a heatmap, before neighboring taps share a row: 24 bytes each
+_VALUE: Final = SCALAR_SCHEMA.columns.index("value")
+
+
+def _series_of(name: str, tap: int | None, parts: list[Rows], points: int) -> Series:
+    rows = down_sample(Rows.join(parts), points)
+    values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
+    return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
+
+
+def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:
+    """Return which rows have a step between first and last."""
+    inside: NDArray[np.bool_] = (rows.last >= first) & (rows.first <= last)
+    return inside
+
+
+def _empty_heatmap(stat: str) -> Heatmap:
+    none = np.empty(0, np.int64)
+    counts = np.empty((0, 0), np.uint32)
+    return Heatmap(stat, none, (), none, none, none, np.empty((0, 0)), counts, counts, np.empty((0, 0), bool))
+
 
 DEFAULT_BYTES: Final = 512 * 2**20
 
 
-class Store(Queries):
+class Store:
     """The frames of one run within `max_bytes`, and names within `names_bytes`. See docs/store.md.
 
     Adding a frame never raises, even if it is late or there is no room. Such frames are counted, and an event reports
@@ -49,7 +249,11 @@ class Store(Queries):
     def __init__(
         self, max_bytes: int = DEFAULT_BYTES, *, names_bytes: int = NAMES_BYTES, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(Parts(max_bytes, names_bytes))
+        self._parts = Parts(max_bytes, names_bytes)
+        self._here = threading.local()  # how a thread reads the past
+        self._all_taps = TapList(np.empty(0, np.int64), ())
+        self._covered: tuple[tuple[int, ...], tuple[Coverage, ...]] = (), ()
+        self._find_dead: Callable[[], Collection[str]] = _find_no_dead
         self._clock = clock
         self._writer = threading.Lock()  # frames from several threads are added one after the other
         self._last: tuple[NDArray[np.uint32] | None, Lanes] = None, slice(0)  # the newest taps, known and in order
@@ -314,3 +518,594 @@ class Store(Queries):
             self._reported.add(name)
             newest = self._parts.steps.newest
             self.add_event(Event(newest or 0, self._clock(), name, message, "warning"))
+
+    # Reads what a run consists of from a store's state, from any thread
+
+    def find_dead_by(self, find: Callable[[], Collection[str]]) -> None:
+        """Set the function that returns the paths of the modules that match `is:dead`, which only findings know."""
+        self._find_dead = find
+
+    def steps(self) -> StepRange:
+        """Return the first and newest step, and the number of steps."""
+        return self._parts.steps
+
+    @property
+    def taps_announced(self) -> int:
+        """The number of announced taps, including those without room."""
+        return self._parts.taps_announced
+
+    @property
+    def taps_known(self) -> int:
+        """The number of taps with room."""
+        return len(self._parts.taps)
+
+    @property
+    def modules_known(self) -> int:
+        """The number of described modules."""
+        return len(self._parts.modules)
+
+    def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
+        """Return the taps of a kind whose module matches a pattern (see docs/patterns.md)."""
+        checks.require_kind(kind)
+        every = self._every_tap()
+        found = every if kind is None else every.of_kind(kind)
+        if match is None:
+            return found
+        fits = self.matcher(match)
+        return found.at([place for place, tap in enumerate(found.taps) if fits(tap.module)])
+
+    def _every_tap(self) -> TapList:
+        """Return the same list until there are more taps, so that facts about it are found once."""
+        known = self._all_taps
+        if len(known.taps) != len(self._parts.taps):
+            taps = tuple(self._parts.taps)
+            known = self._all_taps = TapList(np.arange(len(taps)), taps)
+        return known
+
+    def events(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        name: str | None = None,
+        severity: Severity | None = None,
+        limit: int | None = None,
+    ) -> list[Event]:
+        """Return the newest matching events, oldest first."""
+        found = [event for event in self._parts.events.items() if event.fits(first, last, name, severity)]
+        return found if limit is None else found[max(0, len(found) - limit) :]
+
+    def events_after(self, taken: int) -> tuple[int, list[Event]]:
+        """Return the events after the first `taken`, and the number of all events. For followers."""
+        return self._parts.events.items_after(taken)
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the stored snapshots, oldest first; their values are read-only."""
+        return self._parts.snapshots.items()
+
+    def snapshots_after(self, taken: int) -> tuple[int, list[Snapshot]]:
+        """Return the snapshots after the first `taken`, and the number of all. For readers that number them."""
+        return self._parts.snapshots.items_after(taken)
+
+    def numbered_snapshots(self) -> list[tuple[int, Snapshot]]:
+        """Return the snapshots by the numbers that name them: their commands', or else their places in time."""
+        taken, kept = self.snapshots_after(0)
+        first = taken - len(kept)
+        return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
+
+    def numbered_media(self) -> list[tuple[int, Snapshot]]:
+        """Return the logged images, texts, tables, and figures, by their position in the log."""
+        taken, kept = self._parts.media.items_after(0)
+        return list(enumerate(kept, taken - len(kept)))
+
+    def modules(self) -> list[ModuleRecord]:
+        return self._parts.modules.items()
+
+    def module_types(self) -> dict[str, str]:
+        """Return the class of each module, by path."""
+        return {module.path: module.type for module in self.modules()}
+
+    def matcher(self, match: str | None) -> Callable[[str], bool]:
+        """Return a test of module paths for a pattern; None matches every path."""
+        return (lambda path: True) if match is None else self.matcher_of(patterns.parse(match))
+
+    def matcher_of(self, condition: patterns.Condition) -> Callable[[str], bool]:
+        """Return a test of module paths for a condition. The facts are those at the first path."""
+        facts: dict[str, patterns.Facts] = {}
+
+        def fits(path: str) -> bool:
+            if not facts:
+                facts.update(self.facts(condition.states))
+            return condition.fits(facts.get(path) or patterns.Facts(path))
+
+        return fits
+
+    def facts(self, states: Set[str] = frozenset()) -> dict[str, patterns.Facts]:
+        """Return what patterns can test of each module by path, in the model's order, then of other tensors.
+
+        Of the states that change, only those in `states` are looked up.
+        """
+        taps = self._parts.taps[:]
+        nonfinite = self._parts.ledger.taps().numbers.tolist() if "nan" in states else ()
+        return facts_of(
+            self.modules(),
+            dict.fromkeys(tap.module for tap in taps),
+            {each.path: each.captured for each in self.coverage()} if {"captured", "uncaptured"} & states else {},
+            {taps[number].module for number in nonfinite if number < len(taps)},
+            self._find_dead() if "dead" in states else (),
+        )
+
+    def coverage(self) -> list[Coverage]:
+        """Return every known module: captured, or why not. Refused taps count as not captured."""
+        parts = self._parts
+        mark = parts.coverage.changes, parts.modules.changes, len(parts.taps), parts.taps_announced
+        if self._covered[0] != mark:
+            reported = self.without_refused(parts.coverage.items())
+            self._covered = mark, tuple(self._with_unreported(reported))
+        return list(self._covered[1])
+
+    def _with_unreported(self, coverage: list[Coverage]) -> list[Coverage]:
+        """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
+        modules = self._parts.modules.items()
+        known = {each.path: each for each in coverage}
+        unreported: dict[str, dict[Kind, None]] = {each.path: {} for each in modules if each.path not in known}
+        if not unreported:
+            return coverage
+        for tap in self._parts.taps[:]:
+            if tap.module in unreported:
+                unreported[tap.module][tap.kind] = None
+        for path, type_ in ((module.path, module.type) for module in modules if module.path in unreported):
+            seen = tuple(unreported[path])
+            known[path] = Coverage(path, type_, bool(seen), seen, "" if seen else UNREPORTED)
+        in_order = {module.path: known[module.path] for module in modules}
+        return list((in_order | known).values())
+
+    @property
+    def refused_taps(self) -> int:
+        """The number of taps without room, which have the highest numbers."""
+        return self._parts.taps_announced - len(self._parts.taps)
+
+    def without_refused(self, coverage: Sequence[Coverage]) -> list[Coverage]:
+        """Return coverage that calls a module captured only if the store has one of its taps, with these kinds."""
+        refused = self.refused_taps
+        if not refused:
+            return list(coverage)
+        kept: dict[str, set[Kind]] = {}
+        for tap in self._parts.taps[:]:
+            kept.setdefault(tap.module, set()).add(tap.kind)
+        room = f"{len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
+        have = f"no room for its values: the store has room for {room}"
+        return [
+            _without_refused(each, kept.get(each.path, set()), have) if each.captured else each for each in coverage
+        ]
+
+    def hooks(self) -> tuple[HookRecord, ...]:
+        """Return the hooks of the last inventory."""
+        return self._parts.hooks
+
+    def flows(self) -> tuple[Flow, ...]:
+        """Return which call fed which, in the structures that the model had, oldest first."""
+        return self._parts.flows
+
+    def labels(self) -> dict[str, str]:
+        """Return the newest label of each name."""
+        return dict(self._parts.labels.items())
+
+    def find_tap(self, tap: TapName) -> tuple[int, Tap]:
+        """Return a tap's number and the tap."""
+        taps = self._parts.taps
+        if not isinstance(tap, str | int | np.integer | Tap):
+            tap = tap.record
+        if isinstance(tap, str):
+            return checks.find_tap(enumerate(taps[:]), tap)
+        if isinstance(tap, Tap):
+            number = self._parts.tap_numbers.get(tap)
+            if number is None:
+                raise ArgumentError(checks.unknown("tap", tap.label, [each.label for each in taps]))
+            return number, tap
+        if not 0 <= tap < len(taps):
+            raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
+        return int(tap), taps[tap]
+
+    # Reads a store's state, and its past if it has one, from any thread
+
+    @property
+    def whole_since(self) -> int:
+        """The step since which memory has had every step of the run, if not from the beginning."""
+        return self._parts.whole_since
+
+    @property
+    def exact_since(self) -> int | None:
+        """The step since which memory has each step's values of tensors; None if it has all."""
+        return self._parts.stats.exact_since(self._parts.whole_since)
+
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """Answer this thread from memory alone, as rules need it: they look at thousands of taps, and often."""
+        before = getattr(self._here, "only", False)
+        self._here.only = True
+        try:
+            yield
+        finally:
+            self._here.only = before
+
+    def _past_of(self, span: Span, exact_since: int | None) -> Past | None:
+        """Return the past if a span reaches steps that memory doesn't have exactly."""
+        past = None if getattr(self._here, "only", False) else self._parts.past
+        if past is None or exact_since is None or (span[0] is not None and span[0] >= exact_since):
+            return None
+        return past
+
+    def _gather(self, source: Source, span: Span, most: int = MAX_ROWS) -> list[Rows]:
+        """Return the rows of a span in parts, oldest first; of the past about `most` if there are more."""
+        return gather_together([(self, source, span)], most)[0]
+
+    def _ask(self, source: Source, span: Span, most: int) -> Question:
+        near = source.ladder.gather(source.column, source.lanes, *span)
+        since = source.ladder.exact_since(self._parts.whole_since)
+        past = self._past_of(span, since)
+        if past is None or since is None:
+            return Question(near)
+        deep, kept = divide(near, since, span, past.stored_until())
+        wanted = None if deep is None else Wanted(past, source.stat, source.names, deep, most)
+        return Question(near, kept, wanted)
+
+    def _entries(self, number: int, span: Span, most: int) -> list[SketchRows]:
+        """Return the sketches of a tap, or sums of them, oldest first."""
+        return self._divided(span, lambda past, deep: past.sketches(number, deep, most))
+
+    def _divided(self, span: Span, ask: Callable[[Past, Span], list[SketchRows] | None]) -> list[SketchRows]:
+        """Return sketches of memory, and of the past where memory has only sums."""
+        near = self._parts.sketches.entries(*span)
+        since = self._parts.sketches.exact_since(self._parts.whole_since)
+        past = self._past_of(span, since)
+        if past is None or since is None:
+            return near
+        stored = past.stored_until()
+        kept = [entry for entry in near if entry.last > stored or (entry.first >= since and entry.steps == 1)]
+        end = min([stored, *(entry.first - 1 for entry in kept), *(each for each in span[1:] if each is not None)])
+        older = ask(past, (span[0], end)) if end >= (span[0] or 0) else None
+        if older is None:
+            return near
+        # A sum of the past may be of steps after the end, too, or the last steps may be too many for it.
+        until = max((entry.last for entry in older), default=-1)
+        return [*older, *(entry for entry in near if entry.first > until)]
+
+    def _all_entries(self, span: Span) -> list[SketchRows]:
+        """Return the sketches of all taps, or sums of them, oldest first."""
+        return self._divided(span, lambda past, deep: past.all_sketches(len(self._parts.taps), deep))
+
+    def _latest(self, span: Span) -> tuple[Steps, Floats]:
+        """Return the newest step of each tap in a span, -1 if it has none, and its exact stats there [stat, tap]."""
+        since = self.exact_since
+        past = self._past_of(span, since)
+        if past is not None and since is not None and span[1] is not None and span[1] < since:
+            found = past.latest(len(self._parts.taps), span)
+            if found is not None:
+                return found
+        return self._parts.stats.latest(*span)
+
+    def _has_past(self, span: Span) -> bool:
+        """Return whether the past has the steps of a span that memory has merged."""
+        past = self._past_of(span, self.exact_since)
+        return past is not None and not past.trouble
+
+    def _rows_between(self, span: Span) -> tuple[Steps, Steps]:
+        """Return the first and the last step of every row of taps that overlaps a span, oldest first."""
+        begin, end = self._parts.stats.rows_between(*span)
+        since = self.exact_since
+        past = self._past_of(span, since)
+        if past is None or since is None:
+            return begin, end
+        stored = past.stored_until()
+        ours = (end > stored) | (begin >= since)
+        until = min([stored, *begin[ours][:1].tolist(), *(each for each in span[1:] if each is not None)])
+        until -= bool(ours.any() and until == begin[ours][0])
+        older = past.captured((span[0], until)) if until >= (span[0] or 0) else None
+        if older is None:
+            return begin, end
+        return np.concatenate([older, begin[ours]]), np.concatenate([older, end[ours]])
+
+    def _view(self, source: Source, span: Span) -> View:
+        """Return what a heatmap of a span shows."""
+        near = source.ladder.gather(source.column, source.lanes, *span)
+        since = source.ladder.exact_since(self._parts.whole_since)
+        past = self._past_of(span, since)
+        if past is not None and since is not None:
+            deep, kept = divide(near, since, span, past.stored_until())
+            ends = None if deep is None else past.ends(deep)
+            if ends is not None:
+                return View(near, kept, ends)
+        return View(near, near)
+
+    def _cells(self, stat: str, wanted: TapList, over: Columns, view: View, streaks: Streaks) -> Cells:
+        """Return the values of a view in cells."""
+        past, older = self._parts.past, None
+        if past is not None and view.past is not None:
+            older = past.cells(stat, wanted.numbers.tolist(), over, view.past)
+        cells = Cells.make(over.number, len(wanted.taps)) if older is None else older
+        for part in view.near if older is None else view.kept:
+            cells.add(over, part, streaks)
+        return cells
+
+    # Reads the newest values, from any thread. `first` and `last` are inclusive steps; None means no bound
+
+    def latest(
+        self,
+        kind: str | None = None,
+        stat: str | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        wanted: TapList | None = None,
+        *,
+        merged: bool = False,
+    ) -> Latest:
+        """Return the newest values of every tap; `sort` is a stat, largest and non-finite first ("-norm": smallest).
+
+        With bounds, return the taps seen in these steps; with `merged`, also those whose steps are merged by now: then
+        stats are means, and counts of non-finite values are the largest of a step. `wanted` names the taps and skips
+        the search by kind.
+        """
+        require_stats(stat, sort)
+        wanted = self.taps(None, kind) if wanted is None else wanted
+        steps, stored = self._latest((first, last))
+        numbers = wanted.numbers[wanted.numbers < len(steps)]
+        numbers = numbers[steps[numbers] >= 0]
+        found = _Found(numbers, steps[numbers], steps[numbers], partial(_column_of, stored, numbers))
+        if merged and (first, last) != (None, None):
+            found = self._with_merged(found, wanted, (first, last))
+        return found.arranged(self._parts.taps, wanted, stat, sort, limit)
+
+    def _with_merged(self, exact: _Found, wanted: TapList, span: Span) -> _Found:
+        """Add the taps that only merged rows have in these steps."""
+        lanes = wanted.numbers[~np.isin(wanted.numbers, exact.numbers)]
+        parts = self._parts.stats.merged(*span) if len(lanes) and not self._has_past(span) else ()
+        if not len(parts):
+            return exact
+        begin, end, means = _newest_merged(parts, *span, lanes)
+        found = np.flatnonzero(end >= 0)
+        numbers = np.concatenate([exact.numbers, lanes[found]])
+        order = np.argsort(numbers)
+
+        def read(name: str, places: Places) -> Floats:
+            values = exact.read(name, np.arange(len(exact.numbers)))
+            return np.concatenate([values, means[STAT_NAMES.index(name), found]])[order][places]
+
+        begin, end = (np.concatenate(each)[order] for each in ((exact.begin, begin[found]), (exact.end, end[found])))
+        return _Found(numbers[order], begin, end, read)
+
+    def captured_rows(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Steps]:
+        """Return the steps in which tensors were captured, oldest first: the first and the last step of each row.
+
+        They are the same for a step that is still exact.
+        """
+        return self._rows_between((first, last))
+
+    # Reads a store's state, from any thread. `first` and `last` are inclusive steps; None means no bound
+
+    def series(
+        self, tap: TapName, stat: str, first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> Series:
+        """Return one stat of one tap in at most `points` points."""
+        checks.require("stat", stat, STAT_NAMES)
+        number = self.find_tap(tap)[0]
+        return self._series(stat, number, self.source_of_taps(stat, np.array([number])), (first, last), points)
+
+    def norm(
+        self, numbers: NDArray[np.int64], first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> Series:
+        """Return the norm of all values of some taps together, of those that each step captured."""
+        checks.require_at_least("points", points, 1)
+        parts = (
+            self._parts.stats.gather(STAT_NAMES.index("norm"), lanes_of(numbers), first, last) if len(numbers) else []
+        )
+        return _series_of("norm", None, [norm_of(part) for part in parts], points)
+
+    def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
+        """Return one stat of some taps [row, tap] without down-sampling; `present` is 0 for uncaptured taps."""
+        checks.require("stat", stat, STAT_NAMES)
+        parts = self._gather(self.source_of_taps(stat, numbers), (first, last)) if len(numbers) else []
+        if not parts:
+            return Rows.empty(len(numbers))
+        return Rows.stack(parts)
+
+    def peaks(self, numbers: NDArray[np.int64], stat: str, width: int, first: int, last: int) -> Peaks:
+        """Return the largest value of one stat of taps in columns of `width` steps. Unlike `rows`, it copies little."""
+        checks.require("stat", stat, STAT_NAMES)
+        known = self._parts.ledger.taps()  # most runs have no non-finite value, so there is nothing to read about them
+        suspects = np.flatnonzero(np.isin(numbers, known.numbers[known.last_step >= first]))
+        found = Peaks.make((first, last), width, numbers.astype(np.intp), lanes_of(numbers), suspects)
+        return self._parts.stats.peaks(STAT_NAMES.index(stat), found)
+
+    def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
+        """Return one scalar in at most `points` points."""
+        return self._series(name, None, self.source_of_scalar(name), (first, last), points)
+
+    def scalar_names(self) -> list[str]:
+        """Return the names of logged scalars, and of hookcore's own, which start with "hookcore/"."""
+        return [*self._parts.scalars.lanes.names(), *self._parts.system.lanes.names()]
+
+    def source_of_scalar(self, name: str) -> Source:
+        """Return where a scalar is."""
+        log = self._parts.log_of(name)
+        lane = log.lanes.get(name)
+        if lane is None:
+            raise ArgumentError(checks.unknown("scalar", name, self.scalar_names()))
+        return Source(log.ladder, _VALUE, slice(lane, lane + 1), "mean", (name,))
+
+    def source_of_taps(self, stat: str, numbers: NDArray[np.int64]) -> Source:
+        """Return where a stat of taps is."""
+        return Source(self._parts.stats, STAT_NAMES.index(stat), lanes_of(numbers), stat, tuple(numbers.tolist()))
+
+    def _series(self, name: str, tap: int | None, source: Source, span: Span, points: int) -> Series:
+        checks.require_at_least("points", points, 1)
+        return _series_of(name, tap, self._gather(source, span, points), points)
+
+    def heatmap(
+        self,
+        kind: str,
+        stat: str,
+        match: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 500,
+        rows: int | None = None,
+        wanted: TapList | None = None,
+    ) -> Heatmap:
+        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells.
+
+        Callers that ask for the same taps again and again pass them as `wanted`, which skips the search. Very many taps
+        get fewer columns, so that the memory is bounded.
+        """
+        checks.require("stat", stat, STAT_NAMES)
+        checks.require_at_least("columns", columns, 1)
+        checks.require_at_least("rows", 1 if rows is None else rows, 1)
+        wanted = self.taps(match, kind) if wanted is None else wanted
+        if not len(wanted.taps):
+            return _empty_heatmap(stat)
+        columns = max(1, min(columns, MAX_CELLS // len(wanted.taps)))
+        span, streaks = (first, last), self._streaks_of(wanted.numbers)
+        view = self._view(self.source_of_taps(stat, wanted.numbers), span)
+        over = columns_over(view.kept, *span, columns, view.past)
+        if over is None:
+            return _empty_heatmap(stat)
+        cells, starts = self._cells(stat, wanted, over, view, streaks).group(rows or len(wanted.taps))
+        infinite = cells.nonfinite > 0
+        if infinite.any():
+            view = self._view(self.source_of_taps("nan", wanted.numbers), span)
+            infinite &= ~(self._cells("nan", wanted, over, view, streaks).group(len(starts))[0].high > 0)
+        groups = np.diff(np.append(starts, len(wanted.taps)))
+        shown = tuple(wanted.taps[start] for start in starts)
+        return Heatmap(
+            stat,
+            wanted.numbers[starts],
+            shown,
+            groups,
+            over.first_steps(),
+            over.last_steps(),
+            cells.worst().T,
+            cells.nonfinite.T,
+            cells.valued().T,
+            infinite.T,
+        )
+
+    def _streaks_of(self, numbers: NDArray[np.int64]) -> Streaks:
+        """Return the first and the newest streak of non-finite steps of taps. No others are known exactly."""
+        known = self._parts.ledger.taps()
+        place = np.searchsorted(known.numbers, numbers)
+        place[place == len(known.numbers)] = 0
+        first, last = np.zeros((2, len(numbers)), np.int64), np.full((2, len(numbers)), -1, np.int64)
+        found = np.flatnonzero(known.numbers[place] == numbers) if len(known.numbers) else np.empty(0, np.intp)
+        at = place[found]
+        first[0, found], last[0, found] = known.first_step[at], known.first_until[at]
+        several = known.streaks[at] > 1
+        first[1, found[several]], last[1, found[several]] = known.since[at[several]], known.last_step[at[several]]
+        return Streaks(first, last)
+
+    def histograms(
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
+    ) -> Histograms:
+        """Return the distribution of a tap over time, in at most `columns` by `bins`; counts are exact sums."""
+        checks.require_at_least("columns", columns, 1)
+        checks.require_at_least("bins", bins, MIN_BINS)
+        number = self.find_tap(tap)[0]
+        entries = self._entries(number, (first, last), columns)
+        return histograms_of(entries, number, columns, bins, lambda begin, end: self._bounds_of(number, begin, end))
+
+    def sample(self, first: int | None = None, last: int | None = None, but: Sample | None = None) -> Sample:
+        """Return the sketches of all taps in some steps, except for those of another sample of this run.
+
+        Sums of older steps are in it if they overlap the steps.
+        """
+        if but is None or but.first is None or but.last is None:
+            return Sample(tuple(self._all_entries((first, last))))
+        before = first, min(but.first - 1, but.first - 1 if last is None else last)
+        after = max(but.last + 1, first or 0), last
+        entries = self._all_entries(before) if before[1] >= (first or 0) else []
+        entries += self._all_entries(after) if last is None or last >= after[0] else []
+        return Sample(tuple(each for each in entries if each.last < but.first or each.first > but.last))
+
+    def scalar_rows(self, name: str) -> Rows:
+        """Return the rows of one scalar over the whole run."""
+        return Rows.join(self._gather(self.source_of_scalar(name), (None, None)))
+
+    def channels(
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
+    ) -> Channels:
+        """Return the numbers of a probe in their order over time; in a cell, the largest value wins, or NaN."""
+        checks.require_at_least("columns", columns, 1)
+        checks.require_at_least("rows", rows, 1)
+        return self._parts.channels.read(self.find_tap(tap)[1], first, last, columns, rows)
+
+    def channel_taps(self, match: str | None = None) -> TapList:
+        """Return the taps whose numbers are kept in their order, of modules that match a pattern."""
+        kept = set(self._parts.channels.taps())
+        found = self.taps(match, PROBE)
+        return found.at([place for place, tap in enumerate(found.taps) if tap in kept])
+
+    def quantiles(
+        self, tap: TapName, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> Quantiles:
+        """Return quantiles of a tap over time in at most `points` points: within 6 %, or NaN if unknown."""
+        checks.require_at_least("points", points, 1)
+        number = self.find_tap(tap)[0]
+        entries = self._entries(number, (first, last), points)
+        return quantiles_of(entries, number, qs, points, lambda begin, end: self._bounds_of(number, begin, end))
+
+    def _bounds_of(self, number: int, first: Steps, last: Steps) -> list[tuple[float, float, float]]:
+        """Return a tap's extremes in spans of steps, and the magnitude where its sketches end, unscaled."""
+        numbers, span = np.array([number], np.int64), (int(first[0]), int(last[-1]))
+        least, most = (self.rows(numbers, stat, *span) for stat in ("min", "max"))
+        is_scaled = self._parts.taps[number].kind in GRADIENT_KINDS and GRAD_SCALE in self.scalar_names()
+        scale = Rows.join(self._gather(self.source_of_scalar(GRAD_SCALE), span)) if is_scaled else Rows.empty(1)
+        found = []
+        for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+            divisor = np.fmax.reduce(scale.high[_within(scale, begin, end), 0], initial=1.0)
+            inside = _within(least, begin, end)
+            if ((least.first < begin) | (least.last > end))[inside].any():
+                inside[:] = False  # merged rows reach further, so these are not the extremes of this span
+            minimum = np.fmin.reduce(least.low[inside, 0], initial=np.nan)
+            maximum = np.fmax.reduce(most.high[inside, 0], initial=np.nan)
+            found.append((float(minimum), float(maximum), 2.0**MAX_EXPONENT / float(divisor)))
+        return found
+
+    def nonfinite_taps(self) -> NonfiniteTaps:
+        """Return the exact record of every tap that was ever non-finite."""
+        return self._parts.ledger.taps()
+
+    def masks(self) -> dict[int, int]:
+        """Return the taps whose infinities do no harm, and the first step of each."""
+        return dict(self._parts.incidents.masks.since)
+
+    def nonfinite_since(self, name: str) -> int | None:
+        """Return the exact step since which a scalar is NaN or infinite; None if its newest value is finite."""
+        lane, known = self._parts.scalars.lanes.get(name), self._parts.scalar_ledger.taps()
+        at = np.flatnonzero((known.numbers == lane) & ~known.is_over)
+        return int(known.since[at[0]]) if len(at) else None
+
+    def incidents(self) -> list[Incident]:
+        """Return the first and the newest incidents, oldest first. The usage counts the others."""
+        return self._parts.incidents.all()
+
+    def incident_heads(self) -> list[Incident]:
+        """Return the same incidents without their chains and evidence, which is faster."""
+        return self._parts.incidents.heads()
+
+    @property
+    def dropped_alerts(self) -> int:
+        """The number of dropped incidents that were warnings or errors."""
+        return self._parts.incidents.dropped_alerts
+
+    @property
+    def incidents_version(self) -> int:
+        """A number that changes with every change of an incident."""
+        return self._parts.incidents.version
+
+    def captured(self, first: int | None = None) -> int:
+        """Return how many steps were captured, of the whole run or from `first` on (of the newest 1,024)."""
+        return self._parts.ledger.captured(first)
+
+    def captured_step(self, back: int) -> int | None:
+        """Return the captured step `back` steps before the newest one, or the oldest of the newest 1,024."""
+        return self._parts.ledger.captured_step(back)

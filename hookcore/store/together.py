@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.store.deep import MAX_ROWS, Source, gather_together
 from hookcore.store.past import Span
-from hookcore.store.queries import Queries
 from hookcore.store.rows import Rows
+from hookcore.store.store import MAX_ROWS, Source, Store, gather_together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsOf:
     """A query to one store: one stat of some taps, or a scalar by its name, in a span of steps."""
 
-    store: Queries
+    store: Store
     what: NDArray[np.int64] | str
     stat: str = ""
     span: Span = (None, None)

@@ -1,4 +1,4 @@
-"""A running watch, and what all open watches share: they are detached together, and closed at exit and at a fork."""
+"""A running watch, and what all open watches share: they are detached together, and closed as the process ends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ import platform
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from functools import partial
+from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 import hookcore
 from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
-from hookcore.config import Flat, Settings, rank
+from hookcore.config import Flat, Pattern, Settings, rank
 from hookcore.delivery.bridges import Bridge, bridge_for
 from hookcore.delivery.dashboard.capsules import folder_of
-from hookcore.delivery.delivery import deliver, say, to_the_store
+from hookcore.delivery.delivery import Delivery, deliver, say, to_the_store
 from hookcore.delivery.facts import learn_commit
 from hookcore.delivery.failures import (
     CRASHED,
@@ -38,21 +40,31 @@ from hookcore.delivery.failures import (
     uncaught,
 )
 from hookcore.delivery.notify import Notifier, note_about, note_about_event, targets_of
-from hookcore.errors import ArgumentError, ServerError
+from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.findings.ownrules import OwnRules, own_rules
 from hookcore.hooks.compiled import guard_functions
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.known.facts import Facts, options_of_script
 from hookcore.recorder.known.ranks import Ranks
-from hookcore.records import Frame, Severity, Tap
+from hookcore.recorder.measured.probes import MAX_PROBES, probe_of
+from hookcore.records import Coverage, Event, Frame, Kind, Phase, Severity, Tap
+from hookcore.records.vocabulary import counted
+from hookcore.records.wire import DeliveryCounters
+from hookcore.store import Store
+from hookcore.store.checks import find_tap
 from hookcore.watcher import callbacks
-from hookcore.watcher.asking import AskedRun
 from hookcore.watcher.callbacks import At, Callback, Callbacks, Report, SelfExplainer, Terminal
+from hookcore.watcher.media import Content, figure_content, image_content, table_content, text_content
 from hookcore.watcher.null import NullWatcher
 
 if TYPE_CHECKING:
+    from hookcore.reading import Client, Reader, answers
     from hookcore.reading.answers import Incident
+    from hookcore.watcher.notebook import Card
+
+CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps
+
 
 logger = logging.getLogger("hookcore")
 
@@ -63,7 +75,7 @@ _numbers: Final[defaultdict[str, Iterator[int]]] = defaultdict(partial(itertools
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
-class Watcher(AskedRun):
+class Watcher:
     """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
@@ -281,6 +293,236 @@ class Watcher(AskedRun):
 
     def __reduce__(self) -> tuple[type[NullWatcher], tuple[()]]:
         return NullWatcher, ()
+
+    # The readable side of a watch
+
+    _recorder: Recorder
+    _delivery: Delivery
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until every finished step is in the store or on the server. Return False if the time ran out."""
+        deadline = time.monotonic() + timeout_s
+        shipped = self._recorder.worker.flush(timeout_s)
+        return shipped and self._delivery.sink.flush(max(0.0, deadline - time.monotonic()))
+
+    def coverage(self) -> list[Coverage]:
+        """Return every module: captured, or why not. Tensors that this process's store refused aren't captured."""
+        found, store = self._recorder.coverage(), self._delivery.store
+        return found if store is None else store.without_refused(found)
+
+    def incidents(self) -> answers.Incidents:
+        """Return what went wrong so far: what was NaN or infinite first, in which step, and what followed.
+
+        With a server, this asks the server, so call `flush()` first if the newest steps matter.
+        """
+        return self.reader().incidents()
+
+    @property
+    def settings(self) -> Settings:
+        """The current settings. The pages can change some of them."""
+        return self._recorder.control.settings
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the run's page; None if no server has it."""
+        return self._delivery.url
+
+    @property
+    def store(self) -> Store:
+        """The captured data, if it stays in this process: with `server=None` or `server="thread"`."""
+        if self._delivery.store is None:
+            raise ServerError(
+                f"this run's frames go to {self.url}, not into a store of this process: read them with "
+                "watcher.client(), or call watch(..., server=None)"
+            )
+        return self._delivery.store
+
+    @property
+    def delivery(self) -> DeliveryCounters | None:
+        """The counters of frames on their way to the server; None if they stay in this process."""
+        return self._delivery.sink.counters
+
+    def client(self) -> Client:
+        """Return a client for queries about this run and others."""
+        return self._client()
+
+    def reader(self) -> Reader:
+        """Return a reader of this run, whether its data is in this process or on a server."""
+        store = self._delivery.store
+        if store is None:
+            return self._client(run=self._delivery.run.id)
+        of_server = self._delivery.reader
+        reader: Reader = (
+            import_module("hookcore.reading").StoreReader(store, self._delivery.run.id)
+            if of_server is None
+            else of_server()
+        )
+        return reader
+
+    def _client(self, **given: str) -> Client:
+        address = self._delivery.address
+        if address is None:
+            raise ServerError("this run has no server: read watcher.store, or call watch() with another `server`")
+        client: Client = import_module("hookcore.reading").Client(address.url, address.token or None, **given)
+        return client
+
+    def _repr_html_(self) -> str:
+        """Render the live page and a current picture, for a notebook."""
+        return self._card().html()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Render the same for a notebook, and only the picture for front ends without HTML."""
+        return self._card().bundle(repr(self))
+
+    def _card(self) -> Card:
+        if not self._recorder.closed:
+            self.flush(CARD_S)
+        card: Card = import_module("hookcore.watcher.notebook").card_of(self._delivery)
+        return card
+
+    @property
+    def errors(self) -> list[Event]:
+        """The first errors inside hookcore, with their tracebacks. None of them reached the training."""
+        return list(self._recorder.errors.events)
+
+    @property
+    def error_count(self) -> int:
+        """The number of all errors inside hookcore."""
+        return self._recorder.errors.count
+
+    @property
+    def current_step(self) -> int:
+        """The number of steps that have ended."""
+        return self._recorder.step
+
+    @property
+    def paused(self) -> bool:
+        return self._recorder.control.paused
+
+    def __repr__(self) -> str:
+        state = "closed" if self._recorder.closed else "paused" if self.paused else "watching"
+        modules = len(self._recorder.models.plans.by_id)
+        return f"<hookcore.Watcher {state}, {counted(modules, 'module')}, step {self.current_step}>"
+
+    # The side of a watch that a script fills. None of it raises, or does anything once the watch is closed
+
+    def log(self, /, **scalars: float | Tensor) -> None:
+        """Record numbers such as the loss and the learning rate for the running step. Never waits for a tensor.
+
+        Between two steps, they are recorded for the one that ended (docs/how-it-works.md has the rule).
+        """
+        self._guarded("log", self._recorder.given.log, scalars)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Log an image with the step: an array or a tensor (0 to 255, or floats from 0 to 1), or a Pillow image."""
+        self._log_media(name, image_content, image)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a string with the step, at most 1 MiB of it."""
+        self._log_media(name, text_content, text)
+
+    def log_table(self, name: str, table: Any) -> None:
+        """Log up to 1,000 rows of a table with the step: a mapping of columns, mappings, or a DataFrame."""
+        self._log_media(name, table_content, table)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Log a Plotly or Matplotlib figure with the step."""
+        self._log_media(name, figure_content, figure)
+
+    def tokens(self, tokens: Iterable[Any]) -> None:
+        """Name the positions of the batch that runs next: a list for each sample, or one list for all of them.
+
+        Snapshots of its activations and gradients then carry them: attention maps and rollouts show the tokens.
+        """
+        self._guarded("tokens", self._recorder.given.give_tokens, tokens)
+
+    def labels(self, labels: Iterable[Any]) -> None:
+        """Name the samples of the batch that runs next, in snapshots of its activations and gradients."""
+        self._guarded("labels", self._recorder.given.give_labels, labels)
+
+    def _log_media(self, name: str, content_of: Callable[[Any], Content], value: Any) -> None:
+        self._guarded("log", self._recorder.given.add_media, str(name), lambda: astuple(content_of(value)))
+
+    def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
+        """Record numbers that a callback receives after their step has ended."""
+        self._guarded("log", self._recorder.given.log, scalars, True)
+
+    def observe(self, name: str, tensor: Tensor) -> Tensor:
+        """Capture an intermediate tensor of a forward, and its gradient, as taps called `name`. Return the tensor."""
+        if not torch.compiler.is_compiling() and self._recorder.capturing and isinstance(tensor, Tensor):
+            self._guarded("observe", self._recorder.given.observe, name, tensor)
+        return tensor
+
+    def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
+        if not self._recorder.closed:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._recorder.errors.record(what, error)
+
+    # The side of a watch that a script steers. It raises if the watch is closed, or for a wrong request
+
+    def request_snapshot(
+        self,
+        module: str | None = None,
+        kind: Kind = "output",
+        index: str = "",
+        call: int = 0,
+        phase: Phase = "train",
+        *,
+        tap: str | None = None,
+    ) -> None:
+        """Capture a raw tensor at its next call, and store it with the run's frames.
+
+        Name a tap that was captured before by its label, such as `tap="0 output_grad"`, or any by its module and kind.
+        """
+        self._check_open()
+        if (tap is None) == (module is None):
+            raise ArgumentError('give either a module, or the label of a tap, such as tap="0 output"')
+        requests, named = self._recorder.requests, Tap(str(module), kind, index, call, phase)
+        if tap is not None:
+            _, named = find_tap(enumerate(requests.taps), tap)
+        requests.take_snapshot(named)
+
+    def probe(
+        self,
+        name: str,
+        function: Callable[[Tensor], Any] | type,
+        *,
+        include: Pattern | Iterable[Pattern] | None = None,
+        kinds: Kind | Iterable[Kind] = "output",
+        every: int = 100,
+    ) -> None:
+        """Add a probe: `function(tensor)` returns a number, or a 1-D tensor of numbers.
+
+        It is called for tensors of these kinds ("output", "output_grad", "param", "param_grad") of the modules that
+        `include` matches, in the first captured step of every `every` steps. Its results are taps of the kind "probe".
+        If `function` is a class, each tensor gets its own object, which remembers a few steps (docs/probes.md).
+        """
+        self._check_open()
+        probe = probe_of(name, function, include, kinds, every)
+        self._recorder.models.check_patterns(probe.include)
+        if not self._recorder.requests.add_probe(probe):
+            raise ArgumentError(f"a watcher has at most {MAX_PROBES} probes: remove one")
+
+    def capsule(self) -> None:
+        """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""
+        self._check_open()
+        self._recorder.keeping.ask()
+
+    def pause(self) -> None:
+        """Stop capturing until `resume()`. Steps are still counted."""
+        self._check_open()
+        self._recorder.requests.pause()
+
+    def resume(self) -> None:
+        """Resume capturing."""
+        self._check_open()
+        self._recorder.requests.resume()
+
+    def _check_open(self) -> None:
+        if self._recorder.closed:
+            raise ClosedError("this watcher was closed; call hookcore.watch(model) for a new one")
 
 
 def _versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hookcore.records import Coverage, ModuleRecord, Tap
-from hookcore.store.contents import UNREPORTED
+from hookcore.store.store import UNREPORTED
 from hookcore_app.analysis.cost import Cost, cost_of, ordinal
 from hookcore_app.runs.parts import End
 from tests.build import frame, make_info, stats_of

@@ -59,7 +59,7 @@ def test_the_inventory_says_who_owns_each_hook_and_where_it_was_written(visit: O
         tab.goto(paths("ended")["hooks"])
         inventory = tab.page.locator("#inventory")
         expect(inventory.locator(".label.ours").first).to_be_visible()
-        expect(inventory).to_contain_text("on_process.py:")
+        expect(inventory).to_contain_text("hooks.py:")
         expect(inventory).to_contain_text("step pre")
 
 

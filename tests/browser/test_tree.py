@@ -160,7 +160,7 @@ def test_ten_thousand_modules_are_few_rows_and_all_are_reachable(visit: Open, pa
         page.evaluate(
             """async () => {
               const get = (name) => import(new URL(`${document.body.dataset.static}/js/${name}.js`, document.baseURI));
-              const files = ["hooks/checks", "state", "schedule"];
+              const files = ["hooks/tree", "state", "schedule"];
               const [{ Tree }, { State }, { Schedule }] = await Promise.all(files.map(get));
               const state = new State({ f: "" });
               const page = { state, schedule: new Schedule(), cursor: { move() {}, pin() {} }, events: { on() {} } };

@@ -231,7 +231,7 @@ def batch(steps: list[int], bad: int, first: bool = True, **others: Any) -> wire
     """Return a batch of these steps. In the step `bad`, a rule of the user finds an error in a layer."""
 
     def item(step: int) -> Any:
-        said = Event(step, 1.0, "own-large", "error: it is large", "error", "layer.1")
+        said = Event(step, 1.0, "own-large", "it is large", "error", "layer.1", about={"problem": "error"})
         stats = stats_of(2, 1.0, count=8, nan=0, inf=0)
         return wire.frame_item(step, frame(step, stats, events=(said,) if step == bad else ()))
 

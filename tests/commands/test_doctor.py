@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from hookcore.commands.doctor import Finding, as_text, machine, training
-from hookcore.commands.doctor import machine as examine
-from hookcore.commands.doctor import machine as tested
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from tests.manual import ROOT
@@ -37,7 +35,7 @@ def test_a_healthy_installation_has_no_problems(well: dict[str, str]) -> None:
 
 def test_the_table_of_tested_pairs_matches_the_readme() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    rows = [f"  | {each.python} | {each.torch} | {each.date} | {each.result} |" for each in tested.TESTED]
+    rows = [f"  | {each.python} | {each.torch} | {each.date} | {each.result} |" for each in machine.TESTED]
     first = lines.index(rows[0])
     assert lines[first : first + len(rows) + 1] == [*rows, ""]
 
@@ -49,9 +47,9 @@ def test_the_table_of_tested_pairs_matches_the_readme() -> None:
 def test_doctor_says_whether_the_installed_pair_was_tested(
     monkeypatch: pytest.MonkeyPatch, version: str, level: str, words: str
 ) -> None:
-    monkeypatch.setattr(tested.metadata, "version", lambda _name: version)
-    monkeypatch.setattr(tested.platform, "python_version", lambda: "3.11.7")
-    found = tested.examine_tested()
+    monkeypatch.setattr(machine.metadata, "version", lambda _name: version)
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.11.7")
+    found = machine.examine_tested()
     assert (found.level, words in found.text) == (level, True)
 
 
@@ -129,7 +127,7 @@ def test_doctor_works_without_torch_and_says_what_is_missing(
     well: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "hookcore.commands.doctor.training", None)
-    (found,) = (each for each in examine("", well) if each.about == "torch")
+    (found,) = (each for each in machine.examine("", well) if each.about == "torch")
     assert found.level == "note"
     assert "but not train" in found.text
 

@@ -44,7 +44,7 @@ def train(steps: int = 3, bridge: str | None = None, **settings: Any) -> tuple[n
     seed_all()
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, bridge=bridges, **settings) as watcher:
+    with watch(model, bridge=bridge, **settings) as watcher:
         for _ in range(steps):
             loss = mean_square(model(torch.randn(4, 6)))
             loss.backward()

@@ -186,10 +186,10 @@ def test_two_processes_that_check_at_the_same_moment_do_not_mistake_each_other_f
 def test_a_dashboard_whose_starter_was_killed_publishes_its_address(environment: dict[str, str]) -> None:
     code = """
 import os, signal
-from hookcore.delivery.dashboard import launch
+from hookcore.delivery.dashboard import process
 from hookcore.delivery.dashboard.process import join_or_start
-write = launch.write_entry
-launch.write_entry = lambda *given: os.kill(os.getpid(), signal.SIGKILL) if given[-1] else write(*given)
+write = process.write_entry
+process.write_entry = lambda *given: os.kill(os.getpid(), signal.SIGKILL) if given[-1] else write(*given)
 join_or_start()
 """
     killed = subprocess.run([sys.executable, "-c", code], check=False, env=environment)

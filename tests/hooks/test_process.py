@@ -143,7 +143,7 @@ def test_saved_tensors_go_through_the_pair_and_can_be_replaced() -> None:
         packed.append(float(tensor))
         return tensor.detach()
 
-    with hooks.on_saved_tensors(pack, lambda saved: tensors * 10) as handle:
+    with hooks.on_saved_tensors(pack, lambda saved: saved * 10) as handle:
         assert handle.active
         y = x * x
     x * x

@@ -348,7 +348,7 @@ class Idling:
 
     def __init__(self) -> None:
         self.now, self.machine, self.shipped = 0.0, Given(), list[float]()
-        self.steps = SimpleNamespace(ended=Ended())
+        self.steps = SimpleNamespace(ended=Ended(), steady=SimpleNamespace(leave=lambda: None))
         self.collector = SimpleNamespace(has_events=False, take_between=self.take)
         nothing = SimpleNamespace(changes=[], apply_while_idle=lambda: None)
         ship: Any = self.shipped.append

@@ -1,6 +1,6 @@
 """Modules that consist of different parts in different ranks."""
 
-from app.runs.structures import Structures
+from app.runs.ranks import Structures
 from hookcore.records import ModuleRecord
 
 DEEP = ("Net", None), ("Net/module", "Net"), ("Net/module.0", "Net/module"), ("Net/module.1", "Net/module")

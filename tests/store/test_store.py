@@ -26,7 +26,8 @@ from hookcore.records import (
     Tap,
 )
 from hookcore.records.sketch import POS_INF
-from hookcore.store import STAT_NAMES, Store, queries
+from hookcore.store import STAT_NAMES, Store
+from hookcore.store import store as queries
 from hookcore.store.segments import lanes_of
 from tests import build
 from tests.sketches import block_of, rebin, sketch_of

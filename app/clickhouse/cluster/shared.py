@@ -65,10 +65,59 @@ LIST_S: Final = 60.0
 MAX_LISTED: Final = 2000  # runs of a shard
 
 
-class Listing:
-    """Keeps the list of a server in sync with the cluster."""
+REST: Final = 3.0  # times as long as ranks were added up, until that goes on
 
-    def __init__(self, runs: Runs, cluster: Cluster, settings: ServerSettings) -> None:
+Summarize = Callable[[Run], dict[str, Any]]
+
+
+# Follows the runs in memory: reads their new data from ClickHouse, in the order of their steps.
+
+MAX_ITEMS: Final = 2000  # of all followed runs of a shard, in one look
+WAITS: Final = 30  # looks for the names of taps, before their values are counted as lost
+FULL: Final = 0.8  # of the memory: beyond that, runs are loaded only when a user opens them
+
+
+def in_order(stored: Sequence[Stored], attempts: Mapping[int, int]) -> list[Stored]:
+    """Return items by the attempts of their trainings and by their steps, those of each run in their order.
+
+    So the ranks of a training come together, as they would have come to a server without ClickHouse.
+    """
+    reached: dict[int, int] = {}
+    places = []
+    for each in stored:
+        reached[each.run] = max(reached.get(each.run, -1), each.step)
+        places.append((attempts.get(each.run, 0), reached[each.run]))
+    return [each for _, each in sorted(zip(places, stored, strict=True), key=lambda pair: pair[0])]
+
+
+def read_all(
+    shard: Shard, part: Sequence[Stored], halted: set[int], lost_until: Mapping[int, int]
+) -> tuple[list[tuple[int, Item]], dict[int, Completed]]:
+    """Return items with the numbers of their runs, in their order, and what was read of each run.
+
+    Runs of which something isn't here yet are halted.
+    """
+    read: dict[int, Completed] = {}
+    for run in dict.fromkeys(each.run for each in part):
+        if run not in halted:
+            read[run] = complete(shard, [each for each in part if each.run == run], lost_until[run])
+    found = {(run, item.number): item for run, each in read.items() for item in each.items}
+    halted |= {run for run, each in read.items() if each.waits is not None}
+    keys = ((each.run, each.number) for each in part)
+    return [(run, found[run, number]) for run, number in keys if (run, number) in found], read
+
+
+LOOK_S: Final = 1.0
+ADD_S: Final = 5.0  # between two looks for steps to add up, if there were none
+UNLIST_LOOKS: Final = 60  # between two looks for runs that were dropped
+
+
+class SharedRuns:
+    """Manages the runs of a cluster, as a disk does for a server without ClickHouse."""
+
+    def __init__(
+        self, runs: Runs, cluster: Cluster, settings: ServerSettings, summarize: Summarize = lambda run: {}
+    ) -> None:
         self._runs, self._cluster, self._settings = runs, cluster, settings
         self._entries: dict[str, Entry] = {}  # by run
         self._pages: dict[int, SharedPage] = {}  # edits of runs that aren't listed yet, by number
@@ -81,6 +130,106 @@ class Listing:
         ]
         self._views = {each.number: each for each in views}
         self._lock = threading.Lock()
+        self._summarize = summarize
+        self._sums: dict[str, SumOfRanks] = {}  # that are being read
+        self._adders: dict[str, tuple[Store, Adder]] = {}  # of runs of all ranks, as long as they have this store
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        runs.disk = self
+
+    # -- the threads ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """List the runs, and follow them. Raises HookcoreError if this server can't use the database."""
+        for shard in self._cluster.shards:
+            try:
+                self._look(shard)
+            except UnreachableError as error:  # it may come back
+                self._note(shard, error)
+        self._listed.set()
+        retention = Retention(self._settings.retain)
+        for shard in self._cluster.shards:
+            self._begin(f"hookcore-shard-{shard.number}", partial(self._follow, shard, retention))
+        self._begin("hookcore-sums", self._add_up)
+
+    def _begin(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self, wait_s: float = 2.0) -> None:
+        """Stop following."""
+        self._stopping.set()
+        deadline = time.monotonic() + wait_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._cluster.close()
+
+    def _follow(self, shard: Shard, retention: Retention) -> None:
+        looks = 0
+        while not self._stopping.wait(LOOK_S):
+            try:
+                self._look(shard)
+                self.advance(shard)
+                looks += 1
+                if retention.keep(shard) or looks % UNLIST_LOOKS == 0:
+                    self._unlist_dropped(shard)
+            except Exception as error:  # also our own bug must not end the thread silently
+                self._note(shard, error)
+            else:
+                self._note(shard, None)
+
+    def _add_up(self) -> None:
+        """Store sums over the steps of the trainings in memory, of each a part in turn."""
+        is_done = True
+        while not self._stopping.wait(ADD_S if is_done else 0.0):
+            is_done = not any([self._advance(each) for each in list(self._adders)])
+
+    def _advance(self, run_id: str) -> bool:
+        """Store sums of some steps of a training; return whether there may be more."""
+        run, (store, adder) = self._runs.get(run_id), self._adders[run_id]
+        if run is None or run.store is not store:
+            self._adders.pop(run_id, None)
+            return False
+        try:
+            return run.loaded and adder.advance()
+        except HookcoreError as error:  # the thread of its shard says so, too
+            logger.debug("hookcore: sums of ranks can't be stored: %s", error)
+        except Exception:  # also our own bug must not end the thread silently
+            logger.exception("hookcore: sums of the ranks of %s can't be stored", run_id)
+            self._adders.pop(run_id, None)
+        return False
+
+    # -- leaving memory ---------------------------------------------------------------------------------------------
+
+    def is_whole(self, run: Run) -> bool:
+        """Return whether a run can leave memory: it is all in ClickHouse, and no more data is expected."""
+        if isinstance(run, JointRun):
+            return bool(run.members) and all(self.is_whole(each.run) for each in list(run.members.values()))
+        return run.id in self._entries and run.finished
+
+    def is_saving(self, run: Run) -> bool:
+        """Return False: nothing is written here."""
+        return False
+
+    def release(self, run: Run) -> None:
+        """Do nothing: nothing is written here."""
+
+    def discard(self, run: Run, why: Why) -> None:
+        """Remove a run from the lists of all servers. Its data stays until its time is over."""
+        self._mark(run, why == "deleted")
+
+    def restore(self, run: Run) -> None:
+        """Put a run back into the lists of all servers."""
+        self._mark(run, False)
+
+    def _mark(self, run: Run, removed: bool) -> None:
+        entry = self._entries.get(run.id)
+        if entry is not None and entry.removed != removed:
+            entry.removed = removed
+            entry.write_page()
+
+    # Keeps the list of a server in sync with the cluster
 
     @property
     def partial(self) -> str:
@@ -188,23 +337,7 @@ class Listing:
         if text != before:
             self._runs.changes.tell()
 
-
-REST: Final = 3.0  # times as long as ranks were added up, until that goes on
-
-Summarize = Callable[[Run], dict[str, Any]]
-
-
-class Loading(Listing):
-    """Reads runs when a user opens them or there is room."""
-
-    def __init__(
-        self, runs: Runs, cluster: Cluster, settings: ServerSettings, summarize: Summarize = lambda run: {}
-    ) -> None:
-        super().__init__(runs, cluster, settings)
-        self._summarize = summarize
-        self._sums: dict[str, SumOfRanks] = {}  # that are being read
-        self._adders: dict[str, tuple[Store, Adder]] = {}  # of runs of all ranks, as long as they have this store
-        self._stopping = threading.Event()
+    # Reads runs when a user opens them or there is room
 
     def load(self, run: Run) -> None:
         """Read a run into memory. Raises HookcoreError if its shard can't be asked."""
@@ -302,16 +435,7 @@ class Loading(Listing):
         entry.run.saved.summary = steps_of(entry.run) | self._summarize(entry.run)
         entry.write_page()
 
-
-# Follows the runs in memory: reads their new data from ClickHouse, in the order of their steps.
-
-MAX_ITEMS: Final = 2000  # of all followed runs of a shard, in one look
-WAITS: Final = 30  # looks for the names of taps, before their values are counted as lost
-FULL: Final = 0.8  # of the memory: beyond that, runs are loaded only when a user opens them
-
-
-class Following(Loading):
-    """Reads new data, and loads more live runs into memory if there is room."""
+    # Reads new data, and loads more live runs into memory if there is room
 
     def advance(self, shard: Shard) -> None:
         """Read the new data of the runs in memory, and load more live runs if there is room."""
@@ -414,141 +538,3 @@ class Following(Loading):
             return False
         entry.waits = 0
         return True
-
-
-def in_order(stored: Sequence[Stored], attempts: Mapping[int, int]) -> list[Stored]:
-    """Return items by the attempts of their trainings and by their steps, those of each run in their order.
-
-    So the ranks of a training come together, as they would have come to a server without ClickHouse.
-    """
-    reached: dict[int, int] = {}
-    places = []
-    for each in stored:
-        reached[each.run] = max(reached.get(each.run, -1), each.step)
-        places.append((attempts.get(each.run, 0), reached[each.run]))
-    return [each for _, each in sorted(zip(places, stored, strict=True), key=lambda pair: pair[0])]
-
-
-def read_all(
-    shard: Shard, part: Sequence[Stored], halted: set[int], lost_until: Mapping[int, int]
-) -> tuple[list[tuple[int, Item]], dict[int, Completed]]:
-    """Return items with the numbers of their runs, in their order, and what was read of each run.
-
-    Runs of which something isn't here yet are halted.
-    """
-    read: dict[int, Completed] = {}
-    for run in dict.fromkeys(each.run for each in part):
-        if run not in halted:
-            read[run] = complete(shard, [each for each in part if each.run == run], lost_until[run])
-    found = {(run, item.number): item for run, each in read.items() for item in each.items}
-    halted |= {run for run, each in read.items() if each.waits is not None}
-    keys = ((each.run, each.number) for each in part)
-    return [(run, found[run, number]) for run, number in keys if (run, number) in found], read
-
-
-LOOK_S: Final = 1.0
-ADD_S: Final = 5.0  # between two looks for steps to add up, if there were none
-UNLIST_LOOKS: Final = 60  # between two looks for runs that were dropped
-
-
-class SharedRuns(Following):
-    """Manages the runs of a cluster, as a disk does for a server without ClickHouse."""
-
-    def __init__(
-        self, runs: Runs, cluster: Cluster, settings: ServerSettings, summarize: Summarize = lambda run: {}
-    ) -> None:
-        super().__init__(runs, cluster, settings, summarize)
-        self._threads: list[threading.Thread] = []
-        runs.disk = self
-
-    # -- the threads ------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """List the runs, and follow them. Raises HookcoreError if this server can't use the database."""
-        for shard in self._cluster.shards:
-            try:
-                self._look(shard)
-            except UnreachableError as error:  # it may come back
-                self._note(shard, error)
-        self._listed.set()
-        retention = Retention(self._settings.retain)
-        for shard in self._cluster.shards:
-            self._begin(f"hookcore-shard-{shard.number}", partial(self._follow, shard, retention))
-        self._begin("hookcore-sums", self._add_up)
-
-    def _begin(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def close(self, wait_s: float = 2.0) -> None:
-        """Stop following."""
-        self._stopping.set()
-        deadline = time.monotonic() + wait_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._cluster.close()
-
-    def _follow(self, shard: Shard, retention: Retention) -> None:
-        looks = 0
-        while not self._stopping.wait(LOOK_S):
-            try:
-                self._look(shard)
-                self.advance(shard)
-                looks += 1
-                if retention.keep(shard) or looks % UNLIST_LOOKS == 0:
-                    self._unlist_dropped(shard)
-            except Exception as error:  # also our own bug must not end the thread silently
-                self._note(shard, error)
-            else:
-                self._note(shard, None)
-
-    def _add_up(self) -> None:
-        """Store sums over the steps of the trainings in memory, of each a part in turn."""
-        is_done = True
-        while not self._stopping.wait(ADD_S if is_done else 0.0):
-            is_done = not any([self._advance(each) for each in list(self._adders)])
-
-    def _advance(self, run_id: str) -> bool:
-        """Store sums of some steps of a training; return whether there may be more."""
-        run, (store, adder) = self._runs.get(run_id), self._adders[run_id]
-        if run is None or run.store is not store:
-            self._adders.pop(run_id, None)
-            return False
-        try:
-            return run.loaded and adder.advance()
-        except HookcoreError as error:  # the thread of its shard says so, too
-            logger.debug("hookcore: sums of ranks can't be stored: %s", error)
-        except Exception:  # also our own bug must not end the thread silently
-            logger.exception("hookcore: sums of the ranks of %s can't be stored", run_id)
-            self._adders.pop(run_id, None)
-        return False
-
-    # -- leaving memory ---------------------------------------------------------------------------------------------
-
-    def is_whole(self, run: Run) -> bool:
-        """Return whether a run can leave memory: it is all in ClickHouse, and no more data is expected."""
-        if isinstance(run, JointRun):
-            return bool(run.members) and all(self.is_whole(each.run) for each in list(run.members.values()))
-        return run.id in self._entries and run.finished
-
-    def is_saving(self, run: Run) -> bool:
-        """Return False: nothing is written here."""
-        return False
-
-    def release(self, run: Run) -> None:
-        """Do nothing: nothing is written here."""
-
-    def discard(self, run: Run, why: Why) -> None:
-        """Remove a run from the lists of all servers. Its data stays until its time is over."""
-        self._mark(run, why == "deleted")
-
-    def restore(self, run: Run) -> None:
-        """Put a run back into the lists of all servers."""
-        self._mark(run, False)
-
-    def _mark(self, run: Run, removed: bool) -> None:
-        entry = self._entries.get(run.id)
-        if entry is not None and entry.removed != removed:
-            entry.removed = removed
-            entry.write_page()

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+import hookcore
 from hookcore.records.vocabulary import (
     ENDED,
     STALLED,
@@ -42,7 +43,7 @@ WORK: Final = 1e-3  # share of the time for which a thread that waits may run: t
 MAX_FRAMES: Final = 64  # of the user's
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
-_OURS: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OURS: Final = os.path.dirname(hookcore.__file__) + os.sep
 _PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES: Final = "site-packages", "dist-packages"
 # Names of functions and files in which a single call may take long, or waits for a rank that does something alone.
