@@ -46,7 +46,7 @@ from .schema import (
     RANK_SKETCH_ROLLUPS,
     SKETCH_LEVELS,
     SUM_LEVELS,
-    SumTable,
+    Table,
     lane_of_scalar,
     lane_of_sum,
 )
@@ -77,7 +77,7 @@ class LeafSums:
         self._shares = RankShares(progress_of, note)
         self._marks = Marks()
 
-    def most_leaves(self, table: SumTable, attempt: Attempt, taps: int, rows_of_tap: float) -> float:
+    def most_leaves(self, table: Table, attempt: Attempt, taps: int, rows_of_tap: float) -> float:
         """Return how many leaves can be added up together, given the approximate number of rows of a tap in each."""
         most, ranks = MOST[table.name], len(attempt.ranks)
         if table is RANK_ROLLUPS:
@@ -88,7 +88,7 @@ class LeafSums:
         return most / max(1, read, stored)
 
     def of(
-        self, table: SumTable, attempt: Attempt, taps: Sequence[Tap], steps: Steps
+        self, table: Table, attempt: Attempt, taps: Sequence[Tap], steps: Steps
     ) -> Sequence[Buckets] | Sequence[SketchBuckets]:
         """Return what a table has of leaves."""
         if table is RANK_SKETCH_ROLLUPS:
@@ -222,7 +222,7 @@ class _Known:
         at, found = self.seen[0]
         return found if at <= now - after_s else Reach(-1, False)
 
-    def is_damaged(self, table: SumTable, leaf: int) -> bool:
+    def is_damaged(self, table: Table, leaf: int) -> bool:
         return time.monotonic() - self.damaged.get((table.name, leaf), float("-inf")) < DAMAGED_S
 
 
@@ -270,7 +270,7 @@ class Adder:
         known.done = None if known.damaged else reach
         return False
 
-    def _advance_in(self, table: SumTable, attempt: Attempt, known: _Known, reach: Reach) -> bool:
+    def _advance_in(self, table: Table, attempt: Attempt, known: _Known, reach: Reach) -> bool:
         """Store some sums in a table; return whether there were any."""
         rows, at_once = self._rows_of(attempt), LARGE if table is RANK_ROLLUPS else LARGE_SKETCHES
         if rows <= at_once:  # any question is answered at once
@@ -299,9 +299,7 @@ class Adder:
         """Return about how many rows the ranks of an attempt have."""
         return sum(self._steps.progress_of(each).captured * max(1, len(each.taps())) for each in attempt.ranks)
 
-    def _add_leaves(
-        self, table: SumTable, attempt: Attempt, known: _Known, leaves: Sequence[int], reach: Reach
-    ) -> None:
+    def _add_leaves(self, table: Table, attempt: Attempt, known: _Known, leaves: Sequence[int], reach: Reach) -> None:
         """Store the sums of some neighboring leaves, as many as can be added up at once."""
         numbers = {each: each.taps() for each in attempt.ranks}
         taps = [*dict.fromkeys(tap for each in numbers.values() for tap in each)]
@@ -322,7 +320,7 @@ class Adder:
             known.damaged[table.name, leaves[0]] = time.monotonic()
 
     def _join(
-        self, table: SumTable, attempt: Attempt, below: int, level: int, buckets: Sequence[int], reach: Reach
+        self, table: Table, attempt: Attempt, below: int, level: int, buckets: Sequence[int], reach: Reach
     ) -> None:
         """Store neighboring buckets of a level as the sums of those below, as many as can be read at once."""
         up, most = level - below, MOST[table.name]

@@ -36,7 +36,7 @@ from .runpast import (
     RunsOfShard,
     StoredPast,
 )
-from .schema import FRAME, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SumTable, lane_of_sum
+from .schema import FRAME, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, Table, lane_of_sum
 
 MAX_ADDED: Final = 2_000_000  # rows of ranks that are added up for one question
 MAX_SKETCHES_ADDED: Final = 200_000
@@ -116,7 +116,7 @@ class RanksPast(StoredPast):
 
         return self._troubles.attempt(asked, ask)
 
-    def _here(self, span: Span, table: SumTable) -> Hashable:
+    def _here(self, span: Span, table: Table) -> Hashable:
         """Return what an answer depends on: which ranks there are, and how far each is stored."""
         here: list[Hashable] = [frozenset(tap for tap in self._taps() if self._leaves_out(tap))]
         for attempt, (_, last) in self._within(span):

@@ -32,7 +32,7 @@ from .schema import (
     SCALARS,
     SKETCH_LEVELS,
     SUM_LEVELS,
-    SumTable,
+    Table,
     number_of_run,
 )
 from .steprows import Buckets, SketchBuckets
@@ -96,7 +96,7 @@ class SumMarks:
     levels: tuple[int, ...] = SUM_LEVELS
 
     @classmethod
-    def of(cls, attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> SumMarks:
+    def of(cls, attempt: Attempt, table: Table = RANK_ROLLUPS) -> SumMarks:
         run = number_of_sum(attempt)
         found = home_of(attempt).read(
             f"SELECT level, bucket, max(present) AS steps FROM {table.name} WHERE run = {run} AND lane = {MARK} "
@@ -164,7 +164,7 @@ class RankSums:
         self._progress_of = progress_of
         self._marks: dict[tuple[int, str], tuple[float, SumMarks]] = {}  # by number and table
 
-    def marks_of(self, attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> SumMarks:
+    def marks_of(self, attempt: Attempt, table: Table = RANK_ROLLUPS) -> SumMarks:
         """Return which sums of an attempt are stored; none while some of its ranks aren't known."""
         if len(attempt.ranks) < attempt.world:
             return SumMarks()
@@ -369,14 +369,14 @@ def logged(attempt: Attempt, steps: tuple[int, int]) -> tuple[NDArray[np.uint64]
 # -- what is stored ----------------------------------------------------------------------------------------------------
 
 
-def count_lanes(table: SumTable, attempt: Attempt, level: int, bucket: int) -> int:
+def count_lanes(table: Table, attempt: Attempt, level: int, bucket: int) -> int:
     """Return how many lanes have something in a bucket."""
     where = f"run = {number_of_sum(attempt)} AND level = {level} AND bucket = {bucket}"
     return home_of(attempt).read(f"SELECT count() AS lanes FROM {table.name} WHERE {where}").one("lanes")
 
 
 def read(
-    table: SumTable, attempt: Attempt, level: int, buckets: tuple[int, int], part: tuple[int, int]
+    table: Table, attempt: Attempt, level: int, buckets: tuple[int, int], part: tuple[int, int]
 ) -> Buckets | SketchBuckets:
     """Return the buckets of a level between two of them, of a part of all lanes, given as its number and how many."""
     number, parts = part
@@ -403,7 +403,7 @@ def read(
     return Buckets(level, *about, of("bad", np.uint32), sums, counts, *extremes)
 
 
-def insert(table: SumTable, attempt: Attempt, found: Sequence[Buckets | SketchBuckets], reach: Reach) -> None:
+def insert(table: Table, attempt: Attempt, found: Sequence[Buckets | SketchBuckets], reach: Reach) -> None:
     """Store buckets."""
     columns: dict[str, Column] = {
         "level": np.repeat([each.level for each in found], [len(each.lane) for each in found]),
@@ -422,7 +422,7 @@ def insert(table: SumTable, attempt: Attempt, found: Sequence[Buckets | SketchBu
     _write(table, attempt, columns, reach)
 
 
-def mark(table: SumTable, attempt: Attempt, level: int, buckets: Sequence[int], reach: Reach) -> None:
+def mark(table: Table, attempt: Attempt, level: int, buckets: Sequence[int], reach: Reach) -> None:
     """Store that some buckets have all that there is of their steps."""
     numbers = np.array(buckets, np.int64)
     lane, levels = np.full(len(numbers), MARK, np.uint64), np.full(len(numbers), level)
@@ -430,7 +430,7 @@ def mark(table: SumTable, attempt: Attempt, level: int, buckets: Sequence[int], 
     _write(table, attempt, {"level": levels, "lane": lane, "bucket": numbers, "present": steps}, reach)
 
 
-def _write(table: SumTable, attempt: Attempt, columns: Mapping[str, Column], reach: Reach) -> None:
+def _write(table: Table, attempt: Attempt, columns: Mapping[str, Column], reach: Reach) -> None:
     many = len(columns["lane"])
     if not many:
         return

@@ -46,12 +46,7 @@ class Table:
     arguments: str = ""
     granularity: int = 8192
     marked: str = ""  # the column that has the number of a segment, in rows whose run is a spool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SumTable(Table):
-    """Sums of the ranks of one training. Any server may store a bucket, as a whole, so the newest one counts."""
-
+    # Of sums of the ranks of one training. Any server may store a bucket, as a whole, so the newest one counts.
     levels: tuple[int, ...] = ()
 
 
@@ -113,7 +108,7 @@ ROLLUPS_IN: Final = Inlet(
     ROLLUPS,
     _select_rollups(),
 )
-RANK_ROLLUPS: Final = SumTable(
+RANK_ROLLUPS: Final = Table(
     "rank_rollups",
     {
         **_OF_BUCKET,
@@ -126,7 +121,7 @@ RANK_ROLLUPS: Final = SumTable(
     granularity=1024,
     levels=SUM_LEVELS,
 )
-RANK_SKETCH_ROLLUPS: Final = SumTable(
+RANK_SKETCH_ROLLUPS: Final = Table(
     "rank_sketch_rollups",
     {**_OF_BUCKET, "version": "UInt64", "present": "UInt32", "bins": "Array(UInt16)", "counts": "Array(UInt64)"},
     "run, level, lane, bucket",

@@ -53,6 +53,22 @@ def test_the_layer_that_the_operator_belongs_to_is_the_culprit() -> None:
     assert "from the replay" in incident.headline or "replay" in incident.headline
 
 
+def test_a_bad_batch_is_blamed_instead_of_the_first_layer_that_was_captured() -> None:
+    store = Store(2**22)
+    for step in range(3):
+        append(store, step, [1.0] * 4, TAPS if step == 0 else ())
+    store.append(frame(3, stats_of_magnitudes([math.nan] * 4), events=(alarm(3, 2),)))
+    (captured,) = store.incidents()
+    assert (captured.culprit_known, captured.culprit.tap) == (True, Tap("embed", "output"))
+    layers = tuple(layer(tap.module, 4) for tap in TAPS)
+    facts = {"exact": True, "module": "", "phase": "", "operator": "argument x", "model": "", "where": ""}
+    event = Event(3, 9.0, REPLAYED, "", about={**facts, "layers": packed(layers)})
+    store.append(frame(4, stats_of_magnitudes([math.nan] * 4), events=(event,)))
+    (incident,) = store.incidents()
+    assert (incident.culprit.tap, incident.source) == (Tap("", "input", "x"), "replay")
+    assert Tap("embed", "output") in [link.tap for link in incident.chain]
+
+
 def test_an_infinity_that_is_a_mask_is_not_blamed_for_the_operator_of_another_layer() -> None:
     incident = run_with({}, (layer("embed", inf=2), layer("norm", 3), layer("head", 2)))
     assert incident.culprit.tap.module == "norm"

@@ -37,7 +37,7 @@ from hookcore_app.clickhouse.schema import (
     SKETCH_LEVELS,
     SUM_LEVELS,
     Schema,
-    SumTable,
+    Table,
     connect,
     number_of_run,
 )
@@ -261,7 +261,7 @@ def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: p
     known = SumMarks.of
     looks = {"rank_rollups": iter(range(3)), "rank_sketch_rollups": iter(range(3))}
 
-    def look(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> SumMarks:
+    def look(attempt: Attempt, table: Table = RANK_ROLLUPS) -> SumMarks:
         return known(attempt, table) if next(looks[table.name], None) is None else SumMarks({}, table.levels)
 
     monkeypatch.setattr(SumMarks, "of", look)
@@ -302,7 +302,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "LARGE_SKETCHES", 0)
 
 
-def leaves_of(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> list[int]:
+def leaves_of(attempt: Attempt, table: Table = RANK_ROLLUPS) -> list[int]:
     return SumMarks.of(attempt, table).stored.get(LEAF, (np.empty(0, np.int64),))[0].tolist()
 
 

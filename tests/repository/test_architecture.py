@@ -448,7 +448,6 @@ ONE_CHILD = {
     "Snapshot <- SnapshotValues",
     "StoreSink <- ArchiveSink",
     "Summing <- JointRun",
-    "Table <- SumTable",
 }
 
 

@@ -486,7 +486,7 @@ class Accounts:
             return over
         replay = self._numbered(replay)
         version = max(about.version, replay.version)
-        if about.culprit_known:
+        if about.culprit_known and replay.culprit.tap.kind != "input":  # a bad batch isn't the first layer's fault
             return replace(over, about=replace(about, where=replay.where, version=version))
         replayed = {replay.culprit.tap, *(link.tap for link in replay.chain)}
         others = [self.taps[number] not in replayed for number in over.numbers.tolist()]
