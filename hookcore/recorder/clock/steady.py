@@ -18,7 +18,6 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -34,7 +33,7 @@ from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import RENEW_EVERY, Clock
 from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog
-from hookcore.recorder.clock.owners import Owner, marks_of
+from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.clock.passes import BackwardPasses, Boundary, OptimizerSteps, Parts
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
@@ -59,7 +58,6 @@ _IN_STEP: Final = 4  # its end
 _PLAIN: Final = frozenset((Tensor, nn.Parameter))
 _LOOP: Final = next(iter(STEP_LOOP))
 _SCALERS: Final = frozenset(code.co_name for code in SCALER_STEPS)
-_float32: Final = torch.float32
 _tuple: Final = tuple.__new__  # a named tuple's own function takes twice as long
 
 
@@ -193,8 +191,7 @@ class Steady:
         ):
             return False
         reach = self.clock.reach
-        reach.fate = reach.comparison.fate_of(owner.witnesses.tensors) if reach.passed else "kept"
-        reach.comparison.marks = []
+        reach.pass_begins(owner)
         current.running.add(self._thread)
         current.reached = False
         if self._holding is not None:
@@ -237,7 +234,7 @@ class Steady:
             self._holding.end_pass()
         if loss.wanted:
             loss.of_step = None if loss.of_step is None or loss.running is None else loss.of_step + loss.running
-            clock.reach.comparison.marks = marks_of(owner.witnesses.tensors)
+            clock.reach.comparison.mark(owner.witnesses.tensors)
         loss.running = []
         for root in self._roots:
             if (module := root.ref()) is not None:
