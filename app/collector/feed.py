@@ -366,10 +366,9 @@ def _piece_of(feed: Feed, share: Share, items: list[Item]) -> Piece:
 # Which process inserts a run: the one that has its first item, until another one claims the run.
 #
 # A trainer that goes to another process repeats items that the first one may have written to its spool. So a process
-# that
-# takes a run over claims it, and waits until whatever the first one had begun to insert must be there, or never will
-# be.
-# A process checks the claims before it inserts a run. So an item is stored once, however many processes have it.
+# that takes a run over claims it, and waits until whatever the first one had begun to insert must be there, or never
+# will be. A process checks the claims before it inserts a run. So an item is stored once, however many processes have
+# it.
 #
 # If the answer to the very first batch was lost, several processes have the first item. So before a process inserts
 # anything of such a run, it says that it has it, and then looks who else did: of two, at least one sees the other, and

@@ -145,12 +145,10 @@ def queue_backward_end(callback: Callable[[], None]) -> None:
 # An observer of every backward pass of the process, at its beginning and end.
 #
 # Torch has no hook for this. A tensor hook sees only passes that reach its tensor, and must be registered in the
-# forward
-# pass. A step clock also needs the passes of steps in which nothing is registered. All backward passes that Python
-# starts
-# go through `Variable._execution_engine`, so a subclass of torch's engine replaces it while there are observers. It
-# calls
-# torch's own method with the same arguments. When the last observer leaves, torch's engine is restored.
+# forward pass. A step clock also needs the passes of steps in which nothing is registered. All backward passes that
+# Python starts go through `Variable._execution_engine`, so a subclass of torch's engine replaces it while there are
+# observers. It calls torch's own method with the same arguments. When the last observer leaves, torch's engine is
+# restored.
 
 
 class BackwardObserver(Protocol):
@@ -229,12 +227,10 @@ _observers: Final[Observers[BackwardObserver]] = Observers(_put_in, _put_back)
 #
 # Such a checkpoint is an autograd function. Its forward runs the modules without gradients, and its backward runs them
 # again, with gradients, in the same order. Both get the same `ctx`, which connects the calls of one segment. In an
-# outer
-# checkpoint, the inner one repeats its forward with another `ctx` before its own backward runs.
+# outer checkpoint, the inner one repeats its forward with another `ctx` before its own backward runs.
 #
-# Other autograd functions do so in another order, such as that of an ODE, which is solved backward. Of several calls
-# of a
-# module, it is therefore unknown which one they repeat.
+# Other autograd functions do so in another order, such as that of an ODE, which is solved backward. Of several calls of
+# a module, it is therefore unknown which one they repeat.
 
 _CHECKPOINT: Final = checkpoint.__file__
 IN_ANY_ORDER: Final = (

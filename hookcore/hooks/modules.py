@@ -231,8 +231,7 @@ def _on_registered(point: str, register: Callable[[Hook], Any], fn: Hook) -> Hoo
 #
 # As soon as any hook exists, torch puts one more frame on the stack for each running module. A model that is nested
 # almost as deeply as Python's recursion limit allows would then raise RecursionError only because it is watched.
-# Holding
-# headroom raises the limit by as many frames as hooks can take.
+# Holding headroom raises the limit by as many frames as hooks can take.
 
 OWN_FRAMES: Final = 200  # frames that a hook and its callees may need at the bottom of the stack
 _HIGHEST: Final = 2**31 - 1

@@ -20,8 +20,7 @@ from hookcore.observe.plain import _COMPRESSED, INSIDE_FUNC, _has_memory, _make_
 # Waiting for a device while the training may capture a CUDA graph.
 #
 # A capture forbids all threads to wait for anything, even if it has nothing to do with the graph: the wait fails, and
-# the
-# training's capture fails with it. A thread can declare that it has no part in captures, which is all that is done
+# the training's capture fails with it. A thread can declare that it has no part in captures, which is all that is done
 # here.
 
 _THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only this thread's own captures forbid anything

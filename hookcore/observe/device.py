@@ -101,8 +101,7 @@ def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: 
 
 
 # Nothing on the training thread waits for the device. Observing launches a kernel, and the end of a step launches a
-# copy.
-# The recorder's thread waits for that copy when it needs the numbers.
+# copy. The recorder's thread waits for that copy when it needs the numbers.
 
 SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
 _NO_CHANGE: Final = nullcontext()

@@ -32,11 +32,9 @@ from hookcore.recorder.known.models import Models
 
 # Hooks that accompany a module's own hooks.
 #
-# Torch calls the hooks on the process before those on a module. If a module's own hooks replace its inputs or
-# outputs, a
-# hook on the process sees the values before that. A companion comes after the module's own hooks and sees what the
-# module
-# really receives and returns. Modules without their own hooks never get one.
+# Torch calls the hooks on the process before those on a module. If a module's own hooks replace its inputs or outputs,
+# a hook on the process sees the values before that. A companion comes after the module's own hooks and sees what the
+# module really receives and returns. Modules without their own hooks never get one.
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -16,9 +16,8 @@ from hookcore.records.vocabulary import OWN
 # several optimizers take turns, steps are captured in blocks in which each of them steps. The measured cost determines
 # the stride.
 #
-# As long as the *allowance* lasts, the stride is the requested one, whatever the budget says. The allowance only
-# makes a
-# stride shorter, so the steps of a run that has used it up are still among those of one that hasn't.
+# As long as the *allowance* lasts, the stride is the requested one, whatever the budget says. The allowance only makes
+# a stride shorter, so the steps of a run that has used it up are still among those of one that hasn't.
 
 WINDOW: Final = 15  # steps of each sort in the estimate
 TIMED_STEPS: Final = 3  # timed steps before a cost is reported

@@ -80,8 +80,7 @@ def _step_frames(all_of_them: bool) -> list[int]:
 # Nothing here depends on what is captured, so steps have the same numbers under every setting. A step ends when an
 # optimizer with watched parameters has stepped, if these parameters got new gradients since the last step ended.
 # Otherwise the optimizer's values belong to the step that just ended. docs/how-it-works.md has a table of what counts
-# as
-# a step in each kind of loop.
+# as a step in each kind of loop.
 #
 # New gradients are noticed at a few parameters of each optimizer, the *witnesses*: their `.grad` is compared before and
 # after each backward pass. Nothing can free it in between, so equal means unchanged. If a single optimizer runs and no

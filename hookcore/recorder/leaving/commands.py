@@ -19,11 +19,9 @@ from hookcore.recorder.measured.snapshots import INPUT_KINDS, Emit, Snapshots
 from hookcore.records import TENSOR_KINDS, Command, Occasion, Tap
 
 # A command is read where it arrives, so a long list of patterns costs the training nothing. Changes of hooks wait for
-# the
-# end of a step: then the training thread itself is inside the recorder, holding its lock, so none of its forward passes
-# can be half done. While no step ends, the recorder's thread carries out changes that no hook reads: the cadence and
-# the
-# pause, both of which are read at the end of a step under the same lock.
+# the end of a step: then the training thread itself is inside the recorder, holding its lock, so none of its forward
+# passes can be half done. While no step ends, the recorder's thread carries out changes that no hook reads: the cadence
+# and the pause, both of which are read at the end of a step under the same lock.
 
 MAX_WAITING: Final = 256
 _OF_HOOKS: Final = frozenset(setting.name for setting in LIVE.values() if setting.live == "hooks")

@@ -41,8 +41,7 @@ from hookcore.records.vocabulary import FOUND_LOSS, NONFINITE_STEP
 #
 # A non-finite gradient makes those of the layers before it non-finite. So the sentinel looks at one small parameter of
 # each layer where the data flow begins. Two kinds of gradients reach none of them: those that a branch without
-# parameters
-# stops, and those that are computed for a single parameter.
+# parameters stops, and those that are computed for a single parameter.
 
 MAX_LOOKOUTS: Final = 4
 
