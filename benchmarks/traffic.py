@@ -174,7 +174,7 @@ class Sender:
         if answer.acknowledged != self.acknowledged:
             raise RuntimeError(f"item {answer.acknowledged} was acknowledged after item {self.acknowledged}")
 
-    def post(self, body: bytes) -> wire.Answer:
+    def post(self, body: bytes) -> wire.Receipt:
         try:
             response = self._exchange(body)
         except ConnectionError:  # the server closes a connection that nobody used for half a minute

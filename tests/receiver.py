@@ -15,7 +15,7 @@ import msgspec
 
 from hookcore.delivery.dashboard.trust import PROOF_PATH, proof_of
 from hookcore.records import Frame, Tap
-from hookcore.records.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, encode, frame_of
+from hookcore.records.wire import CONTENT_TYPE, Batch, Receipt, RunInfo, decode_batch, encode, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of
@@ -61,7 +61,7 @@ class Receiver:
         assert found is not None
         return found
 
-    def take(self, batch: Batch) -> Answer:
+    def take(self, batch: Batch) -> Receipt:
         """Store a batch, and note which of its frames were new."""
         run = self.runs.open(batch.run)
         assert run is not None

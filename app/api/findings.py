@@ -23,7 +23,7 @@ from ..runs import Run
 from ..runs.alerts import BusyError, Explainer
 from ..runs.answering import course_of, findings_of, reading_of, scope_of
 from ..runs.edits import add_mute, mutes_of, remove_mute, rules_of
-from .params import Acknowledgement, Mute, RuleChanges, RunParam, RunsParam, SpanParam, run_named
+from .params import Acknowledgement, MuteRequest, RuleChanges, RunParam, RunsParam, SpanParam, run_named
 from .routing import answered, described, router
 from .runs import accepted, require_live
 
@@ -216,7 +216,7 @@ def mutes(run: RunParam) -> answers.Mutes:
 
 
 @router.post("/mutes", summary="Mute a rule", responses=answered(answers.Mutes))
-def mute(runs: RunsParam, given: Mute) -> Response:
+def mute(runs: RunsParam, given: MuteRequest) -> Response:
     """Mute a rule, or events with a name, in the modules that match.
 
     Muted findings are still found, counted, and listed, but raise no alert in the badge, notifications, or

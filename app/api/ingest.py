@@ -132,13 +132,13 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
     return Response(wire.encode(answer), media_type=wire.CONTENT_TYPE)
 
 
-def take_into_runs(state: Any, batch: wire.Batch, _data: bytearray, own: bool) -> wire.Answer:
+def take_into_runs(state: Any, batch: wire.Batch, _data: bytearray, own: bool) -> wire.Receipt:
     """Add a batch to its run, which begins with the first one."""
     over = _ended(state.runs, batch)
     return _add(state, batch, own) if over is None else over.take(batch)
 
 
-def _add(state: Any, batch: wire.Batch, own: bool) -> wire.Answer:
+def _add(state: Any, batch: wire.Batch, own: bool) -> wire.Receipt:
     runs: Runs = state.runs
     intake: Intake = state.intake
     is_new = runs.get(batch.run.id) is None
@@ -183,7 +183,7 @@ def _ended(runs: Runs, batch: wire.Batch) -> Run | None:
     return run if hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()) else None
 
 
-def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) -> wire.Answer:
+def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) -> wire.Receipt:
     """Refuse a batch, because collectors bring the runs of this server."""
     to = shown(state.settings.store)
     raise state.intake.refuse(

@@ -264,7 +264,7 @@ class RuleChanges(
     rules: Annotated[dict[str, dict[str, StrictFloat | StrictInt] | StrictBool | None], Field(max_length=200)]
 
 
-class Mute(BodyAboutRun, json_schema_extra={"examples": [{"rule": "dead", "match": "layers.*"}]}):
+class MuteRequest(BodyAboutRun, json_schema_extra={"examples": [{"rule": "dead", "match": "layers.*"}]}):
     """A rule, or the name of events, in the modules that match."""
 
     rule: Annotated[str, Field(min_length=1, max_length=200)]

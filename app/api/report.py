@@ -40,7 +40,7 @@ def report(
 
     With steps, numbers are of them, and findings are the incidents that touch them, as they were known then.
     """
-    from ..pages.report import View, report_of  # imports Plotly
+    from ..pages.report import ReportSteps, report_of  # imports Plotly
 
     headers = {
         "Content-Disposition": f'attachment; filename="hookcore-{run.id}.html"',
@@ -48,5 +48,5 @@ def report(
         "Cache-Control": "private, no-store",
     }
     return Response(
-        report_of(run, View(span.first, span.last, at)), media_type="text/html; charset=utf-8", headers=headers
+        report_of(run, ReportSteps(span.first, span.last, at)), media_type="text/html; charset=utf-8", headers=headers
     )

@@ -51,9 +51,9 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 def _content(given: argparse.Namespace) -> tuple[str, bytes]:
     run = saved_run(given)
     if run is not None:
-        from ..pages.report import View, report_of
+        from ..pages.report import ReportSteps, report_of
 
-        return run.id, report_of(run, View(given.first, given.last, given.at))
+        return run.id, report_of(run, ReportSteps(given.first, given.last, given.at))
     with run_of_server(given) as (client, run_id):
         return run_id, client.report(run_id, given.first, given.last, given.at)
 

@@ -22,12 +22,12 @@ from hookcore.delivery.dashboard.private import read_regular, whole_file
 from hookcore.errors import ArgumentError, HookcoreError, WireError
 from hookcore.records import Command, Tap
 from hookcore.records.wire import (
-    Answer,
     Batch,
     DeliveryCounters,
     Description,
     EndItem,
     Item,
+    Receipt,
     RunInfo,
     decode_batch,
     encode,
@@ -126,7 +126,7 @@ class Lane:
 
     # -- from the trainer -------------------------------------------------------------------------------------------
 
-    def take(self, batch: Batch, data: bytes | bytearray) -> Answer | None:
+    def take(self, batch: Batch, data: bytes | bytearray) -> Receipt | None:
         """Write a batch to the spool; None if this lane was just forgotten.
 
         Raises SpoolError if the disk takes nothing more; then nothing was taken.
@@ -159,8 +159,8 @@ class Lane:
             self.has_ended = isinstance(fresh[-1], EndItem)
         self.taps, self.description = self.taps + new, description or self.description
 
-    def _answer(self) -> Answer:
-        return Answer(
+    def _answer(self) -> Receipt:
+        return Receipt(
             acknowledged=self.acknowledged,
             taps=len(self.taps),
             described=-1 if self.description is None else self.description.version,
@@ -341,7 +341,7 @@ class Lane:
         acknowledged = max(0, own.produced - waiting - sum(dropped.values()))
         return DeliveryCounters(own.produced, acknowledged, dict(dropped), waiting)
 
-    def on_answer(self, sent: Batch, answer: Answer) -> bool:
+    def on_answer(self, sent: Batch, answer: Receipt) -> bool:
         """Process the server's answer. Return False if it made no progress."""
         with self.lock:
             before = self._known_taps, self._known_description, self.delivered
@@ -459,7 +459,7 @@ class Lanes:
     def all(self) -> list[Lane]:
         return list(self._lanes.values())
 
-    def take(self, batch: Batch, data: bytes | bytearray) -> Answer:
+    def take(self, batch: Batch, data: bytes | bytearray) -> Receipt:
         """Take a batch of a trainer. Raises SpoolError, FullError, or WrongKeyError; then nothing was taken."""
         answer = None
         while answer is None:

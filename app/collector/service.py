@@ -15,7 +15,7 @@ import hookcore
 from hookcore.delivery.dashboard.process import data_folder
 from hookcore.delivery.http.connection import Address
 from hookcore.errors import ArgumentError
-from hookcore.records.wire import Answer, Batch
+from hookcore.records.wire import Batch, Receipt
 
 from ..api import ingest, login
 from ..api.health import healthz
@@ -64,7 +64,7 @@ def _forwarder_of(given: CollectorSettings, lanes: Lanes) -> Forwarder | Inserte
     return Inserter(lanes, connect(ClusterAddress.of(given.to), hookcore.__version__), given.insert)
 
 
-def _take(state: Any, batch: Batch, data: bytearray) -> Answer:
+def _take(state: Any, batch: Batch, data: bytearray) -> Receipt:
     intake: ingest.Intake = state.intake
     lanes: Lanes = state.lanes
     try:

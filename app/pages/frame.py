@@ -140,7 +140,7 @@ MAX_PICKED: Final = 256  # ranks in the picker
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageEntry:
     """A page of a run: its title, and its key after `g`. Without a key, it isn't in the navigation."""
 
     page: str
@@ -153,22 +153,22 @@ class Place:
 
 
 PLACES: Final = (
-    Place("overview", "Overview", "", "o", has_drawer=True),
-    Place("model", "Model", "/model", "b", has_drawer=True),
-    Place("flow", "Gradient flow", "/flow", "f", has_drawer=True),
-    Place("layer", "Layer", "/layer", "m", finds=False),
-    Place("histograms", "Histograms", "/histograms", "h", has_drawer=True),
-    Place("differences", "Differences", "/differences", "d", has_drawer=True),
-    Place("ranks", "Ranks", "/ranks", "n", of_ranks=True, has_drawer=True),
-    Place("tensors", "Tensors", "/tensors", "t"),
-    Place("media", "Media", "/media", "i", finds=False),
-    Place("system", "System", "/system", "y", finds=False),
-    Place("board", "Board", "/board", "p", finds=False),
-    Place("hooks", "Hooks", "/hooks", "k"),
-    Place("events", "Events", "/events", "a", has_drawer=True),
-    Place("incident", "Incident", "/incident", "", finds=False, has_drawer=True),
-    Place("timeline", "Timeline", "/timeline", "", finds=False),
-    Place("drawer", "Drawer", "/drawer", "", finds=False),
+    PageEntry("overview", "Overview", "", "o", has_drawer=True),
+    PageEntry("model", "Model", "/model", "b", has_drawer=True),
+    PageEntry("flow", "Gradient flow", "/flow", "f", has_drawer=True),
+    PageEntry("layer", "Layer", "/layer", "m", finds=False),
+    PageEntry("histograms", "Histograms", "/histograms", "h", has_drawer=True),
+    PageEntry("differences", "Differences", "/differences", "d", has_drawer=True),
+    PageEntry("ranks", "Ranks", "/ranks", "n", of_ranks=True, has_drawer=True),
+    PageEntry("tensors", "Tensors", "/tensors", "t"),
+    PageEntry("media", "Media", "/media", "i", finds=False),
+    PageEntry("system", "System", "/system", "y", finds=False),
+    PageEntry("board", "Board", "/board", "p", finds=False),
+    PageEntry("hooks", "Hooks", "/hooks", "k"),
+    PageEntry("events", "Events", "/events", "a", has_drawer=True),
+    PageEntry("incident", "Incident", "/incident", "", finds=False, has_drawer=True),
+    PageEntry("timeline", "Timeline", "/timeline", "", finds=False),
+    PageEntry("drawer", "Drawer", "/drawer", "", finds=False),
 )
 
 

@@ -51,7 +51,7 @@ PACKAGES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemoryShare:
     """A run's memory, and its dropped data."""
 
     run: Run
@@ -89,10 +89,10 @@ class SettingsPage(Page):
         }
 
 
-def share_of(run: Run) -> Share:
+def share_of(run: Run) -> MemoryShare:
     """Return a run's memory, and its lost data."""
     usage = run.store.usage()
-    return Share(run, usage.nbytes, usage.max_bytes, losses_of(run))
+    return MemoryShare(run, usage.nbytes, usage.max_bytes, losses_of(run))
 
 
 def server_settings(settings: ServerSettings) -> list[tuple[str, str, str]]:
@@ -138,7 +138,7 @@ def _license_of(about: metadata.PackageMetadata) -> str:
     return classes[0].rpartition(":: ")[2] if classes else "see the package"
 
 
-def diagnostics_of(settings: ServerSettings, shares: list[Share]) -> dict[str, Any]:
+def diagnostics_of(settings: ServerSettings, shares: list[MemoryShare]) -> dict[str, Any]:
     """Return data for a bug report: versions, settings, sizes. No secrets, module names, or numbers of a model."""
     runs = [
         {

@@ -100,7 +100,7 @@ KINDS: Final = {IMAGE_TYPE: "image", TEXT_TYPE: "text", TABLE_TYPE: "table", FIG
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ShownTable:
     """A table as far as it is shown."""
 
     columns: tuple[str, ...]
@@ -119,7 +119,7 @@ class Item:
     cut: bool
     text: str = ""
     whole: bool = True  # whether all of a text is shown
-    table: Table | None = None
+    table: ShownTable | None = None
     steps: tuple[int, ...] = ()  # of this name, the newest ones, ascending
     count: int = 0  # of this name
 
@@ -163,7 +163,7 @@ def _item(reader: Reader, found: Media, every: Sequence[Media]) -> Item:
     )
 
 
-def _table(data: bytes) -> Table | None:
+def _table(data: bytes) -> ShownTable | None:
     """Return a table; None if a trainer sent something else, or more than `watcher.log_table` does."""
     if len(data) > MAX_MEDIA_BYTES:
         return None
@@ -171,7 +171,7 @@ def _table(data: bytes) -> Table | None:
         said = parsed(data)
         rows = tuple(tuple("" if cell is None else str(cell) for cell in row) for row in said["rows"][:MAX_ROWS])
         total = said.get("total")
-        return Table(tuple(map(str, said["columns"])), rows, total if isinstance(total, int) else None)
+        return ShownTable(tuple(map(str, said["columns"])), rows, total if isinstance(total, int) else None)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeGuard
 import msgspec
 
 from hookcore.errors import ArgumentError
-from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Reach, Rule, reach_of
+from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Rule, ScopeOfRule, reach_of
 from hookcore.reading import Mute, answers
 from hookcore.reading.answers import Number
 from hookcore.records.vocabulary import OWN_RULE_LABEL
@@ -185,7 +185,7 @@ def _own_of(name: str, text: str) -> answers.OwnRule | None:
     return answers.OwnRule(name.removeprefix(OWN_RULE_LABEL), *about, *times)
 
 
-def _rule_of(run: Run, rule: Rule, reach: Reach) -> answers.RunRule:
+def _rule_of(run: Run, rule: Rule, reach: ScopeOfRule) -> answers.RunRule:
     chosen = run.rules.get(rule.name, {})
     numbers = chosen if isinstance(chosen, Mapping) else {}
     thresholds = tuple(

@@ -18,7 +18,7 @@ from hookcore.reading import Mute, StoreReader
 from hookcore.reading.answers.runs import State
 from hookcore.records import Command, Event, Severity, Snapshot, Tap
 from hookcore.records.vocabulary import OWN_RULE_LABEL, TRAINED
-from hookcore.records.wire import Answer, Batch, DeliveryCounters, Description, EndItem, RunInfo
+from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, Receipt, RunInfo
 from hookcore.store import StepRange, Store
 from hookcore.store.incidents import FirstError, Incident
 
@@ -273,7 +273,7 @@ class Run(RunState):
             self.saved.on_edit()
         self.changes.tell()
 
-    def take(self, batch: Batch) -> Answer:
+    def take(self, batch: Batch) -> Receipt:
         """Store a batch. Repeated items are ignored; inconsistent data raises WireError."""
         with self.lock:
             if self.saved.from_disk:
@@ -298,8 +298,8 @@ class Run(RunState):
         self.changes.tell()
         return answer
 
-    def _answer(self) -> Answer:
-        return Answer(
+    def _answer(self) -> Receipt:
+        return Receipt(
             acknowledged=self.received.acknowledged,
             taps=self.store.taps_announced,
             described=self.received.described,

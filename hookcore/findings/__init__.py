@@ -19,7 +19,7 @@ from hookcore.findings.follower import (
 )
 from hookcore.findings.ranking import FindingsCache
 from hookcore.findings.rules import THRESHOLDS, Rule
-from hookcore.findings.scope import Reach, reach_of, without_data
+from hookcore.findings.scope import ScopeOfRule, reach_of, without_data
 
 from .course import Course
 from .finding import Finding
@@ -39,10 +39,10 @@ __all__ = [
     "Finding",
     "FindingsCache",
     "KeyFigures",
-    "Reach",
     "Reading",
     "Rule",
     "Scope",
+    "ScopeOfRule",
     "Unjudged",
     "aliases_of",
     "changed",

@@ -155,7 +155,7 @@ _PASSED: Final[tuple[Kind, ...]] = ("output", "output_grad", "input_grad", "para
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ScopeOfRule:
     """How much of a run a rule can look at: tensors, or logged values. None if the trainer looks for it.
 
     `needs` says what must be captured or logged before it can find something; it is empty if there is something.
@@ -276,19 +276,19 @@ def _by_kind(taps: TapList) -> dict[tuple[str, str], list[Tap]]:
     return found
 
 
-def reach_of(store: Store) -> dict[RuleName, Reach]:
+def reach_of(store: Store) -> dict[RuleName, ScopeOfRule]:
     """Return what each rule has to look at in the run of a store."""
     taps = store.taps()
     losses = tuple(each.name for each in Losses(store).series)
     known = _Known(store, taps, taps.fact(_by_kind), store.module_types(), losses)
-    found: dict[RuleName, Reach] = {}
+    found: dict[RuleName, ScopeOfRule] = {}
     for rule in RULES:
         reads = _READS[rule]
         if reads is None:
-            found[rule] = Reach(None, "")
+            found[rule] = ScopeOfRule(None, "")
         else:
             count, needs = reads[0](known), reads[1]
-            found[rule] = Reach(count, "" if count else needs)
+            found[rule] = ScopeOfRule(count, "" if count else needs)
     return found
 
 

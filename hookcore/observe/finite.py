@@ -102,7 +102,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Reading:
+class SumsUnderway:
     """Sums of the magnitudes of some tensors on a device, on their way to the host."""
 
     _values: Tensor
@@ -133,7 +133,7 @@ def is_elsewhere(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-def start_reading(tensors: Sequence[Tensor]) -> Reading | None:
+def start_reading(tensors: Sequence[Tensor]) -> SumsUnderway | None:
     """Start to look at plain tensors of one CUDA device and one type. None while a CUDA graph is captured."""
     with torch.cuda.device(tensors[0].device):
         if torch.cuda.is_current_stream_capturing():
@@ -142,4 +142,4 @@ def start_reading(tensors: Sequence[Tensor]) -> Reading | None:
             dtype = torch.float32 if tensors[0].dtype.itemsize < torch.float32.itemsize else tensors[0].dtype
             # The sum of magnitudes: unlike a maximum, it is NaN if any value is, and it overflows later than a square.
             sums = [torch.linalg.vector_norm(each.detach(), 1, dtype=dtype) for each in tensors]
-            return Reading(*start_copy(torch.stack(sums), dtype))
+            return SumsUnderway(*start_copy(torch.stack(sums), dtype))

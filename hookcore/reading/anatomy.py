@@ -84,7 +84,7 @@ def _way_out(inside: Sequence[int], box: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Repetition:
     """Parts from `first` to `last`, excluded: units of `period` parts."""
 
     first: int
@@ -96,7 +96,7 @@ class Run:
 Ties = tuple[list[int], list[int]]
 
 
-def runs_of(kinds: Sequence[Hashable], parts: Sequence[int], level: Level) -> Iterator[Run]:
+def runs_of(kinds: Sequence[Hashable], parts: Sequence[int], level: Level) -> Iterator[Repetition]:
     """Yield the runs among the parts of a box in their order. `kinds` says which have the same structure."""
     places = {part: place for place, part in enumerate(parts)}
     ties = _ties_of(level, places)
@@ -120,9 +120,9 @@ def _alike(kinds: Sequence[Hashable], period: int) -> list[int]:
     return found
 
 
-def _run_at(ties: list[Ties], first: int, period: int, times: int) -> Run | None:
+def _run_at(ties: list[Ties], first: int, period: int, times: int) -> Repetition | None:
     while times >= MIN_TIMES:
-        run = Run(first, first + times * period, period)
+        run = Repetition(first, first + times * period, period)
         regular = _regular_times(ties, run, times)
         if regular == times:
             return run
@@ -141,7 +141,7 @@ def _ties_of(level: Level, places: dict[int, int]) -> list[Ties]:
     return ties
 
 
-def _regular_times(ties: list[Ties], run: Run, times: int) -> int:
+def _regular_times(ties: list[Ties], run: Repetition, times: int) -> int:
     """Return how many units from the first one on are connected alike."""
     inputs, outputs = range(2)
     second = _links(ties, run, 1, inputs)
@@ -159,7 +159,7 @@ def _regular_times(ties: list[Ties], run: Run, times: int) -> int:
 Link = tuple[int, str, int]  # a place in the unit, which end the other one is, and its place there
 
 
-def _links(ties: list[Ties], run: Run, unit: int, side: int) -> frozenset[Link]:
+def _links(ties: list[Ties], run: Repetition, unit: int, side: int) -> frozenset[Link]:
     """Return where the inputs or the outputs of a unit lead: side 0 or 1 of its ties."""
     begin, found = run.first + unit * run.period, set()
     for place in range(run.period):

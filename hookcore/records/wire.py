@@ -169,7 +169,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     retained: int = -1  # the highest acknowledged item that the sender can send again
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The receiver's state. If `taps` is below the batch's `taps_from`, it took nothing from the batch."""
 
     acknowledged: int  # the highest item taken; -1 before the first
@@ -436,11 +436,11 @@ class _Size(msgspec.Struct):
 _encoder = msgspec.msgpack.Encoder()
 _sizes = msgspec.msgpack.Decoder(_Size)
 _batches = msgspec.msgpack.Decoder(Batch)
-_answers = msgspec.msgpack.Decoder(Answer)
-Message = TypeVar("Message", Batch, Answer, _Size)
+_answers = msgspec.msgpack.Decoder(Receipt)
+Message = TypeVar("Message", Batch, Receipt, _Size)
 
 
-def encode(message: Batch | Answer) -> bytes:
+def encode(message: Batch | Receipt) -> bytes:
     """Encode a message."""
     return _encoder.encode(message)
 
@@ -463,7 +463,7 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
     return batch
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> Receipt:
     """Decode an answer. Raises WireError with the problem."""
     return _decode(_answers, data)
 

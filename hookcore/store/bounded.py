@@ -165,7 +165,7 @@ class _Fitting(NamedTuple):
 _NONE: Final = _Fitting(np.empty(0, np.intp), slice(0), [])
 
 
-class Logged(Protocol):
+class LoggedData(Protocol):
     """A frame's data other than tensors, in memory and on the wire."""
 
     @property
@@ -180,7 +180,7 @@ class Logged(Protocol):
     def scalars(self) -> dict[str, float]: ...
 
 
-def scalars_of(frame: Logged) -> dict[str, float]:
+def scalars_of(frame: LoggedData) -> dict[str, float]:
     """Return the logged scalars of a frame and hookcore's own, by name."""
     named = {TIME: frame.time_s, **frame.scalars}
     if frame.elapsed_s == frame.elapsed_s:

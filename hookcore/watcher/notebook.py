@@ -29,7 +29,7 @@ _LEGEND: Final = "bright: large, magenta: NaN, orange: infinite, gray: not captu
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Figures:
     """The figures of a run; an empty map has no rows."""
 
     figures: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Card:
     name: str
     url: str | None
     may_frame: bool
-    facts: Facts
+    facts: Figures
 
     def html(self) -> str:
         """Render key figures, the live page if it may be framed, and the picture."""
@@ -95,7 +95,7 @@ def _png(found: Heatmap) -> bytes:
 
 def card_of(delivery: Delivery) -> Card:
     """Return the current card of a run. If the server doesn't answer, only the link is shown."""
-    facts = Facts()
+    facts = Figures()
     with contextlib.suppress(HookcoreError, OSError), contextlib.ExitStack() as stack:
         if delivery.store is not None:
             facts = _facts_of(StoreReader(delivery.store, delivery.run.id))
@@ -109,10 +109,10 @@ def card_of(delivery: Delivery) -> Card:
     return Card(delivery.run.name, delivery.url, may_frame, facts)
 
 
-def _facts_of(reader: Reader) -> Facts:
+def _facts_of(reader: Reader) -> Figures:
     newest = reader.steps().newest
     if newest is None:
-        return Facts(("no steps yet",))
+        return Figures(("no steps yet",))
     figures = [f"step {newest}"]
     loss = min(filter(is_loss, reader.scalars().names), key=loss_rank, default="")
     if loss and len(losses := reader.scalars(loss, max(0, newest - RECENT_STEPS))[loss].mean):
@@ -122,4 +122,4 @@ def _facts_of(reader: Reader) -> Facts:
         at_least = "at least " if len(ill) == MAX_TAPS else ""
         figures.append(f"{at_least}{counted(len(set(ill)), 'module')} with NaN or infinities")
     found = ((KIND_TITLES[kind], reader.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS)) for kind in _KINDS)
-    return Facts(tuple(figures), newest, tuple(each for each in found if each[1].rows))
+    return Figures(tuple(figures), newest, tuple(each for each in found if each[1].rows))

@@ -239,7 +239,7 @@ def batch(steps: list[int], bad: int, first: bool = True, **others: Any) -> wire
     return replace(found, items=tuple(map(item, steps)), **others)
 
 
-def occasions_in(answer: wire.Answer) -> list[Occasion | None]:
+def occasions_in(answer: wire.Receipt) -> list[Occasion | None]:
     return [each.occasion for each in answer.commands if each.name == "capsule"]
 
 

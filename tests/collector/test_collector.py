@@ -26,11 +26,11 @@ from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError
 from hookcore.records import STATS, Command, ModuleRecord, Tap
 from hookcore.records.wire import (
-    Answer,
     Batch,
     DeliveryCounters,
     Description,
     EndItem,
+    Receipt,
     decode_answer,
     decode_batch,
     encode,
@@ -434,7 +434,7 @@ class Collected(RuleBasedStateMachine):
         for lane in self.lanes.all():
             self._arrive(lane.next_batch())
 
-    def _arrive(self, batch: Batch) -> Answer:
+    def _arrive(self, batch: Batch) -> Receipt:
         run = self.receiver.runs.open(batch.run)
         assert run is not None
         run.saved.on_disk = self.disk
@@ -573,7 +573,7 @@ def _collector(folder: Path, to: str, **given: object) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1:8643", raise_server_exceptions=False)
 
 
-def _post(client: TestClient, batch: Batch) -> Answer:
+def _post(client: TestClient, batch: Batch) -> Receipt:
     response = client.post("/api/v1/ingest", content=encode(batch), headers=BATCH)
     assert response.status_code == 200, response.text
     return decode_answer(response.content)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hookcore.commands.doctor import Finding, as_text, machine, training
+from hookcore.commands.doctor import Check, as_text, machine, training
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from tests.manual import ROOT
@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.serving import TOKEN, served
 
 
-def levels(environment: dict[str, str]) -> dict[str, Finding]:
+def levels(environment: dict[str, str]) -> dict[str, Check]:
     return {each.about: each for each in machine.examine_machine(environment)}
 
 
@@ -203,6 +203,6 @@ def test_doctor_tries_the_features_of_torch(
 ) -> None:
     found = {each.about: each for each in training.examine()}
     assert found["kernel"].level == found["torch.compile"].level == "ok"
-    monkeypatch.setattr(training, "_compiler", lambda: Finding("wrong", "torch.compile", "is ill"))
+    monkeypatch.setattr(training, "_compiler", lambda: Check("wrong", "torch.compile", "is ill"))
     assert cli.main(["doctor"]) == 1
     assert "wrong  torch.compile is ill" in capsys.readouterr().out

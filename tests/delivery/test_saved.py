@@ -22,7 +22,7 @@ from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.http.outbox import Outbox
 from hookcore.delivery.http.sender import batch_of
 from hookcore.records import Tap
-from hookcore.records.wire import Answer, Batch, DeliveryCounters, EndItem, encode, frame_item
+from hookcore.records.wire import Batch, DeliveryCounters, EndItem, Receipt, encode, frame_item
 from hookcore_app.collector.lanes import Lanes
 from tests.archive_world import kept_in
 from tests.keep_world import INFO, SERVER_SETTINGS, TAPS, ServerProcess, batch, start, stop
@@ -234,7 +234,7 @@ def test_a_server_takes_no_more_than_its_disk_can_catch_up_with_so_nothing_ackno
         outbox.put(a_frame(step, (TAP,) if step == 0 else (), padding=1000))
     outbox.end()
 
-    def send() -> Answer:
+    def send() -> Receipt:
         parcel = outbox.next_parcel()
         answer = world.take(batch_of(parcel, a_run(), -1))
         outbox.on_answer(parcel, answer)
@@ -258,9 +258,9 @@ def test_a_server_takes_no_more_than_its_disk_can_catch_up_with_so_nothing_ackno
 def test_everything_that_a_server_may_lose_is_retained_even_one_large_frame() -> None:
     outbox = Outbox(max_bytes=40_000)
     outbox.put(a_frame(0, (TAP,), padding=30_000))
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=-1, durable=-1))
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=1, described=-1, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=0, taps=1, described=-1, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=-1, taps=0, described=-1, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=-1, taps=1, described=-1, durable=-1))
     assert [entry.number for entry in outbox.next_parcel().entries] == [0]
 
 
@@ -269,9 +269,9 @@ def test_a_run_on_an_older_server_that_never_reports_it_as_saved_ends_when_its_f
     outbox.put(a_frame(0, (TAP,)))
     outbox.end()
     answers = [
-        Answer(acknowledged=0, taps=1, described=-1, durable=-1),
-        Answer(acknowledged=1, taps=1, described=-1, durable=-1),
-        Answer(acknowledged=1, taps=1, described=-1, durable=0),
+        Receipt(acknowledged=0, taps=1, described=-1, durable=-1),
+        Receipt(acknowledged=1, taps=1, described=-1, durable=-1),
+        Receipt(acknowledged=1, taps=1, described=-1, durable=0),
     ]
     seen = []
     for answer in answers:
@@ -286,15 +286,15 @@ def test_a_server_that_was_killed_after_the_end_gets_the_rest_and_the_end_again(
         outbox.put(a_frame(step, (TAP,) if step == 0 else ()))
     outbox.end()
     for _ in range(2):
-        outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=3, taps=1, described=-1, durable=0, saved=False))
+        outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=3, taps=1, described=-1, durable=0, saved=False))
     assert (outbox.has_news, outbox.settled, outbox.unsaved) == (False, False, 2)
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=0, saved=True))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=0, taps=1, described=-1, durable=0, saved=True))
     again = outbox.next_parcel()
     assert [entry.number for entry in again.entries] == [1, 2]
-    outbox.on_answer(again, Answer(acknowledged=2, taps=1, described=-1, durable=0, saved=False))
+    outbox.on_answer(again, Receipt(acknowledged=2, taps=1, described=-1, durable=0, saved=False))
     last = outbox.next_parcel()
     assert last.end is not None
-    outbox.on_answer(last, Answer(acknowledged=3, taps=1, described=-1, durable=3, saved=True))
+    outbox.on_answer(last, Receipt(acknowledged=3, taps=1, described=-1, durable=3, saved=True))
     assert (outbox.settled, outbox.unsaved, outbox.counters.acknowledged) == (True, None, 3)
 
 

@@ -17,7 +17,16 @@ from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.sinks import size_of
 from hookcore.records import ModuleRecord, Names, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
-from hookcore.records.wire import Answer, Batch, DeliveryCounters, FrameItem, decode_batch, encode, frame_item, frame_of
+from hookcore.records.wire import (
+    Batch,
+    DeliveryCounters,
+    FrameItem,
+    Receipt,
+    decode_batch,
+    encode,
+    frame_item,
+    frame_of,
+)
 from hookcore.store import Store
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
@@ -136,7 +145,7 @@ class Delivered(RuleBasedStateMachine):
             else:
                 self.outbox.on_answer(parcel, answer)
 
-    def _take(self, batch: Batch) -> Answer:
+    def _take(self, batch: Batch) -> Receipt:
         run = self._run()
         before = run.received.acknowledged
         answer = run.take(batch)
@@ -222,7 +231,7 @@ def test_names_of_a_snapshot_take_room_while_it_waits_to_be_sent_or_written(outb
 def test_delivered_items_take_no_room(outbox: Outbox) -> None:
     for step in range(20):
         outbox.put(a_frame(step, padding=3_000))
-        outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=step, taps=0, described=-1))
+        outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=step, taps=0, described=-1))
     assert outbox.counters == DeliveryCounters(produced=20, acknowledged=20)
 
 
@@ -253,9 +262,9 @@ def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.Mon
             outbox.on_no_answer(parcel)
             parcels, known = 50, 0
             empty = Parcel(100, (), None, (), None, outbox.counters)
-            outbox.on_answer(empty, Answer(acknowledged=-1, taps=0, described=-1))
+            outbox.on_answer(empty, Receipt(acknowledged=-1, taps=0, described=-1))
             continue
-        outbox.on_answer(parcel, Answer(acknowledged=done, taps=known, described=-1))
+        outbox.on_answer(parcel, Receipt(acknowledged=done, taps=known, described=-1))
         parcels += 1
         assert parcels < 100
     assert parcels > 52
@@ -275,7 +284,7 @@ def test_items_in_flight_are_sent_again_and_not_dropped(outbox: Outbox) -> None:
     assert outbox.counters == DeliveryCounters(produced=9, dropped={"queue-full": 4}, waiting=4, in_flight=1)
     again = outbox.next_parcel()
     assert [entry.number for entry in again.entries] == [0]
-    outbox.on_answer(again, Answer(acknowledged=0, taps=0, described=-1))
+    outbox.on_answer(again, Receipt(acknowledged=0, taps=0, described=-1))
     assert outbox.counters == DeliveryCounters(produced=9, acknowledged=1, dropped={"queue-full": 4}, waiting=4)
 
 
@@ -284,7 +293,7 @@ def test_items_that_may_have_arrived_stay_in_doubt_if_the_server_disappears(outb
     outbox.on_no_answer(outbox.next_parcel())
     outbox.on_send_failed(outbox.next_parcel())
     assert outbox.counters == DeliveryCounters(produced=1, in_flight=1)
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=0, described=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=0, taps=0, described=-1))
     outbox.put(a_frame(1))
     outbox.on_send_failed(outbox.next_parcel())
     assert outbox.counters == DeliveryCounters(produced=2, acknowledged=1, waiting=1)
@@ -293,18 +302,18 @@ def test_items_that_may_have_arrived_stay_in_doubt_if_the_server_disappears(outb
 def test_items_in_doubt_are_sent_after_items_the_receiver_lost() -> None:
     outbox = Outbox()
     outbox.put(a_frame(0, (Tap("m", "output"),)))
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=0, taps=1, described=-1, durable=-1))
     outbox.put(a_frame(1))
     outbox.describe([ModuleRecord("m", "One", None)])
     outbox.refused(outbox.next_parcel(), "refused")  # from now on, parts are sent one by one
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=0, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=0, taps=1, described=0, durable=-1))
     outbox.on_no_answer(outbox.next_parcel())
     assert (outbox.counters.waiting, outbox.counters.in_flight) == (0, 1)
     outbox.describe([ModuleRecord("m", "Two", None)])
     parcel = outbox.next_parcel()
     assert parcel.description is not None
     assert parcel.entries == ()
-    outbox.on_answer(parcel, Answer(acknowledged=-1, taps=1, described=1, durable=-1))
+    outbox.on_answer(parcel, Receipt(acknowledged=-1, taps=1, described=1, durable=-1))
     assert _is_balanced(outbox.counters)
     assert (outbox.counters.acknowledged, outbox.counters.waiting) == (0, 2)
     assert [entry.number for entry in outbox.next_parcel().entries] == [0]
@@ -322,7 +331,7 @@ def test_one_refused_frame_loses_no_others(outbox: Outbox) -> None:
         else:
             arrived += steps
             highest = max((entry.number for entry in parcel.entries), default=-1)
-            outbox.on_answer(parcel, Answer(acknowledged=highest, taps=0, described=-1))
+            outbox.on_answer(parcel, Receipt(acknowledged=highest, taps=0, described=-1))
     assert arrived == [0, 1, 3, 4]
     assert outbox.counters == DeliveryCounters(produced=5, acknowledged=4, dropped={"refused": 1})
 
@@ -336,7 +345,7 @@ def test_a_refused_description_delays_no_frame(outbox: Outbox) -> None:
             outbox.refused(parcel, "refused")
         else:
             highest = max((entry.number for entry in parcel.entries), default=-1)
-            outbox.on_answer(parcel, Answer(acknowledged=highest, taps=0, described=-1))
+            outbox.on_answer(parcel, Receipt(acknowledged=highest, taps=0, described=-1))
     assert outbox.counters == DeliveryCounters(produced=1, acknowledged=1)
     outbox.describe([ModuleRecord("m", "Conv2d", None)])
     assert outbox.next_parcel().description is not None
@@ -349,16 +358,16 @@ def test_a_description_is_sent_when_it_changes_or_was_forgotten(outbox: Outbox) 
     assert parcel.description is not None
     assert parcel.description.modules == tuple(modules)
     version = parcel.description.version
-    outbox.on_answer(parcel, Answer(acknowledged=-1, taps=0, described=version))
+    outbox.on_answer(parcel, Receipt(acknowledged=-1, taps=0, described=version))
     outbox.describe(list(modules))
     assert not outbox.has_news
     outbox.describe([ModuleRecord("m", "Conv2d", None)])
     changed = outbox.next_parcel().description
     assert changed is not None
     assert changed.version > version
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=changed.version))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=-1, taps=0, described=changed.version))
     assert outbox.next_parcel().description is None
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=-1, taps=0, described=-1))
     assert outbox.next_parcel().description == changed
 
 
@@ -373,20 +382,20 @@ def test_a_flow_that_was_dropped_or_forgotten_comes_with_the_next_frame(outbox: 
         outbox.put(a_frame(step))
     parcel = outbox.next_parcel()
     assert _flows(parcel) == {6: Flow(6, calls)}  # frame 0 was dropped when frame 5 came
-    outbox.on_answer(parcel, Answer(acknowledged=7, taps=1, described=-1))
+    outbox.on_answer(parcel, Receipt(acknowledged=7, taps=1, described=-1))
     outbox.put(a_frame(8))
     parcel = outbox.next_parcel()
     assert not _flows(parcel)
-    outbox.on_answer(parcel, Answer(acknowledged=7, taps=0, described=-1))  # the receiver was restarted
+    outbox.on_answer(parcel, Receipt(acknowledged=7, taps=0, described=-1))  # the receiver was restarted
     outbox.put(a_frame(9))
     outbox.put(a_frame(10))
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=7, taps=1, described=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=7, taps=1, described=-1))
     assert _flows(outbox.next_parcel()) == {9: Flow(9, calls)}
 
 
 def test_a_flow_that_the_server_refuses_is_not_sent_with_every_frame(outbox: Outbox) -> None:
     outbox.put(replace(a_frame(0, (Tap("a", "output"),)), flow=Flow(0, (FlowCall("a"),))))
-    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=1, described=-1))
+    outbox.on_answer(outbox.next_parcel(), Receipt(acknowledged=-1, taps=1, described=-1))
     for _ in range(4):
         outbox.refused(outbox.next_parcel(), "refused")
     outbox.put(a_frame(1))
@@ -410,7 +419,7 @@ def test_a_frame_above_the_size_of_a_batch_is_sent_alone() -> None:
     for _ in range(3):
         parcel = outbox.next_parcel()
         seen.append([entry.record.step for entry in parcel.entries])
-        outbox.on_answer(parcel, Answer(acknowledged=parcel.entries[-1].number, taps=1, described=-1))
+        outbox.on_answer(parcel, Receipt(acknowledged=parcel.entries[-1].number, taps=1, described=-1))
     assert seen == [[0], [1], [2]]
 
 
@@ -419,12 +428,12 @@ def test_the_end_comes_last_after_everything_else_has_arrived(outbox: Outbox) ->
     outbox.end()
     first = outbox.next_parcel()
     assert first.end is None
-    outbox.on_answer(first, Answer(acknowledged=0, taps=0, described=-1))
+    outbox.on_answer(first, Receipt(acknowledged=0, taps=0, described=-1))
     last = outbox.next_parcel()
     assert last.end is not None
     assert (last.end.number, last.end.step) == (1, 7)
     assert _is_balanced(last.counters)
-    outbox.on_answer(last, Answer(acknowledged=1, taps=0, described=-1))
+    outbox.on_answer(last, Receipt(acknowledged=1, taps=0, described=-1))
     assert not outbox.has_news
     outbox.put(a_frame(8))
     assert outbox.counters == DeliveryCounters(produced=2, acknowledged=1, dropped={"closed": 1})

@@ -13,7 +13,7 @@ from hookcore.reading import StoreReader
 from hookcore.records import STATS, Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
-from hookcore.store.incidents import Evidence, Incident, Link, Logged
+from hookcore.store.incidents import Evidence, Incident, Link, LoggedValue
 from hookcore_app.pages.views.incident import default_stat, graph_of, view_of
 from tests.api_world import World, fill, open_run
 from tests.build import frame, stats_of_magnitudes
@@ -30,7 +30,7 @@ def _evidence() -> Evidence:
         stats[STATS.index(name)] = {"count": 8.0, "nan": 0.0, "inf": 0.0}.get(name, values)
     stats[STATS.index("nan"), 2, 0] = 3
     stats[:, 2, 1] = np.nan  # the gradient wasn't captured at step 11
-    logged = Logged("loss", np.array([8, 9, 11]), np.array([1.0, 0.5, np.nan]))
+    logged = LoggedValue("loss", np.array([8, 9, 11]), np.array([1.0, 0.5, np.nan]))
     return Evidence((1, 3, 0, 2), TAPS, STEPS, stats, (logged,))
 
 

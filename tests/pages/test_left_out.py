@@ -10,7 +10,7 @@ import pytest
 from hookcore.records import Tap
 from hookcore_app.live.news import MAX_SCALARS, _new_scalars
 from hookcore_app.live.publisher import Steps, mark_of
-from hookcore_app.pages.report import View, report_of
+from hookcore_app.pages.report import ReportSteps, report_of
 from hookcore_app.pages.views.events import markdown_of
 from hookcore_app.runs import Run
 from tests.api_world import World as Filled
@@ -128,7 +128,7 @@ def test_a_profile_of_merged_steps_names_the_steps(world: World, run: Run, merge
     first, last = merged
     assert title_of(world, chart="profile", step=first) == f"rms as the mean of steps {first} to {last}"
     assert title_of(world, chart="profile", step=STEPS - 1) == f"rms at step {STEPS - 1}"
-    html = report_of(run, View(at=first)).decode()
+    html = report_of(run, ReportSteps(at=first)).decode()
     assert f"Means of steps {first} to {last}, layer by layer (rms)" in html
     assert f"Step {last}, layer by layer" not in html
 

@@ -20,7 +20,7 @@ from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app.analysis import figures
 from hookcore_app.cli import main
-from hookcore_app.pages.report import MAX_BYTES, View, report_of
+from hookcore_app.pages.report import MAX_BYTES, ReportSteps, report_of
 from hookcore_app.pages.report.charts import alerts_of, line_of, picture_of
 from hookcore_app.pages.views.span import progress_of
 from hookcore_app.runs import Run, Runs
@@ -313,7 +313,7 @@ def test_pictures_mark_non_finite_values() -> None:
 
 def test_a_report_of_some_steps_has_no_numbers_or_incidents_of_others() -> None:
     run = make_run()
-    whole, before = text_in(report_of(run).decode()), text_in(report_of(run, View(10, 40, 30)).decode())
+    whole, before = text_in(report_of(run).decode()), text_in(report_of(run, ReportSteps(10, 40, 30)).decode())
     assert "Report of a training run" in whole
     assert re.search(r"NaN first appeared in .*, at step 50", whole) or "non-finite" in whole.lower()
     assert "Report of step 30, made" in before
@@ -328,10 +328,10 @@ def test_a_report_of_some_steps_has_no_numbers_or_incidents_of_others() -> None:
     assert "Step 30, layer by layer" in before
     assert "Cost of watching" not in before
     assert "something happened" not in before  # in step 3
-    first = text_in(report_of(run, View(at=0)).decode())
+    first = text_in(report_of(run, ReportSteps(at=0)).decode())
     assert "Step 0, layer by layer (rms) from the input" in first
     assert "newest step" not in first
-    after = text_in(report_of(run, View(45)).decode())
+    after = text_in(report_of(run, ReportSteps(45)).decode())
     assert "Report of steps 45 to 59" in after
     assert "at step 50" in after
     assert "loss 0.01667 at step 59" in after
@@ -339,10 +339,10 @@ def test_a_report_of_some_steps_has_no_numbers_or_incidents_of_others() -> None:
 
 def test_an_incident_in_a_report_is_as_it_was_known_at_its_step() -> None:
     run = make_run()
-    (row,) = [each for each in alerts_of(run, (), View(0, 59, 50)) if each.rule == "nonfinite"]
+    (row,) = [each for each in alerts_of(run, (), ReportSteps(0, 59, 50)) if each.rule == "nonfinite"]
     (incident,) = [each for each in run.store.incidents() if each.rule == "nonfinite"]
     assert (row.since_step, row.severity, row.message) == (50, "error", incident.as_of(50).sentence)
-    assert not [each for each in alerts_of(run, (), View(0, 59, 49)) if each.rule == "nonfinite"]
+    assert not [each for each in alerts_of(run, (), ReportSteps(0, 59, 49)) if each.rule == "nonfinite"]
 
 
 def test_steps_that_the_run_does_not_have_are_an_error_that_says_which_it_has() -> None:

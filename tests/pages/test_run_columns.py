@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hookcore_app.pages.views.run_list import MAX_CHOICES, MAX_COLUMNS, Columns, columns_of, order_of
+from hookcore_app.pages.views.run_list import MAX_CHOICES, MAX_COLUMNS, ListColumns, columns_of, order_of
 from hookcore_app.runs.query import Traits
 from tests.build import append, open_run
 from tests.serving import World, make_world
@@ -27,7 +27,7 @@ def world() -> World:
     return world
 
 
-def columns(world: World, *asked: str) -> Columns:
+def columns(world: World, *asked: str) -> ListColumns:
     return columns_of(asked, [Traits(run) for run in world.runs.all()])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.reading import StoreReader, answers
-from hookcore.reading.anatomy import OUTSIDE, Run, levels_of, runs_of
+from hookcore.reading.anatomy import OUTSIDE, Repetition, levels_of, runs_of
 from hookcore.records import ModuleRecord
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from tests.flow_world import BasicBlock, Residual, batch, watch
@@ -101,7 +101,7 @@ def test_runs_are_disjoint_and_have_equal_units(kinds: str, ends: list[tuple[int
     last = 0
     level: Any = dict.fromkeys((one, other) for one, other in ends if max(one, other) < len(kinds))
     for run in runs_of(kinds, range(len(kinds)), level):
-        assert isinstance(run, Run)
+        assert isinstance(run, Repetition)
         assert last <= run.first < run.last
         assert (run.last - run.first) % run.period == 0
         units = {kinds[at : at + run.period] for at in range(run.first, run.last, run.period)}

@@ -35,13 +35,13 @@ from hookcore.records.sketch import BINS
 from hookcore.records.wire import (
     DTYPES,
     SCHEMA,
-    Answer,
     Batch,
     DeliveryCounters,
     Description,
     EndItem,
     FrameItem,
     Place,
+    Receipt,
     RunInfo,
     SnapshotItem,
     decode_answer,
@@ -215,7 +215,7 @@ def test_all_other_parts_of_a_batch_arrive() -> None:
 @given(taps, st.dictionaries(texts, st.none() | st.floats(allow_nan=False) | texts | st.lists(texts, max_size=2)))
 def test_an_answer_contains_commands(tap: Tap, changes: dict[str, Any]) -> None:
     commands = (Command(1, "snapshot", tap), Command(2, "settings", changes=changes))
-    answer = Answer(acknowledged=4, taps=2, described=-1, commands=commands)
+    answer = Receipt(acknowledged=4, taps=2, described=-1, commands=commands)
     assert decode_answer(encode(answer)) == answer
 
 

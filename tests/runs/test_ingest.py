@@ -540,7 +540,7 @@ def test_some_of_many_concurrent_large_batches_are_asked_to_retry() -> None:
 def test_at_most_two_threads_receive_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, leave, take = [], threading.Event(), Run.take
 
-    def wait(run: Run, batch: wire.Batch) -> wire.Answer:
+    def wait(run: Run, batch: wire.Batch) -> wire.Receipt:
         inside.append(run.id)
         leave.wait(20)
         return take(run, batch)

@@ -62,14 +62,14 @@ class Ranks:
     sent: dict[str, int] = field(default_factory=dict)  # items, by run
     restarted: set[int] = field(default_factory=set)  # ranks that were restarted by a launcher without attempts
 
-    def send(self, rank: int, steps: Sequence[int], attempt: int = 0, **others: Any) -> wire.Answer:
+    def send(self, rank: int, steps: Sequence[int], attempt: int = 0, **others: Any) -> wire.Receipt:
         """Send steps in which the rank's own output is its rank, and the shared weight is 10."""
         frames = [of_rank(rank, step, **others) for step in steps]
         return self.post(rank, frames, attempt)
 
     def post(
         self, rank: int, records: Sequence[Frame | Snapshot | EndItem], attempt: int = 0, **batch: Any
-    ) -> wire.Answer:
+    ) -> wire.Receipt:
         return self.server.take(self.batch(rank, records, attempt, **batch))
 
     def batch(

@@ -63,7 +63,7 @@ class World:
         body = batch if isinstance(batch, bytes) else wire.encode(batch)
         return self.client.post("/api/v1/ingest", content=body, headers={**BATCH, **headers})
 
-    def take(self, batch: wire.Batch) -> wire.Answer:
+    def take(self, batch: wire.Batch) -> wire.Receipt:
         """Send a batch that must be accepted."""
         response = self.post(batch)
         assert response.status_code == 200, response.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .charts import View
+from .charts import ReportSteps
 from .document import MAX_BYTES, report_of
 
-__all__ = ["MAX_BYTES", "View", "report_of"]
+__all__ = ["MAX_BYTES", "ReportSteps", "report_of"]

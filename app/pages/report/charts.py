@@ -28,7 +28,7 @@ from ...runs import Run
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ReportSteps:
     """The steps of charts, and the step that numbers and findings are of; None for all of them, and the newest one."""
 
     first: int | None = None
@@ -50,7 +50,7 @@ class View:
         """Whether it is about the run as it is now."""
         return self.values == (None, None)
 
-    def within(self, reader: Reader) -> View:
+    def within(self, reader: Reader) -> ReportSteps:
         """Return the same with both ends. A step outside the run is an error."""
         known = reader.steps()
         if self.is_whole or known.first is None or known.newest is None:
@@ -63,7 +63,7 @@ class View:
             raise ArgumentError(f"at={self.at} is outside of the steps {first} to {last}")
         if first > last:
             raise ArgumentError(f"these steps are outside of the run, which has {known.first} to {known.newest}")
-        return View(first, last, self.at)
+        return ReportSteps(first, last, self.at)
 
     @property
     def words(self) -> str:
@@ -75,7 +75,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastIncident:
     """An incident as it was known at a step, as a row of the table of findings."""
 
     rule: str
@@ -90,7 +90,7 @@ class Past:
     spark: tuple[float, ...] = ()
 
 
-def alerts_of(run: Run, current: Sequence[Finding], view: View) -> Sequence[Finding | Past]:
+def alerts_of(run: Run, current: Sequence[Finding], view: ReportSteps) -> Sequence[Finding | PastIncident]:
     """Return today's findings; of a report about some steps, the incidents that touch them, as of the last one."""
     first, last = view.values
     if last is None:
@@ -98,10 +98,10 @@ def alerts_of(run: Run, current: Sequence[Finding], view: View) -> Sequence[Find
     return [_past(each, last) for each in reversed(run.store.incidents()) if each.touches(first, last)]
 
 
-def _past(incident: Incident, last: int) -> Past:
+def _past(incident: Incident, last: int) -> PastIncident:
     then, tap = incident.as_of(last), incident.culprit.tap
     about = incident.rule, then.severity, tap.module, tap.kind, incident.first_step, then.sentence
-    return Past(*about, 0, incident.earliest_step, incident.culprit_known)  # the sentence says what followed
+    return PastIncident(*about, 0, incident.earliest_step, incident.culprit_known)  # the sentence says what followed
 
 
 # Pictures for readers without JavaScript: a line as SVG, a map as PNG.
@@ -159,7 +159,7 @@ class Chart:
     tall: bool = False
 
 
-def charts_of(reader: Reader, findings: tuple[Finding, ...], view: View) -> tuple[list[Chart], list[str]]:
+def charts_of(reader: Reader, findings: tuple[Finding, ...], view: ReportSteps) -> tuple[list[Chart], list[str]]:
     """Return the charts that fit, most informative first, and the titles of the others."""
     taken: list[Chart] = []
     left_out = _names(reader)[MAX_SCALARS:]
@@ -173,7 +173,7 @@ def charts_of(reader: Reader, findings: tuple[Finding, ...], view: View) -> tupl
     return taken, left_out
 
 
-def _all(reader: Reader, findings: tuple[Finding, ...], view: View) -> Iterator[Chart]:
+def _all(reader: Reader, findings: tuple[Finding, ...], view: ReportSteps) -> Iterator[Chart]:
     yield from _scalars(reader, view)
     for kind, stat, title in MAPS:
         yield from _map(reader, kind, stat, title, view)
@@ -196,7 +196,7 @@ def _names(reader: Reader) -> list[str]:
     return sorted((name for name in reader.scalars().names if not name.startswith(OWN)), key=loss_rank)
 
 
-def _scalars(reader: Reader, view: View) -> Iterator[Chart]:
+def _scalars(reader: Reader, view: ReportSteps) -> Iterator[Chart]:
     drawn = _names(reader)[:MAX_SCALARS]
     found = [each for each in reader.scalars(drawn, view.first, view.last, points=POINTS).series if len(each.mean)]
     losses = losses_among(each.name for each in found)
@@ -219,7 +219,7 @@ def _in_words(series: Series) -> str:
     return text + (f"; not finite in {bad} place{'s' if bad > 1 else ''}" if bad else "")
 
 
-def _map(reader: Reader, kind: Kind, stat: str, title: str, view: View) -> Iterator[Chart]:
+def _map(reader: Reader, kind: Kind, stat: str, title: str, view: ReportSteps) -> Iterator[Chart]:
     found = reader.heatmap(kind, stat, first=view.first, last=view.last, columns=MAP_COLUMNS, rows=MAP_ROWS)
     bad = int((found.state >= figures.NAN).sum())
     if not bad and not np.isfinite(found.worst).any():
@@ -239,7 +239,7 @@ def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
     return list(by_tap.values())[:WORST]
 
 
-def _layer(reader: Reader, place: int, finding: Finding, view: View) -> Iterator[Chart]:
+def _layer(reader: Reader, place: int, finding: Finding, view: ReportSteps) -> Iterator[Chart]:
     label = finding.tap.words
     series = reader.series(finding.number, finding.stat, view.first, view.last, POINTS)
     if not len(series.mean):
@@ -255,14 +255,14 @@ def _layer(reader: Reader, place: int, finding: Finding, view: View) -> Iterator
         yield _chart(f"histogram-{place}", f"{label}: distribution", shown, text, tall=True)
 
 
-def _newest(reader: Reader, view: View) -> int | None:
+def _newest(reader: Reader, view: ReportSteps) -> int | None:
     """Return the newest captured one of the steps."""
     first, last = view.values
     latest = (reader.latest(None, kind, first=first, last=last).taps for kind in _PROFILE)
     return max((each.step for taps in latest for each in taps), default=last)
 
 
-def _profile(reader: Reader, view: View) -> Iterator[Chart]:
+def _profile(reader: Reader, view: ReportSteps) -> Iterator[Chart]:
     """Yield the newest of the steps by layer, unless there are too many layers for bars."""
     newest = _newest(reader, view)
     found = {kind: reader.many_series(None, kind, "rms", newest, newest, 1) for kind in _PROFILE}

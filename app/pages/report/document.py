@@ -27,7 +27,7 @@ from ...analysis.modules import losses_of
 from ...formats import plain, text_of_setting
 from ...runs import Run
 from ...runs.edits import rules_of
-from .charts import MAX_CHART_BYTES, Past, View, alerts_of, charts_of, line_of
+from .charts import MAX_CHART_BYTES, PastIncident, ReportSteps, alerts_of, charts_of, line_of
 
 MAX_BYTES: Final = MAX_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and the tables
 MAX_ROWS: Final = 200  # of a table
@@ -43,7 +43,7 @@ class Script:
     digest: str
 
 
-def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is frozen)
+def report_of(run: Run, wanted: ReportSteps = ReportSteps()) -> bytes:  # noqa: B008 (it is frozen)
     """Return a run, or some of its steps, as one HTML file, which loads nothing and runs only its own scripts."""
     reader = run.reader
     view, current = wanted.within(reader), run.findings.current()
@@ -90,7 +90,7 @@ def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is fr
     return html.encode("utf-8", "replace")
 
 
-def _advice_of(findings: Sequence[Finding | Past]) -> list[Rule]:
+def _advice_of(findings: Sequence[Finding | PastIncident]) -> list[Rule]:
     """Return the advice of the rules that found something, in the order of their findings."""
     return [
         rule for found in dict.fromkeys(each.rule for each in findings) for name, rule in RULES.items() if name == found

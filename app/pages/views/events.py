@@ -315,7 +315,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class Affected:
     """Another affected module: its first tensor, and since when."""
 
     tap: Tap
@@ -334,7 +334,7 @@ class Provenance:
     spark: Spark | None
     strip: tuple[Stretch, ...]  # of the finding's own tap
     merged: int  # the maximum number of steps per point of the strip: old ones are merged
-    followers: tuple[Follower, ...]  # in the order in which they were affected
+    followers: tuple[Affected, ...]  # in the order in which they were affected
     followers_left_out: int
 
 
@@ -369,7 +369,7 @@ def provenance_of(store: Store, finding: Finding) -> Provenance | None:
     around = _read(store, finding, first, last)  # after the incident, so that it has all tensors that followed
     place = int(np.flatnonzero(around.taps.numbers == number)[0])
     shown = around.at(place)
-    followers: tuple[Follower, ...] = ()
+    followers: tuple[Affected, ...] = ()
     if incident is not None:
         exact = None if incident.evidence is None else _exact(incident.evidence, finding.stat, first, last)
         shown = around.at(place) if exact is None else exact.at(0)
@@ -429,14 +429,14 @@ def _line(around: _Around, place: int) -> Spark | None:
     return spark_of(around.first[seen], around.worst[place, seen])
 
 
-def _followers(incident: Incident, around: _Around, exact: _Around | None) -> tuple[tuple[Follower, ...], int]:
+def _followers(incident: Incident, around: _Around, exact: _Around | None) -> tuple[tuple[Affected, ...], int]:
     """Return the first tensor of each other module that followed, and the number of modules beyond these."""
     firsts: dict[str, Link] = {}
     for link in incident.chain:
         if link.tap.module != incident.culprit.tap.module:
             firsts.setdefault(link.tap.module, link)
     found = list(firsts.values())[:FOLLOWERS]
-    return tuple(Follower(link.tap, link.first_step, _spark_of(link, around, exact)) for link in found), max(
+    return tuple(Affected(link.tap, link.first_step, _spark_of(link, around, exact)) for link in found), max(
         0, incident.modules - len(found)
     )
 

@@ -33,7 +33,7 @@ _COUNTS: Final = frozenset({"nan", "inf", "zero"})  # known even if no value is 
 
 
 @dataclass(frozen=True, slots=True)
-class Onset:
+class OnsetValue:
     """A value before and at an incident's first step; NaN where it isn't known."""
 
     before: float
@@ -49,7 +49,7 @@ class Row:
     tap: Tap
     place: str
     since: int | None  # the first step in which it was affected
-    onset: Onset
+    onset: OnsetValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class LoggedRow:
     """A logged value around the onset."""
 
     name: str
-    onset: Onset
+    onset: OnsetValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +194,9 @@ def _logged(incident: Incident, evidence: Evidence) -> Iterable[LoggedRow]:
         yield LoggedRow(each.name, _onset(each.steps, each.values, incident.first_step))
 
 
-def _onset(steps: NDArray[np.int64], values: NDArray[np.float64], first: int) -> Onset:
+def _onset(steps: NDArray[np.int64], values: NDArray[np.float64], first: int) -> OnsetValue:
     earlier, at = values[steps < first], values[steps == first]
-    return Onset(
+    return OnsetValue(
         float(earlier[-1]) if len(earlier) else float("nan"),
         float(at[-1]) if len(at) else float("nan"),
         bool(len(at)),

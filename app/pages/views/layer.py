@@ -318,24 +318,26 @@ class Nearest:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class HeldNote:
     """A note about a held step, and the steps to look at instead."""
 
     words: str
     instead: tuple[int, ...] = ()
 
 
-def note_of(reader: Reader, span: Span | None) -> Note | None:
+def note_of(reader: Reader, span: Span | None) -> HeldNote | None:
     """Return what must be known of the held step; None if it was captured and is still exact."""
     if span is None or span.step is None:
         return None
     near = reader.nearest(span.step)
     if near.first_step is None or near.last_step is None:
         words = f"No tensor was captured in step {span.step:,}."
-        return Note(words, tuple(each for each in (near.before, near.after) if each is not None))
+        return HeldNote(words, tuple(each for each in (near.before, near.after) if each is not None))
     if near.first_step == near.last_step:
         return None
-    return Note(f"{words_of(near.first_step, near.last_step).capitalize()} have been merged: values are their means.")
+    return HeldNote(
+        f"{words_of(near.first_step, near.last_step).capitalize()} have been merged: values are their means."
+    )
 
 
 def nearest_captured(reader: Reader, step: int) -> Nearest:

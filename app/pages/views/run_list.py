@@ -239,7 +239,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ListColumns:
     """The columns that are shown, and all that can be."""
 
     shown: tuple[Column, ...]
@@ -262,7 +262,7 @@ class Columns:
 
 def columns_of(
     asked: Iterable[str], runs: Sequence[Traits], listed: Sequence[Traits] | None = None, sort: str = ""
-) -> Columns:
+) -> ListColumns:
     """Return the columns that an address names; if it names none, those that tell the listed runs apart.
 
     The list is sorted by the column `sort`, which may be hidden.
@@ -284,7 +284,7 @@ def columns_of(
     titled = {TITLES[kind]: tuple(columns) for kind, columns in choices.items() if columns}
     more = max(0, len(offered) - MAX_CHOICES)
     room, beyond = tuple(shown[:MAX_COLUMNS]), tuple(shown[MAX_COLUMNS:])
-    return Columns(room, beyond, known.get(sort), titled, more, bool(tokens))
+    return ListColumns(room, beyond, known.get(sort), titled, more, bool(tokens))
 
 
 def cells_of(columns: Iterable[Column], runs: Sequence[Traits]) -> Cells:

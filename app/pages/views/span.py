@@ -218,7 +218,7 @@ def ending_of(run: Run) -> Ending | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """How far a run is, in a sentence around its newest step, which the page's script keeps up to date."""
 
     before: str
@@ -226,18 +226,18 @@ class Progress:
     after: str
 
 
-def progress_of(run: Run) -> Progress:
+def progress_of(run: Run) -> RunProgress:
     """Return the progress of a run. The captured steps and those left out are all of its steps."""
     state, steps = _STATES.get(run.state, run.state.capitalize()), run.reader.steps()
     if steps.first is None or steps.newest is None:
-        return Progress(f"{state}. No step has been captured.", None, "")
+        return RunProgress(f"{state}. No step has been captured.", None, "")
     left_out, captured = cost_of(run).left_out, run.store.captured()
     words = "step " if steps.first == steps.newest else f"steps {steps.first:,} to "
     # Of a live run, the sum changes faster than anybody reads it.
     more = f", {left_out:,} left out" if left_out and run.state != "live" else ""
     turns = sum(map(is_found_loss, run.reader.scalars().names))
     each = f" Each of {turns} optimizers that take turns counts its own steps." if turns > 1 else ""
-    return Progress(f"{state}: {words}", steps.newest, f", {captured:,} captured{more}.{each}")
+    return RunProgress(f"{state}: {words}", steps.newest, f", {captured:,} captured{more}.{each}")
 
 
 def claim_of(run: Run, span: Span | None = None) -> str:

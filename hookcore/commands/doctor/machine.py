@@ -25,7 +25,7 @@ _WIDTH: Final = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """One line. "note": a limitation. "wrong": hookcore can't work as configured."""
 
     level: Level
@@ -33,7 +33,7 @@ class Finding:
     text: str
 
 
-def as_text(findings: Sequence[Finding]) -> str:
+def as_text(findings: Sequence[Check]) -> str:
     """Format the findings, with a summary."""
     lines = [f"{each.level:5}  {each.about:{_WIDTH}} {each.text}" for each in findings]
     wrong, notes = (sum(each.level == level for each in findings) for level in ("wrong", "note"))
@@ -90,20 +90,20 @@ TESTED: Final = (
 )
 
 
-def examine_tested() -> Finding:
+def examine_tested() -> Check:
     """Say whether the tests were run with the installed pair."""
     try:
         torch = _minor(metadata.version("torch"))
     except metadata.PackageNotFoundError:
-        return Finding("ok", "tested", "torch is not installed, so nothing can be trained here")
+        return Check("ok", "tested", "torch is not installed, so nothing can be trained here")
     python = _minor(platform.python_version())
     pair = f"Python {python} with torch {torch}"
     for each in TESTED:
         if (each.python, each.torch) == (python, torch):
-            return Finding("ok" if each is TESTED[0] else "note", "tested", f"{pair}, {each.date}: {each.result}")
+            return Check("ok" if each is TESTED[0] else "note", "tested", f"{pair}, {each.date}: {each.result}")
     others = ", ".join(f"Python {each.python} with torch {each.torch}" for each in TESTED)
     words = f"the tests were not run with {pair}, only with {others}; `make matrix` in a checkout runs them"
-    return Finding("note", "tested", words)
+    return Check("note", "tested", words)
 
 
 def _minor(version: str) -> str:
@@ -114,19 +114,19 @@ ASK_S: Final = 5.0
 _TOGETHER: Final = ("torch", "numpy", "lightning", "transformers", "accelerate", "scikit-learn")
 
 
-def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
+def examine_machine(environment: Mapping[str, str]) -> list[Check]:
     """Run each check; a check that fails is reported and doesn't stop the others."""
     return [_versions(), examine_tested(), *(_finding_of(about, look, environment) for about, look in _LOOKS)]
 
 
-def _finding_of(about: str, look: Callable[[Mapping[str, str]], Finding], environment: Mapping[str, str]) -> Finding:
+def _finding_of(about: str, look: Callable[[Mapping[str, str]], Check], environment: Mapping[str, str]) -> Check:
     try:
         return look(environment)
     except HookcoreError as error:
-        return Finding("wrong", about, str(error))
+        return Check("wrong", about, str(error))
 
 
-def _versions() -> Finding:
+def _versions() -> Check:
     found = {}
     for name in _TOGETHER:
         try:
@@ -135,44 +135,44 @@ def _versions() -> Finding:
             continue
     named = ", ".join(f"{name} {version}" for name, version in found.items())
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    return Finding("ok", "versions", f"hookcore {hookcore.__version__}, {system}, {named}")
+    return Check("ok", "versions", f"hookcore {hookcore.__version__}, {system}, {named}")
 
 
-def _settings(environment: Mapping[str, str]) -> Finding:
+def _settings(environment: Mapping[str, str]) -> Check:
     Settings.of(environment)
     names = {each.variable for each in SETTINGS} | {"HOOKCORE_URL"}
     given = [f"{name}={environment[name]}" for name in sorted(names) if environment.get(name, "").strip()]
-    return Finding("ok", "settings", ", ".join(given) or "defaults; no variables are set")
+    return Check("ok", "settings", ", ".join(given) or "defaults; no variables are set")
 
 
-def _folder(environment: Mapping[str, str]) -> Finding:
+def _folder(environment: Mapping[str, str]) -> Check:
     folder = home(environment)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         words = f"{folder} (mode {mode:04o}) is not writable: make it writable, or set HOOKCORE_HOME to another folder"
-        return Finding("wrong", "folder", words)
+        return Check("wrong", "folder", words)
     loose = [each.name for each in folder.iterdir() if each.is_file() and stat.S_IMODE(each.stat().st_mode) & 0o077]
     if loose:
         words = f"{folder} contains files that others can read: {', '.join(sorted(loose))}; run `chmod 600` on them"
-        return Finding("wrong", "folder", words)
-    return Finding("ok", "folder", f"{folder} is private (mode {mode:04o}) and writable")
+        return Check("wrong", "folder", words)
+    return Check("ok", "folder", f"{folder} is private (mode {mode:04o}) and writable")
 
 
-def _dashboard(environment: Mapping[str, str]) -> Finding:
+def _dashboard(environment: Mapping[str, str]) -> Check:
     found = dashboard.status(environment)
     if not found.running:
         return _port(environment)
     if not found.url:
         words = f"running, but {found.folder / 'dashboard.json'} has no address: stop the process that holds its lock"
-        return Finding("wrong", "dashboard", words)
+        return Check("wrong", "dashboard", words)
     problem = _problem_of(found.url)
     if problem:
         words = f"process {found.pid} at {found.url} {problem}; log file: {found.log}; to stop it, run `hookcore stop`"
-        return Finding("wrong", "dashboard", words)
-    return Finding("ok", "dashboard", f"running at {found.url}/ (process {found.pid}), and it answers")
+        return Check("wrong", "dashboard", words)
+    return Check("ok", "dashboard", f"running at {found.url}/ (process {found.pid}), and it answers")
 
 
-def _port(environment: Mapping[str, str]) -> Finding:
+def _port(environment: Mapping[str, str]) -> Check:
     port = first_port(environment)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -180,20 +180,20 @@ def _port(environment: Mapping[str, str]) -> Finding:
             listener.bind((HOST, port))
         except OSError as error:
             words = f"not running; port {port} is taken ({error.strerror}), so it would start at the next free port"
-            return Finding("note", "dashboard", words)
-    return Finding("ok", "dashboard", f"not running; port {port} is free")
+            return Check("note", "dashboard", words)
+    return Check("ok", "dashboard", f"not running; port {port} is free")
 
 
-def _server(environment: Mapping[str, str]) -> Finding:
+def _server(environment: Mapping[str, str]) -> Check:
     server = Settings.of(environment).server
     token = token_of(environment)
     said = "HOOKCORE_TOKEN is set" if token else "HOOKCORE_TOKEN is not set"
     if server is None or "://" not in server:
-        return Finding("ok", "token", f"{said}; this machine's dashboard generates its own")
+        return Check("ok", "token", f"{said}; this machine's dashboard generates its own")
     problem = _problem_of(server, token)
     if problem:
-        return Finding("wrong", "server", f"{server} {problem}; {said}")
-    return Finding("ok", "server", f"{server} answers; {said}")
+        return Check("wrong", "server", f"{server} {problem}; {said}")
+    return Check("ok", "server", f"{server} answers; {said}")
 
 
 _LOOKS: Final = (("settings", _settings), ("folder", _folder), ("dashboard", _dashboard), ("server", _server))
@@ -216,13 +216,13 @@ def _problem_of(url: str, token: str = "") -> str:
     return ""
 
 
-def examine(model: str = "", environment: Mapping[str, str] = os.environ) -> list[Finding]:
+def examine(model: str = "", environment: Mapping[str, str] = os.environ) -> list[Check]:
     """Run all checks; `model` names a callable as `module:callable` whose model is checked too."""
     findings = examine_machine(environment)
     try:
         training = import_module("hookcore.commands.doctor.training")
     except (ImportError, OSError) as error:
         words = f"cannot be imported ({error}): this machine can serve and show runs, but not train"
-        return [*findings, Finding("wrong" if model else "note", "torch", words)]
+        return [*findings, Check("wrong" if model else "note", "torch", words)]
     findings += training.examine()
     return findings + training.examine_model(model) if model else findings

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.commands.doctor.machine import Finding
+from hookcore.commands.doctor.machine import Check
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.hooks.loading import UNSEEN
@@ -24,23 +24,23 @@ SHOWN: Final = 12  # modules to name for each reason
 _UNSEEN: Final = "not called"
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Check]:
     """Check the devices, the kernel, the compiler, and whether data loading can be timed."""
-    return [*_devices(), _kernel(), _compiler(), *([Finding("note", "data loading", UNSEEN)] if UNSEEN else [])]
+    return [*_devices(), _kernel(), _compiler(), *([Check("note", "data loading", UNSEEN)] if UNSEEN else [])]
 
 
-def _devices() -> Iterator[Finding]:
-    yield Finding("ok", "processor", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+def _devices() -> Iterator[Check]:
+    yield Check("ok", "processor", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     if not torch.cuda.is_available():
         built = "torch was built without CUDA" if torch.version.cuda is None else "no CUDA device was found"
-        yield Finding("ok", "device", f"CPU only: {built}")
+        yield Check("ok", "device", f"CPU only: {built}")
         return
     for number in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(number)
-        yield Finding("ok", "device", f"cuda:{number} {found.name}, {found.total_memory / 2**30:.0f} GiB")
+        yield Check("ok", "device", f"cuda:{number} {found.name}, {found.total_memory / 2**30:.0f} GiB")
     if not _has_triton():
         words = "not installed, so hookcore measures tensors on the GPU with torch operators, which is slower"
-        yield Finding("note", "triton", f"{words}; to install it, run `pip install triton`")
+        yield Check("note", "triton", f"{words}; to install it, run `pip install triton`")
 
 
 def _has_triton() -> bool:
@@ -51,7 +51,7 @@ def _has_triton() -> bool:
     return True
 
 
-def _kernel() -> Finding:
+def _kernel() -> Check:
     """Measure a tensor with known values."""
     model = nn.Identity()
     with Watcher(model, Settings.of({}, server=None, budget=None, name="doctor")) as watcher:
@@ -61,15 +61,15 @@ def _kernel() -> Finding:
         latest = watcher.store.latest(kind="output")
         found = dict(zip(latest.stats, latest.values[0].tolist(), strict=True)) if len(latest.values) else {}
         if watcher.error_count:
-            return Finding("wrong", "kernel", f"failed: {watcher.errors[0].message.splitlines()[-1]}")
+            return Check("wrong", "kernel", f"failed: {watcher.errors[0].message.splitlines()[-1]}")
     if (found.get("mean"), found.get("nan"), found.get("max")) != (2.0, 1.0, 3.0):
-        return Finding("wrong", "kernel", f"wrong result: [1, 2, 3, NaN] gave {found}; please report this")
+        return Check("wrong", "kernel", f"wrong result: [1, 2, 3, NaN] gave {found}; please report this")
     if cpu.FALLBACK_REASON:
-        return Finding("note", "kernel", cpu.SLOW_KERNEL)
-    return Finding("ok", "kernel", f"correct result for known values; compiled for {cpu.INSTRUCTIONS}")
+        return Check("note", "kernel", cpu.SLOW_KERNEL)
+    return Check("ok", "kernel", f"correct result for known values; compiled for {cpu.INSTRUCTIONS}")
 
 
-def _compiler() -> Finding:
+def _compiler() -> Check:
     """Compile a small function."""
     values = torch.ones(4)
     try:
@@ -78,13 +78,13 @@ def _compiler() -> Finding:
             ran = torch.compile(lambda x: x.sin() + 1)(values)
     except Exception as error:
         words = " ".join(str(error).split())[:160]
-        return Finding("note", "torch.compile", f"doesn't work here, so compiled models won't either: {words}")
+        return Check("note", "torch.compile", f"doesn't work here, so compiled models won't either: {words}")
     if not torch.allclose(ran, values.sin() + 1):
-        return Finding("wrong", "torch.compile", "computes wrong results on this machine")
-    return Finding("ok", "torch.compile", "works; the outputs of compiled regions are captured (see `compiled`)")
+        return Check("wrong", "torch.compile", "computes wrong results on this machine")
+    return Check("ok", "torch.compile", "works; the outputs of compiled regions are captured (see `compiled`)")
 
 
-def examine_model(name: str) -> list[Finding]:
+def examine_model(name: str) -> list[Check]:
     """Report what `hookcore.watch` would capture of the model that `module:callable` returns."""
     model, inputs = _model_of(name)
     with watch(model, server=None, budget=None, keep=None, bridge=None, notify=None) as watcher:
@@ -144,18 +144,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _describe(coverage: list[Coverage], ran: bool) -> list[Finding]:
+def _describe(coverage: list[Coverage], ran: bool) -> list[Check]:
     seen = [each for each in coverage if each.captured or (not ran and each.reason.startswith(_UNSEEN))]
     how = "were captured in one step" if ran else "would be captured when the model runs"
-    findings = [Finding("ok", "model", f"{len(seen)} of {len(coverage)} modules {how}")]
+    findings = [Check("ok", "model", f"{len(seen)} of {len(coverage)} modules {how}")]
     if not ran:
         words = "not run; to see more, let the callable return inputs, too, as in `return model, inputs`"
-        findings.append(Finding("ok", "model", words))
+        findings.append(Check("ok", "model", words))
     others: dict[str, list[str]] = {}
     for each in coverage:
         if each not in seen or (ran and each.reason):
             others.setdefault(each.reason, []).append(each.path or ROOT)
     for reason, paths in others.items():
         more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-        findings.append(Finding("note", "not captured", f"{', '.join(paths[:SHOWN])}{more}: {reason}"))
+        findings.append(Check("note", "not captured", f"{', '.join(paths[:SHOWN])}{more}: {reason}"))
     return findings

@@ -32,7 +32,7 @@ FILE: Final = "dashboard.json"
 LOG: Final = "dashboard.log"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class DashboardFile(msgspec.Struct, frozen=True):
     """The content of the dashboard's file."""
 
     url: Annotated[str, Meta(pattern=r"^http://127\.0\.0\.1:[0-9]{1,5}\Z")]
@@ -133,10 +133,10 @@ def is_locked(folder: PrivateFolder) -> bool:
         return lock is None
 
 
-def read_entry(folder: PrivateFolder) -> Entry | None:
+def read_entry(folder: PrivateFolder) -> DashboardFile | None:
     """Return the content of the dashboard's file, or None if it is missing, damaged, or not this user's own."""
     try:
-        entry = msgspec.json.decode(folder.read(FILE), type=Entry)
+        entry = msgspec.json.decode(folder.read(FILE), type=DashboardFile)
     except (OSError, ValueError, RecursionError):
         return None
     return entry if entry.pid != 1 else None
@@ -370,7 +370,7 @@ def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) 
     """Write the address of this process, which holds the lock: its starter may have been killed before it could."""
     with opened_home(environment) as folder:
         entry = read_entry(folder)
-        if entry is None or entry != Entry(url, token, os.getpid()):
+        if entry is None or entry != DashboardFile(url, token, os.getpid()):
             write_entry(folder, url, token, os.getpid())
 
 

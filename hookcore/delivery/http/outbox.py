@@ -24,7 +24,7 @@ from hookcore.delivery.http.parcels import (
 from hookcore.delivery.sinks import UNSAVED_BYTES, size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
-from hookcore.records.wire import Answer, DeliveryCounters, EndItem
+from hookcore.records.wire import DeliveryCounters, EndItem, Receipt
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000
@@ -252,7 +252,7 @@ class Outbox:
 
     # -- what became of it ------------------------------------------------------------------------------------------
 
-    def on_answer(self, parcel: Parcel, answer: Answer) -> bool:
+    def on_answer(self, parcel: Parcel, answer: Receipt) -> bool:
         """Process an answer; return False if nothing that was sent made progress."""
         with self.changed:
             before = (self._known_taps, self._description.received)

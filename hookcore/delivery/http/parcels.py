@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap, plain
 from hookcore.records.flow import Flow, TensorForm
-from hookcore.records.wire import MAX_TEXT, Answer, DeliveryCounters, Description, EndItem, RunInfo
+from hookcore.records.wire import MAX_TEXT, DeliveryCounters, Description, EndItem, Receipt, RunInfo
 
 # Shortens strings that exceed the server's limits, so that one odd name doesn't get a whole batch rejected.
 
@@ -202,7 +202,7 @@ class Retained:
         """Return how many of a number of acknowledged items may not be on the receiver's disk."""
         return max(0, min(self.arrived, produced - 1) - self.durable)
 
-    def note(self, arrived: Sequence[Entry], answer: Answer) -> list[Entry]:
+    def note(self, arrived: Sequence[Entry], answer: Receipt) -> list[Entry]:
         """Retain arrived data, and release saved data. Return the data that the receiver has lost, oldest first."""
         self.arrived = answer.acknowledged
         self.durable = answer.acknowledged if answer.durable is None else answer.durable

@@ -30,11 +30,11 @@ from hookcore.delivery.http.parcels import Entry, MakeSpool, Parcel, Spool, fitt
 from hookcore.errors import WireError
 from hookcore.records import Command, Frame
 from hookcore.records.wire import (
-    Answer,
     Batch,
     DeliveryCounters,
     FrameItem,
     Item,
+    Receipt,
     RunInfo,
     SnapshotItem,
     decode_answer,
@@ -477,7 +477,7 @@ class Sender:
             met()
         self._hand_on(answer)
 
-    def _hand_on(self, answer: Answer) -> None:
+    def _hand_on(self, answer: Receipt) -> None:
         """Pass on each command once, in the order of their numbers. They wait while there is no listener."""
         for command in sorted(answer.commands, key=lambda command: command.number):
             if self.on_command is None or command.number <= self._commands_done:

@@ -87,7 +87,7 @@ class Counts:
         self._first_index = None
 
 
-class Rows:
+class SlotRows:
     """Where the numbers of a module's tensors go."""
 
     __slots__ = ("hooks", "lone", "placements", "shapes", "slots")
@@ -164,7 +164,7 @@ class Plan:
         self.is_model = root.ref() is module  # whether the training itself calls it
         self.muted, self._errors = False, 0  # muted after too many errors
         self._children = fingerprint(module)
-        self.counts, self.rows, self.history = Counts(), Rows(), History()
+        self.counts, self.rows, self.history = Counts(), SlotRows(), History()
         self.choose(kinds, skipped_by)
 
     @property
@@ -203,7 +203,7 @@ class Plan:
     def move_to(self, path: str) -> Plan:
         """Begin again under another path. Return a plan that keeps the data captured under the old one."""
         old = copy.copy(self)
-        self.path, self.rows, self.history = path, Rows(), History()
+        self.path, self.rows, self.history = path, SlotRows(), History()
         self.counts.forget_outputs()
         old.leave(f"called {path} since then")
         return old

@@ -137,7 +137,7 @@ FIRST_STEPS: Final = 2  # after which it is known whether the script logs its lo
 MAX_TENSORS: Final = 16  # of a backward pass
 
 
-class Held(NamedTuple):
+class HeldLoss(NamedTuple):
     """The loss of one of the first steps, which waits for the end of the next one: the script may still log it."""
 
     step: int
@@ -160,7 +160,7 @@ class FoundLoss:
         # What the running pass starts from: numbers, or device scalars that can be waited for; None if unknown.
         self.running: list[Any] | None = []
         self.of_step: list[Any] | None = []
-        self._held: Held | None = None
+        self._held: HeldLoss | None = None
 
     def begin_step(self, paused: bool) -> None:
         """Decide whether to find the loss of the step that begins."""
@@ -213,10 +213,10 @@ class FoundLoss:
             return None
         if step >= FIRST_STEPS:
             return Sum(found)
-        self._held = Held(step, time.time(), Sum(found), owner, scale)
+        self._held = HeldLoss(step, time.time(), Sum(found), owner, scale)
         return None
 
-    def take_held(self) -> Held | None:
+    def take_held(self) -> HeldLoss | None:
         """Return the loss that was held, now that the script would have logged it."""
         held, self._held = self._held, None
         return None if self.is_logged else held

@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from hookcore.observe.finite import (
     MAX_VALUES,
     NonFinite,
-    Reading,
+    SumsUnderway,
     Tally,
     all_finite,
     is_elsewhere,
@@ -158,7 +158,7 @@ class _Later:
     captured: bool
     losses: tuple[Any, ...]
     lookouts: tuple[tuple[str, str], ...]  # module and name of each gradient that is read
-    reading: Reading | None
+    reading: SumsUnderway | None
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from hookcore.store.incidents.replayed import Alarm, Replay
 
 from .accounts import NONFINITE
 from .book import KEPT_FIRST, KEPT_NEWEST, Incidents
-from .incident import Evidence, Found, Incident, Link, Logged, Source, since_words, when_words
+from .incident import Evidence, Found, Incident, Link, LoggedValue, Source, since_words, when_words
 from .occasions import FirstError
 from .replayed import replay_of
 
@@ -25,7 +25,7 @@ __all__ = [
     "Incident",
     "Incidents",
     "Link",
-    "Logged",
+    "LoggedValue",
     "Rank",
     "Replay",
     "Source",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, SEVERITIES, Kind, Severity, Tap
 from hookcore.records.vocabulary import GRAD_SCALE, OWN, is_per_frame, loss_rank
-from hookcore.store.incidents.incident import Evidence, Floats, Found, Incident, Link, Logged, Source, Steps
+from hookcore.store.incidents.incident import Evidence, Floats, Found, Incident, Link, LoggedValue, Source, Steps
 from hookcore.store.incidents.replayed import Alarm, Replay
 
 # The order in which a model computes within one step, to find the first of several affected taps.
@@ -172,7 +172,7 @@ class Gathering:
         logged = []
         for place, name in enumerate(self.names):
             present = self.logged.values[0, :, place] == 1
-            logged.append(Logged(name, self.logged.steps[present], self.logged.values[-1, present, place]))
+            logged.append(LoggedValue(name, self.logged.steps[present], self.logged.values[-1, present, place]))
         shown = tuple(each for each in logged if len(each.steps))
         return Evidence(self.stats.lanes, self.taps, self.stats.steps, self.stats.values, shown)
 

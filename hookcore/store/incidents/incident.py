@@ -66,7 +66,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LoggedValue:
     """A logged value around the onset."""
 
     name: str
@@ -85,7 +85,7 @@ class Evidence:
     taps: tuple[Tap, ...]
     steps: Steps
     stats: Floats
-    logged: tuple[Logged, ...] = ()
+    logged: tuple[LoggedValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
