@@ -46,11 +46,11 @@ def classes_in(texts: dict[Path, str]) -> Iterator[tuple[Path, ast.ClassDef]]:
 
 
 def single_children(texts: dict[Path, str]) -> list[str]:
-    """Return the bases that have one child, as "base <- child"."""
+    """Return the bases that have one child, as "base <- child". A base with a dot belongs to a framework."""
     known, children = dict[str, ast.ClassDef](), defaultdict[str, list[str]](list)
     for _, node in classes_in(texts):
         known[node.name] = node
-        for base in node.bases:
+        for base in (each for each in node.bases if not isinstance(each, ast.Attribute)):
             children[ast.unparse(base).partition("[")[0].rpartition(".")[2]].append(node.name)
     return [
         f"{name} <- {found[0]}"

@@ -15,9 +15,8 @@ import torch
 from hypothesis import strategies as st
 
 from hookcore.observe import _kernel, cpu, layout, portable, reference
-from hookcore.observe.arena import CpuArena
+from hookcore.observe.arena import CpuArena, unpack
 from hookcore.observe.device import add_by_operators
-from hookcore.observe.harvest import unpack
 from hookcore.recorder.leaving.frames import stats_of
 from hookcore.records import STATS
 from hookcore.records.sketch import BINS, bins_of

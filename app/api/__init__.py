@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from . import compare, different, findings, ranks, report, runs, series, snapshots  # each adds its routes to the router
+from . import compare, findings, runs, series, snapshots  # each adds its routes to the router
+from . import compare as different
+from . import compare as ranks
+from . import runs as report
 from .routing import router
 
 __all__ = ["router"]

@@ -1,9 +1,10 @@
-"""Several runs: what two share, where they first differ, and values of many over time."""
+"""Several runs: what two share, where they first differ, values of many over time, and the ranks of one training."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
@@ -14,23 +15,29 @@ from msgspec.structs import replace
 from hookcore.config.patterns import literal
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.records import Tap
+from hookcore.records import Kind, Tap
+from hookcore.records.vocabulary import ELAPSED
 from hookcore.store import STAT_NAMES, Series
 from hookcore.store.checks import require
 
-from ..analysis.comparison import ComparisonQuery, Differences, Pairs, compare, differences, renamer
+from ..analysis.comparison import ComparisonQuery, Differences, Pairs, Side, compare, renamer, what_differs
+from ..analysis.comparison import differences as differences_of
+from ..analysis.distributed import SpreadSort, every_store_of, layers_of, map_of, ranks_of, spreads_of, stores_at
 from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, Table
-from ..runs import Run
+from ..runs import JointRun, Run
 from ..runs.query import Traits
+from ..runs.ranked import joint_of, read_every
 from .params import (
     MAX_RUN_ID,
+    MAX_STEP,
     RUN_PATTERN,
     After,
     MatchParam,
     OfKind,
     OfModule,
+    RunParam,
     RunsParam,
     SpanParam,
     StatName,
@@ -40,6 +47,7 @@ from .params import (
     run_named,
 )
 from .routing import Format, ReplyParam, described, router
+from .series import TapText
 
 # Two runs side by side: what they share, how much was compared, and where they first differ.
 
@@ -198,7 +206,7 @@ def compare_heatmap(
 
     def read() -> tuple[answers.ComparisonHeatmap, Differences]:
         pairs = Pairs.of(one.store, two.store, asked)
-        found = differences(one.store, two.store, pairs, asked, columns, rows)
+        found = differences_of(one.store, two.store, pairs, asked, columns, rows)
         return _differences_of((one.id, two.id), asked, pairs, found), found
 
     def table() -> Table:
@@ -293,3 +301,122 @@ def _bands(found: Sequence[tuple[Run, Series]], groups: dict[str, str]) -> list[
         steps, values = (band.first, band.last), (band.mean, band.low, band.high)
         lines.append(answers.OverlayLine(None, group, group, "", *steps, *values, band.nonfinite, band.runs))
     return lines
+
+
+MAX_LAYERS: Final = 200
+
+OtherStep = Annotated[
+    int | None, Query(ge=0, le=MAX_STEP, description="the steps to compare with; default: all others")
+]
+
+
+def _other(
+    runs: RunsParam,
+    reply: ReplyParam,
+    run: RunParam,
+    other: Annotated[str | None, Query(pattern=RUN_PATTERN, description="another run to compare with")] = None,
+) -> Run:
+    return run if other is None else reply.about(run_named(runs, other))
+
+
+@router.reads("/differences", "What is different in some steps", ARRAYS)
+def differences(
+    run: RunParam,
+    beside: Annotated[Run, Depends(_other)],
+    span: SpanParam,
+    match: MatchParam,
+    kind: OfKind = None,
+    other_from: OtherStep = None,
+    other_to: OtherStep = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LAYERS, description="maximum number of layers and of logged values")] = 20,
+    bins: Annotated[int, Query(ge=5, le=500, description="maximum number of bins of a histogram")] = 60,
+) -> answers.Differences:
+    """Return the layers and logged values whose distributions differ most between the steps and all others.
+
+    Give `other_from` and `other_to` to compare with these steps only, and `other` to compare with another run. Older
+    steps are kept as sums: the answer says which steps it is about. `share` is half the sum of the differences of the
+    two histograms, less what chance explains.
+    """
+    if other_from is not None and other_to is not None and other_from > other_to:
+        raise ArgumentError(f"other_from={other_from} is after other_to={other_to}: give the earlier step first")
+    inside = run.store.sample(span.first, span.last)
+    outside = beside.store.sample(other_from, other_to, inside if beside is run else None)
+    one, two = Side(run.store, inside, run.id), Side(beside.store, outside, beside.id)
+    return what_differs(one, two, run.store.matcher(match), kind, limit, bins)
+
+
+# The ranks of a distributed training.
+
+
+def _joint_of(run: RunParam, reply: ReplyParam) -> JointRun:
+    joint = joint_of(run)
+    for each in joint.current():
+        reply.about(each.run)
+    return reply.about(joint)
+
+
+JointParam = Annotated[JointRun, Depends(_joint_of)]
+
+
+@router.reads("/ranks", "The ranks of a training", ARRAYS)
+def ranks(joint: JointParam) -> answers.Ranks:
+    """Return each rank: its state, how far it is, how fast, and what of it came too late for the sum of all ranks."""
+    return ranks_of(joint)
+
+
+@router.reads("/ranks/map", "A value by rank and step", ARRAYS)
+def rank_map(
+    joint: JointParam,
+    runs: RunsParam,
+    span: SpanParam,
+    tap: Annotated[TapText | None, Query(description="a tap's label in the run of all ranks")] = None,
+    stat: StatName = "rms",
+    name: Annotated[str | None, Query(max_length=1000, description="a logged value instead of a tap")] = None,
+    columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (equal spans of steps)")] = 200,
+) -> answers.RankMap:
+    """Return a tap's stat, a logged value, or without either the seconds per step: the mean by rank and column.
+
+    `newest` says how far the ranks are apart in the newest column, and which one is farthest from the others.
+    """
+    if tap is not None and name is not None:
+        raise ArgumentError("use either tap= or name=, not both")
+    require("stat", stat, STAT_NAMES)
+    shown = None if tap is None else joint.reader.find(tap)
+    what = (name or ELAPSED) if shown is None else shown.record
+    read_every(runs, joint)
+    found = map_of(every_store_of(joint), what, stat, span.first, span.last, columns)
+    return answers.RankMap(
+        run=joint.id,
+        tap=shown,
+        name=what if isinstance(what, str) else stat,
+        ranks=found.ranks,
+        first_step=found.first,
+        last_step=found.last,
+        values=found.values,
+        newest=found.newest(),
+    )
+
+
+@router.reads("/ranks/spread", "Spread over ranks, by layer", ARRAYS)
+def rank_spread(
+    joint: JointParam,
+    runs: RunsParam,
+    kind: Annotated[Kind, Query(description="of the taps")],
+    match: MatchParam = None,
+    stat: StatName = "rms",
+    step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="default: the newest one")] = None,
+    sort: Annotated[SpreadSort, Query(description="the model's order, or the largest of these values first")] = "model",
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="maximum number of layers in this answer")] = 1000,
+) -> answers.LayerSpreads:
+    """Return how far the ranks are apart in one step, layer by layer, and which rank is the odd one out.
+
+    It is the given step, or the newest one that all ranks have sent. Of steps that were merged, it is their mean.
+    """
+    require("stat", stat, STAT_NAMES)
+    read_every(runs, joint)
+    found = layers_of(joint.store, partial(stores_at, joint), joint.store.taps(match, kind), stat, step, step)
+    places, page = page_of([] if found is None else found.order(sort), after, limit)
+    first, last = (None, None) if found is None else (found.first_step, found.step)
+    layers = () if found is None else spreads_of(found, places)
+    return answers.LayerSpreads(**page, run=joint.id, kind=kind, stat=stat, first_step=first, step=last, layers=layers)

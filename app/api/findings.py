@@ -121,7 +121,7 @@ def incidents(
 @router.reads("/incidents/{incident}", "One incident")
 def incident(
     run: RunParam, incident: Annotated[str, Path(max_length=200, description="its `id`", examples=["nonfinite-100"])]
-) -> answers.IncidentDetail:
+) -> answers.Incident:
     """Return one incident with its evidence: exact values of the culprit and its neighbors around the onset."""
     try:
         return run.reader.incident(incident)

@@ -1,12 +1,15 @@
-"""Health checks, and metrics for Prometheus."""
+"""Health checks, and metrics for Prometheus, of a server and of a collector."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final, get_args
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from fastapi import APIRouter, Request
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric as Family
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
@@ -14,7 +17,42 @@ from hookcore.delivery.http.outbox import Reason
 
 from ..live import Publisher, publisher_of
 from ..runs import STATES, JointRun, Run
-from .metrics import Metric, exposition
+
+# Metrics for Prometheus, of a server and of a collector.
+
+Samples = Iterable[tuple[dict[str, str], float]]
+
+
+class Metric(NamedTuple):
+    """A metric and its samples by labels."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    samples: Samples
+
+
+class _Collected:
+    """What Prometheus's library asks for its numbers."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Family]:
+        for metric in self._metrics:
+            name = f"hookcore_{metric.name}"
+            family = Family(name.removesuffix("_total"), metric.help, metric.kind)
+            for labels, value in metric.samples:
+                family.add_sample(name, labels, float(value))
+            yield family
+
+
+def exposition(metrics: Iterable[Metric]) -> PlainTextResponse:
+    """Return metrics in the format of Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(_Collected(metrics))
+    return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
 
 REASONS: Final = frozenset({*get_args(Reason), "spool-full", "spool-damaged"})  # of trainers and collectors
 router = APIRouter()

@@ -24,8 +24,8 @@ from hookcore.records import wire
 from ..clickhouse.client import shown
 from ..runs import AwayError, JointRun, Run, Runs, limits
 from ..runs.disk import WrongKeyError
-from ..serving.guard.query import ONLY_KNOWN
-from .metrics import Metric
+from ..serving.guard.security import ONLY_KNOWN
+from .health import Metric
 
 RETRY_S: Final = 5
 MAX_WAITING: Final = 4  # bodies of the maximum size at once

@@ -13,8 +13,7 @@ from hookcore.reading.answers import LoginLink, Number
 
 from ..formats import StrictJson
 from ..serving.guard.access import CODE_S, SESSION_S, Access, Visitor
-from ..serving.guard.query import ONLY_KNOWN
-from ..serving.guard.security import LOGOUT, peer_of
+from ..serving.guard.security import LOGOUT, ONLY_KNOWN, peer_of
 from .routing import answered
 
 router = APIRouter()

@@ -21,7 +21,7 @@ from hookcore.reading.answers.base import SCHEMAS
 from ..formats import ARRAYS, MEDIA_TYPES, StrictJson, Table, choose, json_of
 from ..runs import Run
 from ..runs.memory import has_swapped, watch_reads
-from ..serving.guard.query import ONLY_KNOWN
+from ..serving.guard.security import ONLY_KNOWN
 
 ATTEMPTS: Final = 3
 

@@ -1,4 +1,4 @@
-"""The runs and their parts, their trainer, their timeline, and what readers keep by name."""
+"""The runs and their parts, their trainer, their timeline, their report, and what readers keep by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..runs import Run, Runs, why_gone
 from ..runs.answering import run_of
 from ..runs.edits import annotate, remove_annotation
 from ..runs.query import Traits, find_runs
-from ..serving.guard.query import is_list, what_is_wrong
+from ..serving.guard.security import is_list, what_is_wrong
 from .params import (
     MAX_STEP,
     RUN_PATTERN,
@@ -519,3 +519,46 @@ def pin(runs: RunsParam, chart: ChartToPin) -> Response:
 def unpin(runs: RunsParam, name: NameParam) -> None:
     """Take a chart off the board."""
     forget(runs.board, name)
+
+
+# The file is saved, not shown. If it is opened anyway, the page has no origin. It has its own policy too.
+_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
+
+
+@router.get(
+    "/report",
+    summary="A report to keep",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/html": {"schema": {"type": "string"}, "example": "<!doctype html>..."}},
+            "description": "a file that needs no server",
+        },
+        **problems(),
+    },
+)
+def report(
+    run: RunParam,
+    span: SpanParam,
+    at: Annotated[
+        int | None,
+        Query(ge=0, le=MAX_STEP, description="the step that numbers are taken from; charts show all the steps"),
+    ] = None,
+) -> Response:
+    """Return key figures, findings, charts, coverage, settings, and events in one offline file of at most 10 MB.
+
+    With steps, numbers are of them, and findings are the incidents that touch them, as they were known then.
+    """
+    from ..pages.report import ReportSteps, report_of  # imports Plotly
+
+    headers = {
+        "Content-Disposition": f'attachment; filename="hookcore-{run.id}.html"',
+        "Content-Security-Policy": _POLICY,
+        "Cache-Control": "private, no-store",
+    }
+    return Response(
+        report_of(run, ReportSteps(span.first, span.last, at)), media_type="text/html; charset=utf-8", headers=headers
+    )

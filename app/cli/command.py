@@ -13,7 +13,8 @@ import hookcore
 from hookcore.config import did_you_mean, unknown_variables
 from hookcore.errors import HookcoreError
 
-from . import check, saved, servers, training
+from . import saved, servers, training
+from . import saved as check
 from . import servers as dashboards
 
 OTHER_NAMES: Final = {"--url": "--server"}  # HOOKCORE_URL is also called HOOKCORE_SERVER

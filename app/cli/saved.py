@@ -1,4 +1,4 @@
-"""`report` and `replay`: a run as one HTML file, and the step in a capsule again."""
+"""`check`, `report`, and `replay`: the incidents of a run, the run as one HTML file, and a saved step again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,274 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+from xml.etree import ElementTree
 
 from hookcore.config import bytes_of
 from hookcore.errors import ArgumentError
+from hookcore.records import SEVERITIES
+from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, counted
 
 from .flags import Commands, add_command, add_source, run_of_server, saved_run
+
+if TYPE_CHECKING:
+    from hookcore.findings import Diagnosis
+    from hookcore.reading.answers import Findings, Incident, Incidents, OwnRule, RunRules
+    from hookcore.records import Failure
+
+# `check`: the incidents of a run, and an exit code for scripts and CI.
+
+EXAMPLES: Final = """
+  hookcore check                                   the newest run of your own dashboard
+  hookcore check runs/x.hookcore                   a saved run
+  hookcore check http://box:8642 --run run-1       a run of a server (token: HOOKCORE_TOKEN)
+  hookcore check runs/x.hookcore --format junit    for CI
+"""
+NEVER: Final = "never"
+TROUBLES: Final = ("rule-failed", "own-rule-off", "damaged")  # events after which incidents may be missing
+BROKEN: Final = frozenset({"crashed", "lost"})  # states of a run that count as errors
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The known facts about a run."""
+
+    run: str
+    name: str
+    state: str
+    failure: Failure | None
+    newest_step: int | None
+    scope: str
+    course: str
+    incidents: Incidents
+    troubles: tuple[str, ...]  # why incidents may be missing
+    rules: RunRules
+
+    @property
+    def own(self) -> tuple[OwnRule, ...]:
+        """The rules of the user."""
+        return self.rules.own
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """For each rule without data, what it needs."""
+        return {each.name: each.needs for each in self.rules if each.on and each.needs}
+
+    def reaches(self, level: str) -> list[Incident]:
+        """Return the incidents that are at least this severe, except acknowledged and muted ones."""
+        if level == NEVER:
+            return []
+        bad = SEVERITIES[: SEVERITIES.index(level) + 1]
+        return [each for each in self.incidents if each.severity in bad and not each.acknowledged and not each.muted]
+
+    @property
+    def dropped_words(self) -> str:
+        """How many incidents were dropped, and how many of these may matter."""
+        dropped, alerts = self.incidents.dropped, self.incidents.dropped_alerts
+        return f"{counted(dropped, 'more incident')} dropped ({alerts:,} of them warnings or errors)"
+
+    @property
+    def ending(self) -> str:
+        """How the training ended, in words; empty if it ended as it should."""
+        if self.state not in BROKEN:
+            return ""
+        if self.failure is None:
+            return "The training was lost"
+        return f"{self.failure.sentence}{self.failure.place}: {self.failure.error}"
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "check",
+        "Print the incidents of a run. The exit code is 0 if none reaches the severity, 1 if one does or the training "
+        "crashed or was lost, and 2 if the run can't be judged.",
+        EXAMPLES,
+    )
+    add_source(parser)
+    parser.add_argument(
+        "--fail-on",
+        choices=(*SEVERITIES, NEVER),
+        default="error",
+        help="the lowest severity that leads to exit code 1 (default: error)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=tuple(FORMATS),
+        default="text",
+        help="how to print the incidents; junit is XML for CI (default: text)",
+    )
+    parser.set_defaults(run=_check)
+
+
+def _check(given: argparse.Namespace, _environment: Mapping[str, str]) -> int:
+    checked = _look(given)
+    if checked.newest_step is None and checked.failure is None:
+        raise ArgumentError(f"no step of the run {checked.run!r} was captured, so it can't be judged")
+    print(FORMATS[given.format](checked, given.fail_on))
+    fails = _fails(checked, given.fail_on)
+    if checked.troubles and not fails:
+        raise ArgumentError(f"the run can't be judged completely: {'; '.join(checked.troubles)}")
+    return int(fails)
+
+
+def _fails(checked: Checked, level: str) -> bool:
+    if level == NEVER:
+        return False
+    # Dropped incidents include warnings or errors; notes are dropped first.
+    return bool(checked.reaches(level) or checked.ending or checked.incidents.dropped_alerts)
+
+
+def _look(given: argparse.Namespace) -> Checked:
+    from ..runs.edits import rules_of
+
+    run = saved_run(given)
+    if run is not None:
+        diagnosis, newest = run.findings.diagnosis(), run.store.steps().newest
+        troubles = tuple(each.message for each in run.store.events() if each.name in TROUBLES)
+        known = run.id, run.name, run.state, run.end.failure, newest, *_sentences(diagnosis)
+        return Checked(*known, run.reader.incidents(), troubles, rules_of(run))
+    with run_of_server(given) as (client, run_id):
+        findings = client.findings(1, run_id)  # loads a run that is only on disk
+        found, incidents = client.run(run_id), client.incidents(run=run_id)
+        rules = client.rules(run_id)
+        events = [each for name in TROUBLES for each in client.events(name=name, run=run_id).events]
+    troubles = tuple(each.message for each in events)
+    about = found.id, found.name, found.state, found.failure, found.newest_step
+    return Checked(*about, *_sentences(findings), incidents, troubles, rules)
+
+
+def _sentences(found: Diagnosis | Findings) -> tuple[str, str]:
+    return found.scope.sentence, found.course.sentence
+
+
+def _as_text(checked: Checked, _level: str) -> str:
+    from hookcore.findings import RULES
+
+    name = f"{checked.run} ({checked.name})" if checked.name else checked.run
+    state = {"live": "still running", "waiting": "waiting for its trainer"}.get(checked.state, checked.state)
+    until = "before the first captured step" if checked.newest_step is None else f"up to step {checked.newest_step}"
+    lines = [f"Run {name}, {state}, {until}.", checked.course]
+    lines += [f"error: {checked.ending}."] if checked.ending else []
+    if checked.failure is not None and checked.failure.code:
+        lines.append(f"    {checked.failure.where}: {checked.failure.code}")
+    for each in checked.incidents:
+        seen = " (acknowledged)" if each.acknowledged else " (muted)" if each.muted else ""
+        title = RULES[each.rule].title if each.rule in RULES else each.rule  # type: ignore[index]
+        lines.append(f"{SEVERITY_WORDS[each.severity]}: {title}: {each.sentence}{seen}")
+        lines += _advice_lines(each.rule)
+    muted = sum(each.muted for each in checked.incidents)
+    total = checked.incidents.total
+    lines += [f"{muted:,} of {counted(total, 'incident')} {'is' if muted == 1 else 'are'} muted."] if muted else []
+    if checked.incidents.dropped:
+        lines.append(f"{checked.dropped_words}.")
+    lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
+    lines += [f"warning: {each}" for each in checked.troubles]
+    lines += [f"your rule {each.name}: {_own_words(each)}." for each in checked.own]
+    lines.append(checked.scope)
+    if checked.needs:
+        lines.append(f"Rules without data: {', '.join(checked.needs)}.")
+    return "\n".join(lines)
+
+
+def _advice_lines(rule: str) -> list[str]:
+    """Return what a built-in rule means, its usual causes, and what to try; nothing for a custom rule."""
+    advice = _advice_of(rule)
+    if advice is None:
+        return []
+    causes, tries = "; ".join(advice["causes"]), "; ".join(advice["tries"])
+    return [f"    meaning: {advice['meaning']}", f"    usual causes: {causes}.", f"    try: {tries}."]
+
+
+def _advice_of(rule: str) -> dict[str, Any] | None:
+    from hookcore.findings import RULES
+
+    known = RULES.get(rule)  # type: ignore[call-overload]
+    return None if known is None else {"meaning": known.help, "causes": known.causes, "tries": known.tries}
+
+
+def _own_words(rule: OwnRule) -> str:
+    """Return the state of one of the user's rules, in words."""
+    looked = f"it checked {counted(rule.calls, 'frame')}"
+    failed = f"{looked} and raised an exception in {rule.faults:,} of them" if rule.faults else looked
+    return f"{failed}; it was switched off: {rule.off}" if rule.off else failed
+
+
+def _as_json(checked: Checked, level: str) -> str:
+    from ..formats import json_of
+
+    about: dict[str, Any] = {
+        "run": checked.run,
+        "name": checked.name,
+        "state": checked.state,
+        "ending": checked.ending,
+        "failure": None if checked.failure is None else json.loads(json_of(checked.failure)),
+        "newest_step": checked.newest_step,
+        "scope": checked.scope,
+        "course": checked.course,
+        "muted": sum(each.muted for each in checked.incidents),
+        "fails": _fails(checked, level),
+        "troubles": checked.troubles,
+        "rules_without_data": checked.needs,
+        "own_rules": [json.loads(json_of(each)) for each in checked.own],
+        "advice": {each.rule: _advice_of(each.rule) for each in checked.incidents},
+    }
+    return json.dumps(about | json.loads(json_of(checked.incidents)), indent=2)
+
+
+def _as_junit(checked: Checked, level: str) -> str:
+    """Return one test case for each rule, including the user's, and one for how the training ended.
+
+    A rule of the user that raised is an error, as is a trouble: its case says nothing about the run.
+    """
+    from hookcore.findings import RULES
+
+    failing = checked.reaches(level)
+    own = {f"{OWN_RULE}{each.name}": each for each in checked.own}
+    rules = [*RULES, *own] + [each.rule for each in failing if each.rule not in RULES]
+    suite = ElementTree.Element("testsuite", name=_xml(f"hookcore {checked.name or checked.run}"))
+    cases = {rule: [each.sentence for each in failing if each.rule == rule] for rule in dict.fromkeys(rules)}
+    cases["training"] = [checked.ending] if checked.ending and level != NEVER else []
+    if checked.incidents.dropped_alerts and level != NEVER:
+        cases["dropped"] = [checked.dropped_words]
+    for rule, sentences in cases.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="hookcore", name=rule)
+        if sentences:
+            failure = ElementTree.SubElement(case, "failure", message=_xml(sentences[0]))
+            failure.text = _xml("\n".join([*sentences, *_advice_lines(rule)]))
+        elif rule in checked.needs:
+            ElementTree.SubElement(case, "skipped", message=_xml(f"no data: it needs {checked.needs[rule]}"))
+        if rule in own and (own[rule].off or own[rule].faults):
+            ElementTree.SubElement(case, "error", message=_xml(_own_words(own[rule])))
+    for trouble in checked.troubles:
+        case = ElementTree.SubElement(suite, "testcase", classname="hookcore", name="rules")
+        ElementTree.SubElement(case, "error", message=_xml(trouble))
+    suite.set("tests", str(len(suite.findall("testcase"))))
+    suite.set("errors", str(len(suite.findall("testcase/error"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    suite.set("failures", str(sum(bool(each) for each in cases.values())))
+    ElementTree.SubElement(suite, "system-out").text = _xml(_as_text(checked, level))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode")
+
+
+def _xml(text: str) -> str:
+    """Replace characters that XML doesn't have: names of modules may contain any."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+FORMATS: Final[dict[str, Callable[[Checked, str], str]]] = {"text": _as_text, "json": _as_json, "junit": _as_junit}
+
+
+# `report` and `replay`: a run as one HTML file, and the step in a capsule again.
 
 REPORT_EXAMPLES: Final = """
   hookcore report                                  the newest run of your own dashboard

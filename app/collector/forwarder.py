@@ -14,7 +14,7 @@ from hookcore.delivery.http.sender import sentence_of
 from hookcore.errors import WireError
 from hookcore.records.wire import Batch, decode_answer, encode
 
-from ..api.metrics import Metric
+from ..api.health import Metric
 from .lanes import Lane, Lanes, pause_s
 
 logger = logging.getLogger("hookcore")

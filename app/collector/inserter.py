@@ -11,7 +11,7 @@ from typing import Final
 
 from hookcore.errors import HookcoreError
 
-from ..api.metrics import Metric
+from ..api.health import Metric
 from ..clickhouse.client import Cluster, Shard, UnreachableError
 from ..clickhouse.schema import number_of_run
 from ..clickhouse.writing import claims_of, is_stored

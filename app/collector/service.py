@@ -18,8 +18,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records.wire import Batch, Receipt
 
 from ..api import ingest, login
-from ..api.health import healthz
-from ..api.metrics import Metric, exposition
+from ..api.health import Metric, exposition, healthz
 from ..clickhouse.client import EXAMPLE, ClusterAddress, is_clickhouse, shown
 from ..clickhouse.schema import connect
 from ..main import make_app

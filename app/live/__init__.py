@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from ..serving.guard.query import ONLY_KNOWN
+from ..serving.guard.security import ONLY_KNOWN
 from .publisher import Publisher, publisher_of
 from .socket import router as _socket
 from .sse import router as _sse

@@ -52,7 +52,7 @@ _log = logging.getLogger("hookcore.live")
 router = APIRouter()
 
 
-class _NoSuchRunError(ArgumentError):
+class _NoSuchRunError(HookcoreError):
     def __init__(self, number: int, sentence: str) -> None:
         super().__init__(sentence)
         self.number = number

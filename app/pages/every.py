@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from .. import assets
 from .compare import ComparePage, DifferencesPage
-from .flow import FlowPage
 from .frame import compile_templates
-from .hooks import HooksPage
-from .model import DrawerPage, HistogramsPage, LayerPage, ModelPage
+from .home import BoardPage, RunsPage
+from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage
 from .overview import OverviewPage, SystemPage, TimelinePage
 from .page import router_of
 from .problems import EventsPage, IncidentPage
 from .ranks import RanksPage
-from .runs import BoardPage, RunsPage
-from .settings import HelpPage, SettingsPage
+from .settings import HelpPage, HooksPage, SettingsPage
 from .tensors import MediaPage, TensorsPage
 
 router = router_of(

@@ -27,9 +27,17 @@ from .page import FindText, PartsPage, RowNumber, RunPage, TablePage
 from .views.events import all_lines, finding_lines, incident_lines
 from .views.incident import capsules_of
 from .views.layer import nearest_sampled, note_of, nothing_in, values_of
-from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
+from .views.overview import (
+    SHOWN_SCALARS,
+    ScalarLine,
+    machine_of,
+    scalar_lines,
+    shown_alerts,
+    summary_of,
+    tiles_of,
+    why_empty,
+)
 from .views.span import ALL, Shared, claim_of, progress_of
-from .views.system import machine_of, summary_of
 from .views.timeline import timeline_view
 
 # The page Overview: a summary of the run and every layer's newest values. Its parts can be requested alone.

@@ -16,8 +16,7 @@ from hookcore.records import KINDS, Kind, Tap
 from hookcore.records.vocabulary import DESYNC, ELAPSED, GRADIENT_WAIT, OWN, REDUCTION_WAIT
 from hookcore.store import STAT_NAMES, TapList
 
-from ..analysis.modules import finder_of
-from ..analysis.ranks import (
+from ..analysis.distributed import (
     SORTS,
     Layers,
     Map,
@@ -29,6 +28,7 @@ from ..analysis.ranks import (
     spreads_of,
     stores_at,
 )
+from ..analysis.modules import finder_of
 from ..formats import words_of as words_of_steps
 from ..runs import JointRun
 from ..runs.answering import tap_list

@@ -1,11 +1,13 @@
-"""The pages Settings, Help, and errors."""
+"""The pages about hookcore itself: Hooks, with the capture settings; Settings, Help, and errors."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
+from hashlib import blake2b
 from importlib import metadata
 from typing import Any, Final
 
@@ -14,20 +16,24 @@ from fastapi import Request
 from starlette.responses import Response
 
 import hookcore
+from hookcore.config import LIVE
 from hookcore.findings import RULES, THRESHOLDS
+from hookcore.records import Coverage, HookRecord
 from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..analysis.cost import cost_of
-from ..analysis.modules import losses_of
+from ..analysis.modules import ON_MODEL, finder_of, losses_of, rows_of
 from ..analysis.numerals import size
 from ..assets import Package
 from ..clickhouse.client import shown as without_password
 from ..formats import plain
 from ..runs import Run, Runs, why_gone
+from ..runs.edits import rules_of
 from ..settings import ServerSettings
-from .frame import PLACES, address_of, render
-from .page import Page, Text
+from .frame import PLACES, address_of, no_change_words, render
+from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
+from .views.events import every_event
 from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS
 
 # The page Settings: of the reader, of the server; and diagnostics for a bug report.
@@ -233,3 +239,119 @@ def error_page(request: Request, sentence: str, status: int, headers: Mapping[st
     page.status_code = status
     page.headers.update(headers or {})
     return page
+
+
+# The page Hooks: the captured tensors of each module, their cost, all hooks, and the capture settings.
+
+ROWS: Final = 200  # modules in the table without scripts
+MAX_HOOKS: Final = 500  # of each list
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why some modules are not captured."""
+
+    words: str
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HooksPage(RunPage):
+    """The captured modules, their cost, and all hooks. The table and the settings aren't live."""
+
+    name = "hooks"
+    parts = ("figures", "reasons", "rules", "lists")
+
+    f: FindText = ""
+    row: RowNumber = 0
+
+    @cached_property
+    def coverage(self) -> list[Coverage]:
+        """The coverage of each module."""
+        return self.run.reader.coverage()
+
+    def values(self) -> dict[str, Any]:
+        """Return the table and the settings of the whole page."""
+        return {} if self.part else self._table() | {"trainer": trainer_settings(self.run)}
+
+    def _table(self) -> dict[str, Any]:
+        fits = finder_of(self.run, self.f).fits
+        rows = [each for each in rows_of(self.run.store, *self.values_in) if fits(each.path)]
+        table = TablePage.at(self.row, ROWS, len(rows))
+        return {"rows": table.cut(rows), "table": table}
+
+    def part_rules(self) -> dict[str, Any]:
+        """Return the rules with their thresholds."""
+        rules = rules_of(self.run)
+        return {
+            "run_rules": rules.rules,
+            "own_rules": rules.own,
+            "changed_rules": self.run.rules,
+            "no_change_words": no_change_words(self.run),
+        }
+
+    def part_figures(self) -> dict[str, Any]:
+        """Return the coverage, the cost, the memory, and the errors."""
+        share = share_of(self.run)
+        return {
+            "captured": sum(each.captured for each in self.coverage),
+            "modules": len(self.coverage),
+            "coverage_tag": blake2b(repr(self.coverage).encode("utf-8", "replace"), digest_size=8).hexdigest(),
+            "cost": cost_of(self.run),
+            "hook_errors": sum(event.count for event in every_event(self.run.reader, "hook-error")),
+            "share": share,
+            "lost": sum(share.dropped.values()),
+        }
+
+    def part_reasons(self) -> dict[str, Any]:
+        """Return why modules are not captured."""
+        return {"modules": len(self.coverage), "reasons": reasons_of(self.coverage)}
+
+    def part_lists(self) -> dict[str, Any]:
+        """Return the hooks."""
+        hooks = self.run.reader.hooks()
+        on_model = [each for each in hooks if each.scope in ON_MODEL]
+        elsewhere = [each for each in hooks if each.scope not in ON_MODEL]
+        return {
+            "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
+            "most_hooks": MAX_HOOKS,
+            "whose": whose(hooks),
+            "legacy": [each for each in hooks if each.legacy],
+            "warned": [each for each in hooks if each.warning and not each.legacy],
+        }
+
+
+def trainer_settings(run: Run) -> dict[str, Any]:
+    """Return the trainer's settings as last reported, one pattern per line; missing ones have their defaults."""
+    reported = run.info.settings
+    given = {name: reported.get(name, setting.default) for name, setting in LIVE.items()}
+    lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
+    return {
+        **given,
+        **lines,
+        "kinds": _listed(given["kinds"]),
+        "paused": run.is_paused,
+    }
+
+
+def _listed(patterns: object) -> list[object]:
+    if patterns is None:
+        return []
+    return list(patterns) if isinstance(patterns, list | tuple) else [patterns]
+
+
+def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:
+    """Return why modules are not captured, the most frequent reason first."""
+    found: dict[str, list[str]] = {}
+    for each in coverage:
+        if not each.captured:
+            found.setdefault(each.reason or "no reason given", []).append(each.path)
+    reasons = [Reason(words, len(paths), tuple(paths[:3])) for words, paths in found.items()]
+    return sorted(reasons, key=lambda reason: -reason.count)
+
+
+def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
+    """Return how many hooks are hookcore's, and how many are not."""
+    counted = Counter(each.ours for each in hooks)
+    return counted[True], counted[False]

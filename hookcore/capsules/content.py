@@ -84,7 +84,7 @@ def read_step(path: str | os.PathLike[str]) -> dict[str, Any]:
 MAX_ELEMENTS: Final = 8
 CONTEXT: Final = 2  # lines before and after the one that is shown
 _HOOKCORE: Final = f"{Path(hookcore.__file__).parent}/"
-_DEMO: Final = f"{_HOOKCORE}commands/demo/"  # whose model stands for the user's
+_DEMO: Final = f"{_HOOKCORE}commands/demo.py"  # whose model stands for the user's
 _NOT_THE_USERS: Final = ("<frozen", f"{Path(torch.__file__).parent}/")
 _FRAME: Final = re.compile(r'\s*File "(.+)", line (\d+), in (.+)')
 

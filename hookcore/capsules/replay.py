@@ -29,7 +29,7 @@ from hookcore.observe.generators import generators_kept, set_generators
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.reading.answers import TensorFacts
 from hookcore.recorder.known.roots import find_tensors
-from hookcore.records.replayed import MAX_LAYERS, ReplayedTap
+from hookcore.records.flow import MAX_LAYERS, ReplayedTap
 
 _FED: Final = 2  # finite tensors right before the first bad one of a pass
 

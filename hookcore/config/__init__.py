@@ -18,8 +18,20 @@ from hookcore.config.readers import (
     did_you_mean,
     nearest,
 )
-from hookcore.config.settings import NOT_GIVEN, ConfigGiven, Settings, WatchSettings, token_of, unknown_variables
-from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled, Explain
+from hookcore.config.settings import (
+    LIVE,
+    NOT_GIVEN,
+    SETTINGS,
+    Attach,
+    Capsule,
+    Compiled,
+    ConfigGiven,
+    Explain,
+    Settings,
+    WatchSettings,
+    token_of,
+    unknown_variables,
+)
 
 __all__ = [
     "AUTO",

@@ -1,17 +1,316 @@
-"""The settings of one watcher, as a caller writes them and as they are kept; and the variables that are no settings."""
+"""The settings: a table with each name, default, and allowed values; and those of one watcher."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
-from hookcore.config.flat import HIDDEN, Flat
-from hookcore.config.readers import GivenRules, Pattern, RulesGiven, Setting, did_you_mean
-from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled, Explain
+from hookcore.config.flat import HIDDEN, MAX_VALUES, Flat, config_of_text, read_config
+from hookcore.config.readers import (
+    MAX_ALLOWANCE_S,
+    MAX_BUDGET,
+    MAX_NAME,
+    MAX_TAG,
+    MAX_TAGS,
+    MAX_WORDS,
+    MIN_MEMORY_BYTES,
+    MIN_SKETCH_VALUES,
+    GivenRules,
+    Pattern,
+    RulesGiven,
+    Setting,
+    addresses_of,
+    did_you_mean,
+    items_of,
+    optional,
+    or_none,
+    read_allowance,
+    read_bridge,
+    read_budget,
+    read_choice,
+    read_include,
+    read_integer,
+    read_keep,
+    read_memory,
+    read_name,
+    read_notify,
+    read_patterns,
+    read_rules,
+    read_server,
+    read_set,
+    read_size,
+    read_tags,
+    read_text,
+    rules_of_text,
+)
 from hookcore.errors import ArgumentError
-from hookcore.records import Kind, Phase
+from hookcore.records import TENSOR_KINDS, Kind, Phase
+
+Attach = Literal["global", "module"]
+Compiled = Literal["boundary", "inside"]
+Capsule = Literal["auto", "error", "exception", "never"]
+Explain = Literal["auto", "never"]
+
+
+def _listed(options: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, options))
+
+
+_PHASES: Final = get_args(Phase)
+_ATTACH: Final = get_args(Attach)
+_COMPILED: Final = get_args(Compiled)
+_CAPSULE: Final = get_args(Capsule)
+_EXPLAIN: Final = get_args(Explain)
+_LIST: Final = or_none(items_of)  # how a variable has one
+_PATTERNS_HELP: Final = (
+    "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn` (`*` also matches dots); `re:` with a "
+    "regular expression; `type:Linear`; `is:leaf`; `depth:2`; or a class. `!` negates a pattern."
+)
+
+SETTINGS: Final = (
+    Setting(
+        "include",
+        None,
+        "a pattern, a list of patterns, or None for every module",
+        f"The modules to watch. {_PATTERNS_HELP}",
+        read_include,
+        _LIST,
+        "hooks",
+    ),
+    Setting(
+        "exclude",
+        (),
+        "a pattern, a list of patterns, or None",
+        "The modules to leave out of those that `include` matches. Takes the same patterns.",
+        read_patterns,
+        _LIST,
+        "hooks",
+    ),
+    Setting(
+        "kinds",
+        ("output", "output_grad", "param_grad"),
+        f"one or more of {_listed(TENSOR_KINDS)}",
+        "The tensors to capture for each module: activations, gradients, parameters, and parameter updates.",
+        read_set(TENSOR_KINDS),
+        _LIST,
+        "hooks",
+    ),
+    Setting(
+        "channels",
+        (),
+        "a pattern, a list of patterns, or None",
+        "The modules whose output channels are captured: the root mean square and the share of zeros of each channel, "
+        "in every tenth captured step. See [Probes](probes.md).",
+        read_patterns,
+        _LIST,
+        "probes",
+    ),
+    Setting(
+        "every",
+        1,
+        "an integer of 1 or more",
+        "Capture every n-th step. The other steps cost almost nothing.",
+        read_integer(1),
+        int,
+        "cadence",
+    ),
+    Setting(
+        "budget",
+        0.05,
+        f"a number above 0 and up to {MAX_BUDGET:g}, or None for no limit",
+        "The share of a step's time that watching may cost, as measured in the run. If watching costs more, fewer "
+        "steps are captured.",
+        optional(read_budget),
+        or_none(float),
+        "cadence",
+    ),
+    Setting(
+        "allowance",
+        0.3,
+        f"a number from 0 to {MAX_ALLOWANCE_S:g}",
+        "Seconds of capturing per minute that the budget doesn't limit: as long as capturing takes less, every step is "
+        "captured, so short trainings are captured whole.",
+        read_allowance,
+        float,
+    ),
+    Setting(
+        "memory",
+        "512MB",
+        f'a number of bytes or a size such as "512MB" or "1.5GiB", at least {MIN_MEMORY_BYTES // 10**6} MB',
+        "The memory limit of the store. The newest steps are stored exactly; older steps are merged.",
+        read_memory,
+    ),
+    Setting(
+        "attach",
+        "global",
+        f"one of {_listed(_ATTACH)}",
+        "Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on the watched "
+        "modules, for processes that run many other modules; copies and pickles of the model then contain the hooks.",
+        read_choice(_ATTACH),
+    ),
+    Setting(
+        "compiled",
+        "boundary",
+        f"one of {_listed(_COMPILED)}",
+        "What to capture in compiled regions. `boundary`: the region's output and its gradient; results stay the same, "
+        "bit for bit. `inside`: every module in the region; this needs torch 2.13, costs more, and changes results "
+        "within rounding.",
+        read_choice(_COMPILED),
+    ),
+    Setting(
+        "phases",
+        ("train",),
+        f"one or more of {_listed(_PHASES)}",
+        "Which calls to capture: with gradients (`train`), without (`eval`), or both. The two are recorded separately.",
+        read_set(_PHASES),
+        _LIST,
+    ),
+    Setting(
+        "calls",
+        8,
+        "an integer of 1 or more",
+        "How many calls of a module per step are recorded separately. Later calls are merged into the last one.",
+        read_integer(1),
+        int,
+    ),
+    Setting(
+        "sketch_values",
+        65536,
+        f"an integer of {MIN_SKETCH_VALUES} or more, or None for every value",
+        "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats use every "
+        "value.",
+        optional(read_integer(MIN_SKETCH_VALUES)),
+        or_none(int),
+    ),
+    Setting(
+        "server",
+        "auto",
+        "'auto', 'thread', None, or an address such as https://box:8642",
+        "Where captured data goes. `auto`: to your dashboard on this machine, which hookcore starts if none is "
+        "running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this "
+        "process. None: only to `watcher.store`. `HOOKCORE_URL` is an alias of `HOOKCORE_SERVER`.",
+        optional(read_server),
+        or_none(),
+    ),
+    Setting(
+        "keep",
+        "auto",
+        "'auto', a folder, or None",
+        "The folder for the run's Parquet files, which are written during the run. `auto`: the server's folder; your "
+        "dashboard uses a private folder, and a run without a server stays in memory. None: write no files. A "
+        "server at an address has its own `--keep`.",
+        optional(read_keep),
+        or_none(),
+    ),
+    Setting(
+        "capsule",
+        "auto",
+        f"one of {_listed(_CAPSULE)}",
+        "When to save a whole step to a [capsule](capsules.md), at most three times per run. `error`: when a step "
+        "becomes non-finite, when an exception ends it, and after the first incident of severity error. `exception`: "
+        "only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never` "
+        "without. The file is in your private folder on the machine that runs the training.",
+        read_choice(_CAPSULE),
+    ),
+    Setting(
+        "capsule_size",
+        "1GB",
+        'a number of bytes or a size such as "512MB" or "4GiB"',
+        "The largest capsule to write. A larger step is not saved, and an event says so.",
+        read_size,
+    ),
+    Setting(
+        "explain",
+        "auto",
+        f"one of {_listed(_EXPLAIN)}",
+        "Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself. `auto`: once, "
+        "if the capsule has at most 512 MiB; a process with a slightly lower priority runs the step again on the CPU, "
+        "and the operator, the line, and the layers become events of the run. `never`: only when you ask for it.",
+        read_choice(_EXPLAIN),
+    ),
+    Setting(
+        "bridge",
+        None,
+        "tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT, or None",
+        "Another tool that also receives each step's scalars, the norm of all gradients, and the number of modules "
+        "with non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
+        optional(read_bridge),
+        or_none(),
+    ),
+    Setting(
+        "notify",
+        (),
+        "an apprise address, a list of addresses, or None",
+        "Where to send a message about each incident: an apprise address such as slack://A/B/C. See "
+        "[Notifications](notifications.md). It is a secret: the variable keeps it out of process lists. In "
+        "distributed training, only rank 0 sends messages.",
+        read_notify,
+        or_none(addresses_of),
+        secret=True,
+    ),
+    Setting(
+        "rules",
+        None,
+        "thresholds by rule, a function, a list of these, or None",
+        "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False switches "
+        "a rule off), and functions as your own rules. As a flag or a variable: `loss-spike.factor=20,dead-relu=off`.",
+        read_rules,
+        or_none(rules_of_text),
+    ),
+    Setting(
+        "name",
+        None,
+        f"a string of 1 to {MAX_NAME} characters, or None for the script's name",
+        "The name of the run in the dashboard.",
+        read_name,
+    ),
+    Setting(
+        "config",
+        None,
+        "a mapping, a namespace, a dataclass, or None",
+        "[The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width': 64}}`. "
+        f"The list of runs shows, sorts, and finds its values, at most {MAX_VALUES}. Without it, hookcore takes the "
+        "options on the script's command line, as in `train.py --lr 0.1`. As a flag or a variable: "
+        "`lr=0.1,model.width=64`, or JSON.",
+        read_config,
+        or_none(config_of_text),
+        of_run=True,
+    ),
+    Setting(
+        "tags",
+        (),
+        f"a string, or a list of at most {MAX_TAGS} strings of 1 to {MAX_TAG} characters",
+        "Words for finding the run. You can change them in the dashboard.",
+        read_tags,
+        _LIST,
+        of_run=True,
+    ),
+    Setting(
+        "group",
+        None,
+        f"a string of at most {MAX_NAME} characters, or None",
+        "The group of runs that this one belongs to, such as a sweep.",
+        read_text(MAX_NAME),
+        or_none(),
+        of_run=True,
+    ),
+    Setting(
+        "notes",
+        None,
+        f"a string of at most {MAX_WORDS} characters, or None",
+        "Notes about the run. You can change them in the dashboard.",
+        read_text(MAX_WORDS),
+        or_none(),
+        of_run=True,
+    ),
+)
+
+LIVE: Final = {setting.name: setting for setting in SETTINGS if setting.live}  # what a running training can change
+
+
+# The settings of one watcher, as a caller writes them and as they are kept; and the variables that are no settings.
 
 
 class _NotGiven:

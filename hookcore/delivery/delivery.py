@@ -15,9 +15,17 @@ from importlib import import_module
 from typing import Any, Final
 
 from hookcore.config import AUTO, NO_FOLDER, Flat, Settings, token_of
-from hookcore.delivery.dashboard.notices import Notice, post_notice
 from hookcore.delivery.dashboard.private import mark_of
-from hookcore.delivery.dashboard.process import HOST, PORT, Dashboard, find, find_or_revive, join_or_start
+from hookcore.delivery.dashboard.process import (
+    HOST,
+    PORT,
+    Dashboard,
+    Notice,
+    find,
+    find_or_revive,
+    join_or_start,
+    post_notice,
+)
 from hookcore.delivery.facts import config_of_arguments, facts_at_start, joint_id, script_arguments
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.http.parcels import DescribedRun, MakeSpool, Spool

@@ -78,7 +78,7 @@ class StoreSink(Sink):
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._closed = False
+        self.is_closed = False
         self._first_error = FirstError()
         self._on_command: Callable[[Command], None] = lambda _: None
 
@@ -110,12 +110,12 @@ class StoreSink(Sink):
         self.store.add_event(event_of(failure))
 
     def close(self) -> None:
-        if not self._closed:
+        if not self.is_closed:
             self.store.settle()
-        self._closed = True
+        self.is_closed = True
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ClosedError("this sink was closed: create a new one on the same store to send more")
 
 

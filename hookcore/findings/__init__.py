@@ -17,11 +17,11 @@ from hookcore.findings.follower import (
     read_choices,
     started_with,
 )
+from hookcore.findings.keyfigures import Course
 from hookcore.findings.ranking import FindingsCache
 from hookcore.findings.rules import THRESHOLDS, Rule
 from hookcore.findings.scope import ScopeOfRule, reach_of, without_data
 
-from .course import Course
 from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of

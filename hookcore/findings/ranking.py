@@ -9,9 +9,9 @@ from typing import Final, cast
 
 import numpy as np
 
-from hookcore.findings.course import Course, course_of
 from hookcore.findings.depth import find_depth, find_equal, find_scale
 from hookcore.findings.finding import SPARK, Finding, with_unseen
+from hookcore.findings.keyfigures import Course, course_of
 from hookcore.findings.losses import HIGH, Losses, find_loss, find_loss_spikes, find_progress, find_rate
 from hookcore.findings.magnitudes import find_clipped, find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
@@ -19,11 +19,11 @@ from hookcore.findings.outputs import (
     find_dead,
     find_drift,
     find_no_gradient,
+    find_probed,
     find_saturated,
     find_variance,
     find_zero_inputs,
 )
-from hookcore.findings.probed import find_probed
 from hookcore.findings.rules import RULES, RuleName
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from hookcore.findings.finding import MIN_PAST, RECENT, Finding
 from hookcore.findings.losses import Losses, is_validation
+from hookcore.findings.outputs import FUNCTIONS, places_by_rule, zeros_of
 from hookcore.findings.outputs import NORMALIZING as NORMALIZING
 from hookcore.findings.outputs import SATURATING as SATURATING
-from hookcore.findings.outputs import zeros_of
-from hookcore.findings.probed import FUNCTIONS, places_by_rule
 from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import PROBE, Kind, Tap

@@ -71,7 +71,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class UsualValues:
     """The usual value of each tap, and its spread below and above, separately: a rise doesn't affect the one below."""
 
     usual: Logs
@@ -171,14 +171,14 @@ class MagnitudeWindow:
         return np.ascontiguousarray(self.columns.logs.T)
 
     @cached_property
-    def past(self) -> Past:
+    def past(self) -> UsualValues:
         """The columns before the recent ones; NaN if too little is known."""
         ordered = np.sort(self.logs[:, :-RECENT], axis=1)  # NaN sorts last
         known = (ordered.shape[1] - np.isnan(ordered).sum(axis=1)).astype(np.intp)
         low, middle, high = (_nth(ordered, (known * quarter) // 4) for quarter in (1, 2, 3))
         unknown = known < MIN_PAST
         middle[unknown] = _UNKNOWN
-        return Past(middle, (middle - low) / _QUARTILE, (high - middle) / _QUARTILE)
+        return UsualValues(middle, (middle - low) / _QUARTILE, (high - middle) / _QUARTILE)
 
     @cached_property
     def now(self) -> Logs:

@@ -54,6 +54,6 @@ observe = _kernel.observe  # (address, n, row, control): n float32s without gaps
 observe_other = _kernel.observe_other  # (address, n, code, row, control): n values of any type without gaps
 is_finite = _kernel.is_finite  # (address, n) -> whether all of n float32s without gaps are
 observe_strided = _kernel.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
-pack = _kernel.pack  # (base, used, target) -> words; see hookcore.observe.harvest
+pack = _kernel.pack  # (base, used, target) -> words; see hookcore.observe.arena
 stats = _kernel.stats  # (cells, rows, stats): the columns of a frame from rows of cells
 unpack = _kernel.unpack  # (words, size, slots, cells, start, bins, counts) -> rows

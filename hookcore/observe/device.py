@@ -17,9 +17,8 @@ from torch import Tensor
 
 from hookcore.hooks.internals import zero_all
 from hookcore.observe import layout, reference
-from hookcore.observe.arena import _is_dense
+from hookcore.observe.arena import Harvest, _is_dense
 from hookcore.observe.copies import wait_for
-from hookcore.observe.harvest import Harvest
 from hookcore.observe.plain import unseen
 from hookcore.records import sketch
 

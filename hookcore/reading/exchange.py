@@ -15,6 +15,8 @@ from hookcore.delivery.dashboard.trust import Endpoint
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.answers.base import Wanted, decode
 
+# Requests of a client over HTTP: connections are reused, and errors are the server's own messages.
+
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a heartbeat every 15 s
 FIRST_WAIT_S: Final = 0.2
 MAX_WAIT_S: Final = 10.0

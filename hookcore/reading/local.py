@@ -1,4 +1,4 @@
-"""A reader of a store in this process."""
+"""A reader of a store in this process, and the modules of a run as answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.reading.answers.base import TapName
-from hookcore.reading.modules import modules_of
 from hookcore.reading.pictures import cut
 from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader
@@ -20,6 +20,39 @@ from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Se
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.checks import matcher, quantile_of, require_kind, unknown
 from hookcore.store.incidents import Incident
+
+_SAME: Final = ("path", "parent", "type", "parameters", "trainable", "aliases", "source")  # as in the record
+
+
+def modules_of(store: Store, modules: Sequence[ModuleRecord], *, taps: bool) -> list[answers.Module]:
+    """Return these modules with their coverage and, if wanted, their taps."""
+    coverage = {each.path: each for each in store.coverage()}
+    found = _taps_in(store, modules) if taps else {}
+    return [
+        answers.Module(
+            **{name: getattr(module, name) for name in _SAME},
+            shapes=dict(module.shapes),
+            coverage=coverage.get(module.path),
+            taps=tuple(found.get(module.path, ())),
+            placements=dict(module.placements),
+        )
+        for module in modules
+    ]
+
+
+def _taps_in(store: Store, modules: Sequence[ModuleRecord]) -> dict[str, list[answers.ModuleTap]]:
+    """Return the taps of some modules, by path."""
+    latest = store.latest(stat="count")
+    counts = dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
+    snapshots = {each.tap: each.shape for each in store.snapshots()}
+    shapes = {module.path: dict(module.shapes) for module in modules}
+    found: dict[str, list[answers.ModuleTap]] = {module.path: [] for module in modules}
+    for number, tap in store.taps():
+        if tap.module in found:
+            shape = snapshots.get(tap, shapes[tap.module].get(tap.tensor))
+            found[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
+    return found
+
 
 _NEAR: Final = 64  # steps on either side, in which to look for a captured one first
 
@@ -214,11 +247,11 @@ class StoreReader(Reader):
         dropped = self._store.usage().merged["incidents"], self._store.dropped_alerts
         return answers.Incidents(self._run, len(found), *dropped, listed)
 
-    def incident(self, id: str) -> answers.IncidentDetail:
+    def incident(self, id: str) -> answers.Incident:
         known = {each.id: each for each in self._store.incidents()}
         if id not in known:
             raise ArgumentError(unknown("incident", id, list(known)))
-        return answers.IncidentDetail.of(known[id], *self._judged(self._quiet.muting(self._store), known[id]))
+        return answers.Incident.of(known[id], *self._judged(self._quiet.muting(self._store), known[id]), in_full=True)
 
     def events_of(self, events: Iterable[Event]) -> tuple[answers.Event, ...]:
         quiet, muting = self._quiet, self._quiet.muting(self._store)

@@ -142,7 +142,7 @@ class Reader(Protocol):
     ) -> answers.Incidents:
         """Return the incidents that touch these steps, oldest first, without their evidence."""
 
-    def incident(self, id: str) -> answers.IncidentDetail:
+    def incident(self, id: str) -> answers.Incident:
         """Return one incident with every stat of its culprit and neighbors around the onset."""
 
     def media(self, name: str | None = None, first: int | None = None, last: int | None = None) -> list[answers.Media]:

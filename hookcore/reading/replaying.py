@@ -22,7 +22,7 @@ import msgspec
 from hookcore.delivery.dashboard.capsules import MAX_EXPLANATION, Saved, keep_explanation
 from hookcore.reading import answers
 from hookcore.records import Event, Value
-from hookcore.records.replayed import EXPLAINED, REPLAYED, ReplayedTap, packed
+from hookcore.records.flow import EXPLAINED, REPLAYED, ReplayedTap, packed
 
 MAX_S: Final = 300.0  # of one replay
 MAX_MEMORY: Final = "16GiB"  # of one replay

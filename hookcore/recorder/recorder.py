@@ -25,7 +25,7 @@ from hookcore.recorder.known.facts import Facts
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.ownership import UnusedForwards
 from hookcore.recorder.known.parameters import Parameters
-from hookcore.recorder.known.ranks import Ranks, Replicas
+from hookcore.recorder.known.place import Ranks, Replicas
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.commands import Commands, Control
 from hookcore.recorder.leaving.frames import Collector, FrameQueue

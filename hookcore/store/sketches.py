@@ -235,7 +235,7 @@ def _own(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
     """Return the array if it owns its memory, else a copy."""
     if array.base is None and array.dtype == dtype and array.flags.c_contiguous:
         return array
-    # A copy by NumPy would let go of the interpreter; see hookcore.observe.harvest.
+    # A copy by NumPy would let go of the interpreter; see hookcore.observe.arena.
     return np.frombuffer(np.ascontiguousarray(array, dtype).tobytes(), dtype)
 
 

@@ -31,9 +31,8 @@ from hookcore.records import (
     Tap,
     is_shared,
 )
-from hookcore.records.flow import Flow
+from hookcore.records.flow import REPLAYED, Flow
 from hookcore.records.masks import no_masks
-from hookcore.records.replayed import REPLAYED
 from hookcore.records.sketch import MAX_EXPONENT, rows_of
 from hookcore.records.vocabulary import GRAD_SCALE, NONFINITE_STEP, SYSTEM
 from hookcore.store import checks

@@ -25,8 +25,7 @@ from hookcore.config import (
 )
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
-from hookcore.watcher.null import NullWatcher
-from hookcore.watcher.watcher import Watcher
+from hookcore.watcher.watcher import NullWatcher, Watcher
 
 logger = logging.getLogger("hookcore")
 _said: Final[set[str]] = set()  # about variables, by this process

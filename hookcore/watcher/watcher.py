@@ -1,4 +1,4 @@
-"""A running watch, and what all open watches share: they are detached together, and closed as the process ends."""
+"""A running watch and one without effect, and what all open watches share: they are detached and closed together."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from hookcore.hooks.compiled import guard_functions
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.known.facts import Facts, options_of_script
-from hookcore.recorder.known.ranks import Ranks
+from hookcore.recorder.known.place import Ranks
 from hookcore.recorder.measured.probes import MAX_PROBES, probe_of
 from hookcore.records import Coverage, Event, Frame, Kind, Phase, Severity, Tap
 from hookcore.records.vocabulary import counted
@@ -56,12 +56,47 @@ from hookcore.store.checks import find_tap
 from hookcore.watcher import callbacks
 from hookcore.watcher.callbacks import At, Callback, Callbacks, Report, SelfExplainer, Terminal
 from hookcore.watcher.media import Content, figure_content, image_content, table_content, text_content
-from hookcore.watcher.null import NullWatcher
 
 if TYPE_CHECKING:
     from hookcore.reading import Client, Reader, answers
     from hookcore.reading.answers import Incident
     from hookcore.watcher.notebook import Card
+
+
+class NullWatcher:
+    """Takes the place of the watcher in copies, pickles, and checkpoints of a model. Its methods have no effect."""
+
+    url: None = None
+
+    def __enter__(self) -> NullWatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _do_nothing(self, /, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    step = log = log_image = log_text = log_table = log_figure = tokens = labels = _do_nothing
+    request_snapshot = probe = capsule = pause = resume = close = _do_nothing
+
+    def observe(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def flush(self, timeout_s: float = 0.0) -> bool:
+        """Return True, because nothing waits."""
+        return True
+
+    def sharpness(self, model: Any, loss: Callable[..., Any]) -> Tensor:
+        """Return NaN, without calling the loss."""
+        return torch.tensor(float("nan"))
+
+    def on_incident(
+        self, callback: Callable[..., Any] | None = None, *, at: str = "found", severity: str = "warning"
+    ) -> Any:
+        """Return the callback, which is never called."""
+        return (lambda given: given) if callback is None else callback
+
 
 CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps
 

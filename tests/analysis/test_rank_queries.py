@@ -15,8 +15,8 @@ from hookcore.records.vocabulary import REDUCTION_WAIT
 from hookcore.records.wire import Description, Place
 from hookcore.store import Store
 from hookcore.store.rows import Rows
-from hookcore_app.analysis import ranks
-from hookcore_app.analysis.ranks import OfRank
+from hookcore_app.analysis import distributed
+from hookcore_app.analysis.distributed import OfRank
 from hookcore_app.runs import Run
 from tests.api_world import STEPS, TAPS, fill, fill_ranks, make_frame, open_run
 from tests.serving import TOKEN, Served, served
@@ -215,8 +215,8 @@ def test_a_map_weights_merged_steps_by_their_finite_values(monkeypatch: pytest.M
     store.append(make_frame(0, [1.0] * len(TAPS), scalars={"loss": 1.0}, new_taps=TAPS))
     mean, finite, present = (np.array(each)[:, None] for each in ([1.0, 4.0], [6, 2], [8, 8]))
     rows = Rows(ends, ends + 7, mean, mean, mean, finite, present, present - finite)
-    monkeypatch.setattr(ranks, "rows_of_all", lambda asked, most: [rows])
-    assert ranks.map_of([OfRank(0, store)], "loss", "", None, None, 1).values.tolist() == [[14 / 8]]
+    monkeypatch.setattr(distributed, "rows_of_all", lambda asked, most: [rows])
+    assert distributed.map_of([OfRank(0, store)], "loss", "", None, None, 1).values.tolist() == [[14 / 8]]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from hookcore_app.collector.service import create_collector
 from hookcore_app.live import publisher_of
-from hookcore_app.serving.guard.query import MAX_NAME, MAX_NAMES
+from hookcore_app.serving.guard.security import MAX_NAME, MAX_NAMES
 from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.api_world import World, strict
 from tests.serving import routes_of

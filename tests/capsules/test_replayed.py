@@ -8,7 +8,7 @@ import pytest
 
 from hookcore.capsules.content import only_definitions
 from hookcore.records import STAT_COLUMN, Event, Tap
-from hookcore.records.replayed import MAX_LAYERS, MEASURED, REPLAYED, ReplayedTap, packed, unpacked
+from hookcore.records.flow import MAX_LAYERS, MEASURED, REPLAYED, ReplayedTap, packed, unpacked
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
 from tests.build import append, frame, stats_of_magnitudes

@@ -14,7 +14,7 @@ from hookcore.config import SETTINGS
 from hookcore.config.settings import KNOWN
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
-from hookcore_app.cli import flags, servers, table
+from hookcore_app.cli import flags, servers, tables
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -129,21 +129,21 @@ def test_an_invalid_flag_of_watch_is_refused_before_anything_starts() -> None:
 
 
 def test_the_table_in_the_documentation_equals_the_code() -> None:
-    told = table.as_markdown()
-    assert told in (ROOT / "docs" / "settings.md").read_text(), "regenerate it: python -m hookcore_app.cli.table"
+    told = tables.settings_table()
+    assert told in (ROOT / "docs" / "settings.md").read_text(), "run `python -m hookcore_app.cli.tables settings`"
     others = [page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "| allowed |" in page.read_text()]
     assert [page.name for page in others] == ["settings.md"]
-    assert {line.count(" | ") for line in told.splitlines()} == {len(table.HEAD) - 1}
+    assert {line.count(" | ") for line in told.splitlines()} == {len(tables.SETTINGS_HEAD) - 1}
 
 
 def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
     files = [*(ROOT / "hookcore").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
     named = {name for file in files for name in re.findall(r"\bHOOKCORE_[A-Z_]+[A-Z]\b", file.read_text())}
-    assert named - INTERNAL <= set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", table.as_markdown()))
+    assert named - INTERNAL <= set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", tables.settings_table()))
 
 
 def test_every_known_variable_is_one_that_the_code_reads() -> None:
-    listed = set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", table.as_markdown()))
+    listed = set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", tables.settings_table()))
     assert listed | INTERNAL == KNOWN
 
 

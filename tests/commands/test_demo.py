@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookcore.commands.demo import Demo, train
-from hookcore.commands.demo.networks import CALLED, MODELS, TROUBLES
+from hookcore.commands.demo import CALLED, MODELS, TROUBLES, Demo, train
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 from hookcore.records import Kind, Tap

@@ -80,7 +80,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Store, "append", record)
         patched.setattr(
-            "hookcore.commands.demo.training.watch",
+            "hookcore.commands.demo.watch",
             lambda model, **given: watch(model, server=None, keep=kept, memory="24 MiB", **given),
         )
         store = train(Demo("cnn", trouble, AT, TRAINED, most_per_s=0), lambda _: None).store

@@ -549,8 +549,9 @@ def test_neither_key_nor_folder_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_sink_saves_what_it_passes_on_and_marks_the_end_of_the_run(tmp_path: Path) -> None:
-    sink = ArchiveSink(Store(20_000_000), str(tmp_path), INFO)
-    sink.store.announce(TAPS)
+    sent = Store(20_000_000)
+    sink = ArchiveSink(sent, str(tmp_path), INFO)
+    sent.announce(TAPS)
     for step in range(5):
         sink.send(make_frame(step))
     sink.describe([ModuleRecord("a", "Linear", None)])
@@ -560,7 +561,7 @@ def test_a_sink_saves_what_it_passes_on_and_marks_the_end_of_the_run(tmp_path: P
     store = Store(20_000_000)
     load_into(store, archive)
     assert archive.state == "ended"
-    assert_same(sink.store, store)
+    assert_same(sent, store)
 
 
 def test_errors_of_the_reader_are_hookcore_errors(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 import hookcore
-from hookcore.delivery.dashboard import notices
-from hookcore.delivery.dashboard.notices import post_notice, take_orphans
-from hookcore.delivery.dashboard.process import find, stop_dashboard
+from hookcore.delivery.dashboard import process
+from hookcore.delivery.dashboard.process import find, post_notice, stop_dashboard, take_orphans
 from hookcore.errors import ServerError
 from hookcore.records.wire import RunInfo
 from hookcore_app.runs import undelivered
@@ -78,7 +77,7 @@ def test_damaged_notices_are_removed_when_they_are_old_and_hide_no_other(environ
 
 
 def test_notices_are_bounded(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "MAX_NOTICES", 2)
+    monkeypatch.setattr(process, "MAX_NOTICES", 2)
     for name in ("one", "two"):
         post_notice(a_run(name), environment).leave()
     with pytest.raises(ServerError, match="holds 2 notices"):

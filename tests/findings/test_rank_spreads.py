@@ -12,7 +12,7 @@ from hookcore.findings.times import STEPS, Waits, late_rank, waits_of
 from hookcore.records import Tap
 from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, REDUCTION_WAIT
 from hookcore.store import Store
-from hookcore_app.analysis.ranks import OfRank, layers_of, spreads_in
+from hookcore_app.analysis.distributed import OfRank, layers_of, spreads_in
 from tests.build import append, frame, stats_of
 
 LIMITS = RULES["late-rank"].limits

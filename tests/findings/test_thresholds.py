@@ -20,7 +20,7 @@ from hookcore.findings.rules import RuleName
 from hookcore.records import Tap
 from hookcore.records.wire import Batch, EndItem
 from hookcore.store import Store
-from hookcore_app.cli import rule_table
+from hookcore_app.cli.tables import rules_table
 from hookcore_app.runs.shelf import PAGE_FILE
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
@@ -55,7 +55,7 @@ def test_every_threshold_is_in_its_range_and_has_help() -> None:
 
 def test_the_table_in_the_documentation_equals_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
-    assert rule_table.as_markdown() in page, "regenerate it: python -m hookcore_app.cli.rule_table"
+    assert rules_table() in page, "regenerate it: python -m hookcore_app.cli.tables rules"
 
 
 def test_a_threshold_decides_whether_a_rule_fires() -> None:

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from hookcore.observe import arena as arena_code
 from hookcore.observe import cpu, portable
-from hookcore.observe.arena import CODES, CpuArena
-from hookcore.observe.harvest import unpack
+from hookcore.observe.arena import CODES, CpuArena, unpack
 from hookcore.records import STAT_COLUMN, STATS
 from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import (

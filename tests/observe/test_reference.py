@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookcore.observe import copies, cpu, device, layout, reference
-from hookcore.observe.arena import CpuArena
+from hookcore.observe.arena import CpuArena, Harvest, join, unpack
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
-from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.measured.scalars import number_of
 from hookcore.records.sketch import BINS, bins_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hookcore_app import assets
-from hookcore_app.assets.joined import join
+from hookcore_app.assets import join
 from hookcore_app.pages import every
 
 PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))

@@ -24,8 +24,9 @@ from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app import assets
 from hookcore_app.analysis.figures.lines import SPARK_HEIGHT, SPARK_WIDTH, spark_of
-from hookcore_app.pages import frame, hooks, settings
+from hookcore_app.pages import frame, settings
 from hookcore_app.pages import frame as filters
+from hookcore_app.pages import settings as hooks
 from hookcore_app.pages.overview import usual_kind
 from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS

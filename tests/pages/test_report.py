@@ -20,8 +20,7 @@ from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app.analysis import figures
 from hookcore_app.cli import main
-from hookcore_app.pages.report import MAX_BYTES, ReportSteps, report_of
-from hookcore_app.pages.report.charts import alerts_of, line_of, picture_of
+from hookcore_app.pages.report import MAX_BYTES, ReportSteps, alerts_of, line_of, picture_of, report_of
 from hookcore_app.pages.views.span import progress_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
@@ -194,7 +193,7 @@ def test_a_report_is_never_larger_than_its_limit() -> None:
 
 
 def test_charts_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore_app.pages.report.charts.MAX_CHART_BYTES", 5_000)
+    monkeypatch.setattr("hookcore_app.pages.report.MAX_CHART_BYTES", 5_000)
     html = report_of(make_run()).decode()
     assert "Left out to keep the report below" in html
     assert "Activations (rms)" in html

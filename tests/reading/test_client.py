@@ -24,7 +24,6 @@ from hookcore.reading import Client
 from hookcore.reading.answers import HistogramsList, Scalars, Tabular
 from hookcore.reading.answers.live import FrameNews, News
 from hookcore.reading.exchange import Exchange
-from hookcore.reading.remote import RemoteReader
 from hookcore.records import Event, Snapshot, Tap
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
@@ -339,8 +338,7 @@ def test_the_client_needs_neither_torch_nor_a_web_framework() -> None:
 
 
 def test_every_route_has_its_method(world: Served) -> None:
-    rooms = [f"hookcore.reading.{name}" for name in ("client", "remote")]
-    source = "".join(inspect.getsource(sys.modules[room]) for room in rooms)
+    source = inspect.getsource(sys.modules[Client.__module__])
     for path, methods in world.app.openapi()["paths"].items():
         for method, said in methods.items():
             if said.get("tags") == ["runs"]:
@@ -388,25 +386,32 @@ def _read_until_second(url: str, told: list[Any]) -> None:
                 return
 
 
-def test_later_pages_are_of_the_run_of_the_first_one_even_if_a_newer_run_starts() -> None:
+def test_later_pages_are_of_the_run_of_the_first_one_even_if_a_newer_run_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Any] = []
 
-    class Newer:
-        """A server on which a newer run starts after each answer."""
+    def ask(_: Exchange, kind: Any, _method: str, _path: str, given: dict[str, Any], _body: Any) -> Any:
+        """Answer as a server on which a newer run starts after each answer."""
+        asked.append(given["run"])
+        run = given["run"] or f"run {len(asked)}"
+        if kind is HistogramsList:
+            return HistogramsList(run, ())
+        if kind is Scalars:
+            return Scalars(2, None if len(asked) > 1 else 1, run, (), ())
+        return kind(2, None if len(asked) > 1 else 1, run, ())
 
-        def ask(self, kind: Any, _method: str, _path: str, given: dict[str, Any], _body: Any) -> Any:
-            asked.append(given["run"])
-            run = given["run"] or f"run {len(asked)}"
-            if kind is HistogramsList:
-                return HistogramsList(run, ())
-            if kind is Scalars:
-                return Scalars(2, None if len(asked) > 1 else 1, run, (), ())
-            return kind(2, None if len(asked) > 1 else 1, run, ())
-
-    reader = RemoteReader(Newer())  # type: ignore[arg-type]
-    for ask in (reader.coverage, reader.taps, reader.hooks, reader.scalars, lambda: reader.many_histograms(range(52))):
+    monkeypatch.setattr(Exchange, "ask", ask)
+    reader = Client("http://127.0.0.1:9")
+    for question in (
+        reader.coverage,
+        reader.taps,
+        reader.hooks,
+        reader.scalars,
+        lambda: reader.many_histograms(range(52)),
+    ):
         asked.clear()
-        ask()
+        question()
         assert asked == [None, "run 1"]
 
 

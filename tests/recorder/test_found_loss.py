@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 import hookcore
 from hookcore import Watcher
 from hookcore.findings import findings_of
-from hookcore.findings.course import course_of
-from hookcore.findings.keyfigures import key_figures_of
+from hookcore.findings.keyfigures import course_of, key_figures_of
 from hookcore.findings.losses import Losses
 from hookcore.recorder.clock import clock
 from hookcore.recorder.measured.scalars import FIRST_STEPS, FoundLoss, Sum, read_memory, scalar_of

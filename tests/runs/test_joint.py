@@ -23,7 +23,7 @@ from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore.store.rankstep import Difference
-from hookcore_app.analysis.ranks import ranks_of, stores_of
+from hookcore_app.analysis.distributed import ranks_of, stores_of
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.runs.joint import READ_AGAIN_S

@@ -42,8 +42,7 @@ export type Histograms = { tap: Tap; first_step: Array<number>; last_step: Array
 export type HistogramsList = { run: string; histograms: Array<Histograms> };
 export type HookRecord = { scope: "module" | "optimizer" | "parameter" | "process" | "tensor" | "thread"; owner: string; point: string; function: string; where: string; ours: boolean; number: number; options: Array<string>; legacy: boolean; warning: string };
 export type Hooks = { total: number; next: number | null; run: string; hooks: Array<HookRecord> };
-export type Incident = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; muted: boolean; sentence: string; culprit: Link; culprit_known: boolean; source: "capture" | "check" | "replay"; where: string; headline: string; remedy: string; value: Number; usual: Number; first_step: number; earliest_step: number; last_step: number; recovered: number | null; found_step: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean };
-export type IncidentDetail = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; muted: boolean; sentence: string; culprit: Link; culprit_known: boolean; source: "capture" | "check" | "replay"; where: string; headline: string; remedy: string; value: Number; usual: Number; first_step: number; earliest_step: number; last_step: number; recovered: number | null; found_step: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean; evidence: Evidence | null };
+export type Incident = { id: string; key: string; rule: string; severity: "error" | "info" | "warning"; acknowledged: boolean; muted: boolean; sentence: string; culprit: Link; culprit_known: boolean; source: "capture" | "check" | "replay"; where: string; headline: string; remedy: string; value: Number; usual: Number; first_step: number; earliest_step: number; last_step: number; recovered: number | null; found_step: number; steps: number; unseen: number; skipped: boolean; loss: string; chain: Array<Link>; taps: number; modules: number; has_evidence: boolean; evidence: Evidence | null };
 export type Incidents = { run: string; total: number; dropped: number; dropped_alerts: number; incidents: Array<Incident> };
 export type IncidentsMessage = { type: "incidents"; run: string; snapshot: boolean; incidents: Array<Incident> };
 export type Latest = { run: string; stats: Array<string>; taps: Array<LatestTap>; total: number };
@@ -137,7 +136,7 @@ export type AnswerOf<P extends string> =
   P extends `compare/heatmap` ? ComparisonHeatmap :
   P extends `ranks/map` ? RankMap :
   P extends `ranks/spread` ? LayerSpreads :
-  P extends `incidents/${string}` ? IncidentDetail :
+  P extends `incidents/${string}` ? Incident :
   P extends `media/${string}` ? unknown :
   P extends `runs/${string}` ? Run :
   P extends `snapshots/${string}` ? SnapshotValues :

@@ -17,8 +17,8 @@ from msgspec import structs
 
 from hookcore.delivery.archive.folder import DiskCounters, RunFolder, WriteProgress, folder_name
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
-from hookcore.delivery.sinks import UNSAVED_BYTES, StoreSink, size_of
-from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.delivery.sinks import UNSAVED_BYTES, Sink, StoreSink, size_of
+from hookcore.records import Command, Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import EndItem, Place, RunInfo
 from hookcore.store import StepRange, Store, TapList
 
@@ -436,22 +436,35 @@ logger = logging.getLogger("hookcore")
 SINK_CLOSE_S: Final = 10.0  # a process that ends before its values are on disk loses them, so it is worth the wait
 
 
-class ArchiveSink(StoreSink):
+class ArchiveSink(Sink):
     """Puts frames into a store of this process, and into a folder on disk; the writer gets modules from the store."""
 
     def __init__(self, store: Store, folder: str, info: RunInfo) -> None:
-        super().__init__(store)
+        self._memory = StoreSink(store)
         self._info = info
         self._writer = ArchiveWriter(folder, info, store)
         self._failure: Failure | None = None
 
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
+        self._memory.subscribe(on_command)
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        self._memory.describe(modules, coverage, hooks)
+
     def send(self, record: Frame | Snapshot) -> None:
-        super().send(record)
+        self._memory.send(record)
         self._writer.take(record)
 
+    @property
+    def incidents_version(self) -> int:
+        return self._memory.incidents_version
+
     def locate(self, place: Place) -> None:
-        if self.store.follower is not None:
-            self.store.follower.take_turns(place.rank)  # as when the saved run is read
+        follower = self._memory.store.follower
+        if follower is not None:
+            follower.take_turns(place.rank)  # as when the saved run is read
         self._inform(place=place)
 
     def learn(self, description: Mapping[str, Any]) -> None:
@@ -462,14 +475,14 @@ class ArchiveSink(StoreSink):
         self._writer.inform(self._info)
 
     def fail(self, failure: Failure) -> None:
-        super().fail(failure)
+        self._memory.fail(failure)
         self._failure = failure
 
     def close(self) -> None:
         """Write the rest."""
-        if not self._closed:
-            super().close()
-            self._writer.take(EndItem(0, self.store.steps().newest or 0, self._failure))
+        if not self._memory.is_closed:
+            self._memory.close()
+            self._writer.take(EndItem(0, self._memory.store.steps().newest or 0, self._failure))
             if not self._writer.close(SINK_CLOSE_S):
                 logger.warning("hookcore: the run's folder is incomplete: writing it took more than %g s", SINK_CLOSE_S)
 

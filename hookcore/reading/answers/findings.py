@@ -241,6 +241,33 @@ class Link(Tap, frozen=True):
     first_step: Annotated[int, Meta(description="the first step in which it was affected")]
 
 
+class Around(Answer, frozen=True):
+    """A logged value around the onset of an incident."""
+
+    name: str
+    steps: Integers
+    values: Floats
+
+
+class Evidence(Answer, frozen=True):
+    """Exact values in the captured steps around an onset."""
+
+    taps: Annotated[tuple[Tap, ...], Meta(description="the culprit, other tensors of its module, and its neighbors")]
+    steps: Integers
+    stats: Annotated[dict[str, FloatMatrix], Meta(description="each stat, by step and tap; NaN where not captured")]
+    scalars: tuple[Around, ...]
+
+    @classmethod
+    def of(cls, found: incidents.Evidence) -> Evidence:
+        """Return the answer for the values around an onset."""
+        return cls(
+            tuple(map(Tap.of, found.numbers, found.taps)),
+            found.steps,
+            dict(zip(records.STATS, found.stats, strict=True)),
+            tuple(Around(each.name, each.steps, each.values) for each in found.logged),
+        )
+
+
 class Incident(Answer, frozen=True):
     """A problem from its first step until all affected tensors had recovered.
 
@@ -280,48 +307,12 @@ class Incident(Answer, frozen=True):
     taps: Annotated[int, Meta(description="the number of tensors that followed; the chain has the first 256")]
     modules: Annotated[int, Meta(description="the number of other affected modules")]
     has_evidence: Annotated[bool, Meta(description="whether the values around the onset were saved")]
+    evidence: Annotated[Evidence | None, Meta(description="these values; null in a list of incidents")] = None
 
     @classmethod
-    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> Incident:
-        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted)
-
-
-class Around(Answer, frozen=True):
-    """A logged value around the onset of an incident."""
-
-    name: str
-    steps: Integers
-    values: Floats
-
-
-class Evidence(Answer, frozen=True):
-    """Exact values in the captured steps around an onset."""
-
-    taps: Annotated[tuple[Tap, ...], Meta(description="the culprit, other tensors of its module, and its neighbors")]
-    steps: Integers
-    stats: Annotated[dict[str, FloatMatrix], Meta(description="each stat, by step and tap; NaN where not captured")]
-    scalars: tuple[Around, ...]
-
-    @classmethod
-    def of(cls, found: incidents.Evidence) -> Evidence:
-        """Return the answer for the values around an onset."""
-        return cls(
-            tuple(map(Tap.of, found.numbers, found.taps)),
-            found.steps,
-            dict(zip(records.STATS, found.stats, strict=True)),
-            tuple(Around(each.name, each.steps, each.values) for each in found.logged),
-        )
-
-
-class IncidentDetail(Incident, frozen=True):
-    """An incident with its evidence."""
-
-    evidence: Annotated[Evidence | None, Meta(description="null if there was no room for it")]
-
-    @classmethod
-    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> IncidentDetail:
-        """Return the answer for an incident with its evidence."""
-        evidence = None if found.evidence is None else Evidence.of(found.evidence)
+    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool, in_full: bool = False) -> Incident:
+        """Return the answer about an incident: in full with its evidence, if there was room for it."""
+        evidence = Evidence.of(found.evidence) if in_full and found.evidence is not None else None
         return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted, evidence=evidence)
 
 

@@ -30,7 +30,7 @@ from hookcore.recorder.clock.errors import ErrorLog, entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.known.parameters import Parameter, Parameters
-from hookcore.recorder.known.ranks import Replicas
+from hookcore.recorder.known.place import Replicas
 from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
 from hookcore.recorder.measured.passprobes import PassProbes
 from hookcore.recorder.measured.scalars import FoundLoss, LossScale, name_of_rate

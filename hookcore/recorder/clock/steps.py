@@ -27,7 +27,7 @@ from hookcore.recorder.clock.steptimes import Meter, Stalls, StepTimes
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
-from hookcore.recorder.known.ranks import Replicas
+from hookcore.recorder.known.place import Replicas
 from hookcore.recorder.leaving.commands import Control
 from hookcore.recorder.leaving.frames import Collector, FrameQueue, RawFrame, without_rows
 from hookcore.recorder.leaving.throughput import Ended

@@ -19,7 +19,7 @@ from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.facts import Facts
 from hookcore.recorder.known.models import Models
-from hookcore.recorder.known.ranks import Ranks
+from hookcore.recorder.known.place import Ranks
 from hookcore.recorder.known.roots import Root, joined
 from hookcore.recorder.leaving.shipping import Shipper
 from hookcore.recorder.measured.statistics import Statistics

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.observe import cpu
-from hookcore.observe.harvest import Harvest, join, unpack
+from hookcore.observe.arena import Harvest, join, unpack
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.known.parameters import Parameters
-from hookcore.recorder.known.ranks import Replicas
+from hookcore.recorder.known.place import Replicas
 from hookcore.recorder.machine import Sample, Sampler
 from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates, Sum
 from hookcore.recorder.measured.statistics import Statistics
@@ -53,7 +53,7 @@ class RawFrame:
 
     step: int
     time_s: float
-    packed: bytes  # see hookcore.observe.harvest
+    packed: bytes  # see hookcore.observe.arena
     new_taps: tuple[Tap, ...]
     micro_batches: int
     elapsed_s: float

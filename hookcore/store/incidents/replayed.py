@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from hookcore.records import STAT_COLUMN, STATS, Event, Kind, Tap
-from hookcore.records.replayed import MEASURED, ReplayedTap, unpacked
+from hookcore.records.flow import MEASURED, ReplayedTap, unpacked
 from hookcore.store.incidents.incident import Evidence, Link
 
 

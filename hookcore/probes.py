@@ -1,13 +1,128 @@
-"""Probes of gradients that remember: the cosine of successive ones, and their noise."""
+"""Functions for `watcher.probe`: `watcher.probe("rank", hookcore.probes.effective_rank, include="blocks.*")`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Final
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
 
 import torch
-import torch.distributed
-from torch import Tensor
+from torch import Tensor, distributed, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from hookcore.errors import ArgumentError
+from hookcore.observe.generators import generators_kept
+
+__all__ = [
+    "GradientCosine",
+    "NoiseScale",
+    "attention_entropy",
+    "channel_rms",
+    "channel_zeros",
+    "dead_channels",
+    "effective_rank",
+    "saturation",
+    "sharpness",
+]
+
+# They change nothing, draw no random numbers, and return a number or a 1-D tensor. Where a tensor has channels, these
+# are its second dimension if it has more than three (as in N, C, H, W), else its last (as in N, T, C).
+
+MAX_ROWS: Final = 512  # of the matrix whose rank is computed
+MAX_CHANNELS: Final = 4096  # as many numbers as a probe may return
+
+
+class PerChannel:
+    """A function with one number for each channel; of more than 4,096 channels, the largest one of each group."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return the numbers."""
+        values = self._function(_by_channel(tensor))
+        group = -(-len(values) // MAX_CHANNELS) or 1
+        if group == 1:
+            return values
+        padded = torch.nn.functional.pad(values, (0, -len(values) % group), value=-torch.inf)
+        return padded.reshape(-1, group).amax(dim=1)
+
+    def channels(self, tensor: Tensor) -> int:
+        return len(_by_channel(tensor))
+
+
+def effective_rank(tensor: Tensor) -> Tensor:
+    """Return in how many directions the vectors of a tensor vary: e to the entropy of its normalized singular values.
+
+    1 means that all vectors are multiples of one, and the number of features that they use all directions alike; NaN
+    that a value is not finite, or all are zero. The vectors are the tensor's last dimension, or its channels; of many,
+    512 evenly spaced ones are used.
+    """
+    rows = _vectors(tensor)
+    rows = rows[:: max(1, -(-len(rows) // MAX_ROWS))]
+    rows = rows[:, :: max(1, -(-rows.shape[1] // MAX_ROWS))]
+    values = torch.linalg.svdvals(rows.nan_to_num(0.0, 0.0, 0.0))
+    shares = values / values.sum()
+    rank = torch.special.entr(shares).sum().exp()
+    return torch.where(torch.isfinite(rows).all(), rank, torch.nan)
+
+
+def saturation(tensor: Tensor, low: float = -0.97, high: float = 0.97) -> Tensor:
+    """Return the share of values outside of a range, as those of a tanh that hardly lets a gradient through.
+
+    For a sigmoid, use `functools.partial(saturation, low=0.03)`.
+    """
+    return ((tensor < low) | (tensor > high)).float().mean()
+
+
+def dead_channels(tensor: Tensor) -> Tensor:
+    """Return the share of channels that are zero everywhere."""
+    return (_by_channel(tensor) == 0).all(dim=1).float().mean()
+
+
+@PerChannel
+def channel_rms(channels: Tensor) -> Tensor:
+    """Return the root mean square of each channel of a tensor."""
+    return channels.float().pow(2).mean(dim=1).sqrt()
+
+
+@PerChannel
+def channel_zeros(channels: Tensor) -> Tensor:
+    """Return the share of each channel's values that are zero: 1 for a dead channel."""
+    return (channels == 0).float().mean(dim=1)
+
+
+def attention_entropy(weights: Tensor) -> Tensor:
+    """Return the mean entropy of each head's attention, as a share of the largest possible: 0 looks at one token only.
+
+    `weights` are probabilities: batch, heads, queries, keys. Without a dimension of heads, one number is returned.
+    """
+    keys = weights.shape[-1]
+    entropy = torch.special.entr(weights.float()).sum(dim=-1) / torch.tensor(float(max(2, keys))).log()
+    if entropy.dim() < 3:
+        mean: Tensor = entropy.mean()
+        return mean
+    heads: Tensor = entropy.transpose(0, -2).reshape(entropy.shape[-2], -1).mean(dim=1)
+    return heads
+
+
+def _vectors(tensor: Tensor) -> Tensor:
+    wide = tensor.float()
+    if wide.dim() > 3:  # channels of pictures
+        wide = wide.movedim(1, -1)
+    return wide.reshape(-1, wide.shape[-1]) if wide.dim() > 1 else wide.reshape(1, -1)
+
+
+def _by_channel(tensor: Tensor) -> Tensor:
+    """Return one row for each channel."""
+    place = 1 if tensor.dim() > 3 else -1
+    return tensor.movedim(place, 0).flatten(1) if tensor.dim() > 1 else tensor.reshape(-1, 1)
+
+
+# Probes of gradients that remember: the cosine of successive ones, and their noise.
 
 MAX_SAMPLE: Final = 4096  # values of a tensor
 MAX_SAMPLES: Final = 2**22  # values of all of a model's parameters
@@ -170,8 +285,8 @@ def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _ranks() -> int:
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if there else 1
+    there = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if there else 1
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
@@ -201,3 +316,63 @@ def _unit(vector: Tensor) -> Tensor:
     scaled = vector / vector.abs().amax()
     unit: Tensor = scaled / torch.linalg.vector_norm(scaled)
     return unit
+
+
+def sharpness(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
+    """Return the curvature of a loss along its gradient, gᵀHg / gᵀg: `sharpness(model, lambda copy: f(copy(x), y))`.
+
+    `loss` is called with a copy of the model, in the model's mode, so that its weights, gradients, and buffers stay
+    untouched. The random number generators are set back afterward. It takes the memory of a second model, and the time
+    of about four backward passes. NaN if the gradient is zero. Frozen parameters have no part in it.
+    """
+    twin = copy.deepcopy(_inner(model))
+    parameters = [each for each in twin.parameters() if each.requires_grad]
+    with (
+        generators_kept(),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),  # the derivative of a fused kernel has no derivative
+        torch.backends.cudnn.flags(enabled=False),  # nor has that of its recurrent layers
+    ):
+        value = loss(twin)
+        _require_scalar(value)
+        gradients = _gradients(value, parameters, create_graph=True)
+        if all(each is None for each in gradients):
+            raise ArgumentError(
+                "the loss depends on no trainable parameter of the model that it was given: use the argument, as in "
+                "sharpness(model, lambda copy: criterion(copy(x), y)), and don't detach its output"
+            )
+        directions = [None if each is None else each.detach() for each in gradients]
+        slope = _product(gradients, directions)
+        products = _gradients(slope, parameters) if slope.requires_grad else []
+    with torch.no_grad():
+        squares = _product(directions, directions)
+        if all(each is None for each in products):  # linear in the parameters
+            return torch.zeros_like(squares) / squares
+        return _product(products, directions) / squares
+
+
+def _gradients(value: Tensor, parameters: list[nn.Parameter], create_graph: bool = False) -> list[Tensor | None]:
+    return list(torch.autograd.grad(value, parameters, create_graph=create_graph, allow_unused=True))
+
+
+def _product(left: list[Tensor | None], right: list[Tensor | None]) -> Tensor:
+    pairs = [(one * two).sum() for one, two in zip(left, right, strict=True) if one is not None and two is not None]
+    return torch.stack([pair.to(pairs[0].device) for pair in pairs]).sum()
+
+
+def _inner(model: Any) -> nn.Module:
+    """Return the module inside of wrappers that a copy can't do without."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model={type(model).__name__} is invalid: give a torch.nn.Module")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        model = model.module
+    if any(type(each).__name__ == "DTensor" for each in model.parameters()):
+        raise ArgumentError("sharpness doesn't support sharded parameters (FSDP, tensor parallel)")
+    return model  # type: ignore[no-any-return]
+
+
+def _require_scalar(value: object) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ArgumentError(f"the loss is {what}: return a tensor with a single number")

@@ -1,12 +1,14 @@
-"""The table of all settings for docs/settings.md; `python -m hookcore_app.cli.table` prints it."""
+"""The tables of docs/settings.md and docs/rules.md: `python -m hookcore_app.cli.tables settings`, or `rules`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Final
 
 from hookcore.config import SETTINGS
+from hookcore.findings import RULES, THRESHOLDS, Rule
 
 from ..settings import TABLES, allowed_of, default_of
 
@@ -21,13 +23,20 @@ VARIABLES: Final = {
     "HOOKCORE_CLICKHOUSE_PASSWORD": "The password of the ClickHouse user, for a server and a collector, if it isn't in "
     "the address.",
 }
-HEAD: Final = ("of", "`watch()`", "flag", "variable", "default", "allowed", "what it does")
+SETTINGS_HEAD: Final = ("of", "`watch()`", "flag", "variable", "default", "allowed", "what it does")
 
 
-def as_markdown() -> str:
+RULES_HEAD: Final = ("rule", "in SageMaker Debugger", "severity", "thresholds: default (least to most)")
+
+
+def _markdown(head: tuple[str, ...], rows: Iterable[Sequence[str]]) -> str:
+    cells = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n" for row in cells)
+
+
+def settings_table() -> str:
     """Render all settings of trainings, servers, and collectors, and the variables that are neither."""
-    rows = [HEAD, ("---",) * len(HEAD), *_of_trainings(), *_of_processes(), *_variables()]
-    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n" for row in rows)
+    return _markdown(SETTINGS_HEAD, [*_of_trainings(), *_of_processes(), *_variables()])
 
 
 def _of_trainings() -> Iterator[tuple[str, ...]]:
@@ -54,5 +63,18 @@ def _flag(name: str) -> str:
     return f"`--{name.replace('_', '-')}`"
 
 
+def rules_table() -> str:
+    """Render all rules with the thresholds that can be changed."""
+    return _markdown(RULES_HEAD, map(_rule, RULES.values()))
+
+
+def _rule(rule: Rule) -> tuple[str, ...]:
+    thresholds = "; ".join(
+        f"`{each.name}` {each.default:g} ({each.least:g} to {each.most:g}): {each.help}"
+        for each in THRESHOLDS.get(rule.name, ())
+    )
+    return f"`{rule.name}`", f"`{rule.known_as}`" if rule.known_as else "", rule.severity, thresholds
+
+
 if __name__ == "__main__":
-    print(as_markdown(), end="")
+    print({"settings": settings_table, "rules": rules_table}[sys.argv[1]](), end="")

@@ -1,0 +1,262 @@
+"""The static files of the pages, named by a hash of their contents; a page's modules as one script; the templates."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mimetypes
+import posixpath
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+# All modules of a page as one script.
+#
+# The files stay small modules for reading, checking, and testing, and nothing is built in advance. A browser that loads
+# some seventy modules level by level shows its first numbers half a second later (`benchmarks.browser`, load).
+#
+# Each module becomes a function that is called once, after those that it imports from, and returns its exports. The
+# modules use only the few forms of import and export below, without cycles; anything else is an error. Comments are
+# left
+# out, except for those at the end of a line.
+#
+# What a page needs only after a click is imported by `import("./path.js")`. It is a script of its own, with what it
+# needs
+# besides the modules of the page, which it imports from the page's script. So no module exists twice.
+
+_WRAPPED: Final = re.compile(r"^(import|export) \{\n([^{}]*?),?\n\} from", re.MULTILINE)
+_IMPORT: Final = re.compile(r'^import \{ ([\w, ]+) \} from "(\.[^"]+)";$')
+_PASSED_ON: Final = re.compile(r'^export \{ (\w+(?:, \w+)*) \} from "(\.[^"]+)";$')
+_EXPORT: Final = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+).*)$")
+_OTHER: Final = re.compile(r"^(?:import\b(?!\()|export\b)")
+_LATE: Final = re.compile(r'\bimport\("(\.[^"]+)"\)')
+# Comments for readers and tsc: from /** to */, and lines of //. No string in a script contains the former.
+_COMMENT: Final = re.compile(r"/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|^[ \t]*//[^\n]*(?:\n|\Z)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A module with everything it needs. `read` returns the text of a module by its path."""
+
+    first: str
+    read: Callable[[str], str]
+    texts: dict[str, str] = field(default_factory=dict)  # of each module, after those that it imports from
+    late: set[str] = field(default_factory=set)  # the modules that are imported by `import()`
+    exports: dict[str, list[str]] = field(default_factory=dict)  # the names that each module exports
+
+    @property
+    def script(self) -> str:
+        """All of it as one script."""
+        shared = [f"export {{ {', '.join(map(_variable, self.texts))} }};"] if self.late else []
+        return "\n".join([*self.texts.values(), *shared])
+
+    def part(self, name: str) -> str:
+        """Return a module that is imported late as a script. Its path is below the name of this script."""
+        known = set(self.texts)
+        whole = Joined(name, self.read, dict(self.texts), exports=dict(self.exports))
+        if name not in known:
+            _add(name, whole, ())
+        if whole.late:
+            raise ValueError(f"{name}: what is imported late imports {', '.join(whole.late)} late: import it at once")
+        own = "\n".join(text for each, text in whole.texts.items() if each not in known)
+        used = [each for each in self.texts if each == name or re.search(rf"\b{_variable(each)}\b", own)]
+        page = "../" * (name.count("/") + 1) + posixpath.basename(self.first)
+        taken = f'import {{ {", ".join(map(_variable, used))} }} from "{page}";\n' if used else ""
+        return f"{taken}{own}\nexport const {{ {', '.join(whole.exports[name])} }} = {_variable(name)};"
+
+
+def join(first: str, read: Callable[[str], str]) -> Joined:
+    """Return a module and everything it needs. `read` returns the text of a module by its path."""
+    joined = Joined(first, read)
+    _add(first, joined, ())
+    return joined
+
+
+def _add(name: str, into: Joined, within: tuple[str, ...]) -> None:
+    if name in within:
+        raise ValueError(f"modules import each other: {' -> '.join((*within, name))}")
+    body, exports = [], []
+
+    def late(found: re.Match[str]) -> str:
+        other = _path(name, found[1])
+        into.late.add(other)
+        return f'import("./{posixpath.basename(into.first).removesuffix(".js")}/{other}")'
+
+    for line in _WRAPPED.sub(_on_one_line, _COMMENT.sub("", into.read(name))).splitlines():
+        if found := _IMPORT.match(line) or _PASSED_ON.match(line):
+            other = _path(name, found[2])
+            if other not in into.texts:
+                _add(other, into, (*within, name))
+            if line.startswith("export"):
+                exports += [f"{each}: {_variable(other)}.{each}" for each in found[1].split(", ")]
+            else:
+                body.append(f"const {{ {found[1].replace(' as ', ': ')} }} = {_variable(other)};")
+        elif found := _EXPORT.match(line):
+            body.append(_LATE.sub(late, found[1]))
+            exports.append(found[2])
+        elif _OTHER.match(line):
+            raise ValueError(f"{name}: neither `import {{ ... }} from` nor `export` of something with a name: {line}")
+        else:
+            body.append(_LATE.sub(late, line))
+    returned = f"return {{ {', '.join(exports)} }};"
+    into.exports[name] = [each.partition(":")[0] for each in exports]
+    into.texts[name] = "\n".join((f"// {name}", f"const {_variable(name)} = (() => {{", *body, returned, "})();"))
+
+
+def _path(name: str, relative: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), relative))
+
+
+def _on_one_line(names: re.Match[str]) -> str:
+    return f"{names[1]} {{ {' '.join(names[2].split())} }} from"
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+# The static files of the pages: scripts, styles, icons. Read once, and addressed by a hash of their contents.
+
+FOLDER: Final = Path(__file__).parent / "static"
+FOREVER: Final = "public, max-age=31536000, immutable"
+MIN_SQUEEZED: Final = 1024
+MAX_NAMES: Final = 1024  # limit of cached names; any client can request unknown names
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file, plain and compressed."""
+
+    content: bytes
+    squeezed: bytes
+    type: str
+
+
+@cache
+def version() -> str:
+    """Return a version of all files together. It is part of their addresses, so that a change gets a new address."""
+    digest = hashlib.sha256()
+    for path in (*sorted(FOLDER.rglob("*")), Path(__file__)):
+        if path.is_file():
+            digest.update(path.relative_to(FOLDER.parent).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _files() -> frozenset[Path]:
+    return frozenset(path for path in FOLDER.rglob("*") if path.is_file())
+
+
+@lru_cache(MAX_NAMES)
+def read(name: str) -> Asset | None:
+    """Return a file by its path below `static`, or None. Compressed once, not for every request.
+
+    `joined/flow.js` is `js/pages/flow.js` with what it imports, `joined/flow/js/drawer/drawer.js` is what that
+    page imports late, and `joined/workers/` has those of web workers.
+    """
+    whole = re.fullmatch(r"joined/(workers/)?(\w+\.js)", name)
+    late = re.fullmatch(r"joined/(\w+)/(js/.+\.js)", name)
+    source = f"js/{whole[1] or 'pages/'}{whole[2]}" if whole else f"js/pages/{late[1]}.js" if late else name
+    path = FOLDER / source
+    if path not in _files() or (late and late[2] not in _joined(source).late):
+        return None
+    if late:
+        content = _joined(source).part(late[2]).encode()
+    else:
+        content = _joined(source).script.encode() if whole else path.read_bytes()
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
+    squeezed = gzip.compress(content, 9) if text and len(content) >= MIN_SQUEEZED else b""
+    return Asset(content, squeezed, f"{kind}; charset=utf-8" if text else kind)
+
+
+def read_all() -> None:
+    """Read all files of the pages in advance, so that their first readers needn't wait."""
+    version()
+    for path in (*FOLDER.glob("*.*"), *FOLDER.glob("css/*"), *FOLDER.glob("vendor/*.js")):
+        read(path.relative_to(FOLDER).as_posix())
+    for path in FOLDER.glob("js/pages/*.js"):
+        read(f"joined/{path.name}")
+        for late in _joined(f"js/pages/{path.name}").late:
+            read(f"joined/{path.stem}/{late}")
+    for path in FOLDER.glob("js/workers/*.js"):
+        read(f"joined/workers/{path.name}")
+
+
+@cache
+def _joined(source: str) -> Joined:
+    return join(source, _text_of)
+
+
+def _text_of(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that hookcore uses, or a library of others in `vendor/` that the pages use."""
+
+    name: str
+    version: str
+    license: str
+    text: str = ""  # the file with the text of the license, for a library in the pages
+
+
+@cache
+def vendored() -> tuple[Package, ...]:
+    """Return the libraries of others, with the versions that their files state."""
+    return (
+        Package(
+            "plotly.js",
+            _stated("plotly-cartesian.min.js", r"plotly\.js .{0,40}? v([0-9.]+)"),
+            "MIT",
+            _license("plotly"),
+        ),
+        Package("dagre", _stated("dagre.min.js", r"dagre ([0-9.]+), MIT"), "MIT", _license("dagre")),
+    )
+
+
+def _stated(name: str, pattern: str) -> str:
+    found = re.search(pattern, _text_of(f"vendor/{name}"))
+    return found[1] if found else "unknown"
+
+
+def _license(name: str) -> str:
+    return f"vendor/{name}-LICENSE.txt"
+
+
+@router.get("/static/{of_version}/{name:path}")
+async def asset(request: Request, of_version: str, name: str) -> Response:
+    """Return a file. Browsers cache it forever, because other contents have another address."""
+    found = read(name) if ".." not in name else None
+    if found is None:
+        raise HTTPException(404, f"there is no file {name[:200]!r}: reload the page")
+    headers = {"Cache-Control": FOREVER if of_version == version() else "no-cache", "Vary": "Accept-Encoding"}
+    if found.squeezed and "gzip" in request.headers.get("accept-encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        return Response(found.squeezed, media_type=found.type, headers=headers)
+    return Response(found.content, media_type=found.type, headers=headers)
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def open_templates(folder: str = "") -> Environment:
+    """Return the templates of a folder. They escape all values, and a name without a value is an error."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES / folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
