@@ -10,7 +10,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore.findings.rules import OF_LOSS
 from hookcore.reading import answers
 from hookcore.reading.answers import TimelineMark
 from hookcore.records import ROOT, SEVERITIES, Tap
@@ -137,7 +136,7 @@ def _all_of(run: Run) -> Iterable[TimelineMark]:
 
 
 def _of_incident(incident: Incident) -> TimelineMark:
-    is_placed = incident.rule not in OF_LOSS and incident.culprit_known
+    is_placed = incident.placed and incident.culprit_known
     step, module = incident.first_step, incident.culprit.tap.module or ROOT if is_placed else ""
     about = incident.severity, title_of_rule(incident.rule), module, 1
     return TimelineMark(step, step, step, *about, incident.id, event=f"{incident.key}@{step}")

@@ -27,6 +27,7 @@ from ..formats import ARRAYS, StrictJson, plain
 from ..runs import Run, Runs, why_gone
 from ..runs.answering import run_of
 from ..runs.edits import annotate, remove_annotation
+from ..runs.parts import MAX_COMMANDS
 from ..runs.query import Traits, find_runs
 from ..serving.guard.security import is_list, what_is_wrong
 from .params import (
@@ -247,7 +248,8 @@ def require_live(run: Run) -> None:
 
 def accepted(run: Run, number: int, look: str) -> Response:
     """Return the answer for a command that was sent."""
-    return StrictJson(answers.Accepted(run.id, number, look), 202, {"Location": look})
+    outcome = f"/api/v1/commands?run={run.id}&numbers={number}"
+    return StrictJson(answers.Accepted(run.id, number, look, outcome), 202, {"Location": look})
 
 
 @router.reads("/model", "The model as a picture", ARRAYS)
@@ -295,6 +297,33 @@ def change_settings(run: RunParam, wanted: SettingsChanges) -> Response:
     require_live(run)
     number = run.ask("settings", changes=changes).number
     return accepted(run, number, f"/api/v1/settings?run={run.id}")
+
+
+@router.get("/commands", summary="Outcomes of commands", responses=described(("json",), answers.Outcomes))
+def outcomes(
+    run: RunParam,
+    reply: ReplyParam,
+    numbers: Annotated[
+        str,
+        Query(
+            max_length=5000,
+            pattern=r"^\d{1,19}(,\d{1,19})*$",
+            description=f"the numbers of up to {MAX_COMMANDS} commands, separated by commas",
+            examples=["1767225600000"],
+        ),
+    ],
+) -> Response:
+    """Return what became of commands: changes of settings, and requests for tensors.
+
+    `received` means that the trainer carries it out at its next step. A search for hooks and a saved step have no
+    further outcome.
+    """
+    wanted = list(dict.fromkeys(map(int, numbers.split(","))))
+    if len(wanted) > MAX_COMMANDS:
+        raise ArgumentError(f"{len(wanted)} numbers are given; at most {MAX_COMMANDS} are allowed")
+    known = tuple(run.outcome(number) for number in wanted)
+    reply.versions += [f"{outcome.number} {outcome.outcome}" for outcome in known]
+    return reply.json(lambda: answers.Outcomes(run.id, known))
 
 
 def _checked(changes: dict[str, Any]) -> dict[str, Any]:

@@ -158,6 +158,7 @@ def record_of(item: FrameItem | SnapshotItem | EndItem) -> Record:
 # The commands that wait for one trainer.
 
 MAX_COMMANDS: Final = 256  # that wait for one trainer
+MAX_ASKED: Final = 4 * MAX_COMMANDS  # whose outcomes are known of one that has no event
 OnCommand = Callable[[Command], None]
 Ask = Literal["settings", "snapshot", "inventory", "capsule"]
 
@@ -182,7 +183,9 @@ class Commands(deque[Command]):
         super().__init__()
         self.local = local
         self.relay: Relay | None = None
+        self.asked: dict[int, int] = {}  # the newest ones, and how many events there were before each
         self.dropped = 0
+        self.newest_dropped: deque[int] = deque(maxlen=MAX_COMMANDS)  # their numbers
         self.waiting: tuple[int, ...] = ()  # their numbers, for readers without the run's lock
         self._numbers = numbers
         self._newest = -1  # the highest number of a command, of this server or an earlier one
@@ -200,10 +203,21 @@ class Commands(deque[Command]):
         self.extend(commands)
         before = self.dropped
         while len(self) > MAX_COMMANDS:
-            self.popleft()
+            self.newest_dropped.append(self.popleft().number)
             self.dropped += 1
         self._list()
         return before == 0 < self.dropped
+
+    def note(self, commands: Sequence[Command], events: int) -> None:
+        """Note that commands were asked for, after this many events."""
+        self.asked |= {command.number: events for command in commands}
+        while len(self.asked) > MAX_ASKED:
+            del self.asked[next(iter(self.asked))]
+
+    @property
+    def newest(self) -> int:
+        """The highest number of a command, of this server or an earlier one."""
+        return self._newest
 
     def know(self, number: int) -> None:
         """Number further commands above this one, because a trainer ignores lower ones."""

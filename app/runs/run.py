@@ -15,7 +15,7 @@ from hookcore.errors import HookcoreError
 from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
 from hookcore.findings.ownrules import OwnRules
 from hookcore.reading import Mute, StoreReader
-from hookcore.reading.answers.runs import State
+from hookcore.reading.answers.runs import Outcome, State
 from hookcore.records import Command, Event, Severity, Snapshot, Tap
 from hookcore.records.vocabulary import OWN_RULE_LABEL, TRAINED
 from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, Receipt, RunInfo
@@ -156,7 +156,7 @@ class Run(RunState):
     lock: threading.Lock = field(default_factory=threading.Lock)
     _own_rules: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
     _first_error: FirstError = field(default_factory=FirstError)
-    _asking: threading.Lock = field(default_factory=threading.Lock)
+    asking: threading.Lock = field(default_factory=threading.Lock)
     _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
     _gaps: Gaps = field(default_factory=Gaps)
 
@@ -208,21 +208,53 @@ class Run(RunState):
 
     def _ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
         # One at a time: a trainer ignores a command that arrives after one with a higher number.
-        with self._asking:
-            local, relay = self.commands.local, self.commands.relay
-            if relay is not None:  # another server may have asked in the meantime
-                self.commands.know(relay.newest())
-            with self.lock:
-                commands = self.commands.make(name, each)
-                if local is None and self.commands.wait(commands):
-                    why = f"more than {MAX_COMMANDS} commands are waiting for the trainer, so the oldest were dropped"
-                    emit_event(self, "command-dropped", why, "warning")
-            if local is not None:
-                for command in commands:
-                    local(command)
-            if relay is not None:
-                relay.send(commands)
+        with self.asking:
+            self.learn_numbers()
+            commands = self.commands.make(name, each)
+            self.hand_on(commands)
         return commands
+
+    def learn_numbers(self) -> None:
+        """Number further commands above those of other servers, which may have asked in the meantime."""
+        if self.commands.relay is not None:
+            self.commands.know(self.commands.relay.newest())
+
+    def hand_on(self, commands: Sequence[Command]) -> None:
+        """Give commands to the trainer, while no one else does (`asking` must be held)."""
+        local, relay = self.commands.local, self.commands.relay
+        with self.lock:
+            self.commands.know(max((command.number for command in commands), default=-1))
+            self.commands.note(commands, self.store.events_after(0)[0])
+            if local is None and self.commands.wait(commands):
+                why = f"more than {MAX_COMMANDS} commands are waiting for the trainer, so the oldest were dropped"
+                emit_event(self, "command-dropped", why, "warning")
+        if local is not None:
+            for command in commands:
+                local(command)
+        if relay is not None:
+            relay.send(commands)
+
+    def outcome(self, number: int) -> Outcome:
+        """Return what became of a command, by its number."""
+        state = self.state  # first, because a run that has ended has all its events
+        with self.lock:
+            before = self.commands.asked.get(number)
+            is_waiting, is_dropped = number in self.commands.waiting, number in self.commands.newest_dropped
+            taken, events = self.store.events_after(before or 0)
+            if before is not None and taken < before:  # another store, such as one that was read from disk
+                taken, events = self.store.events_after(0)
+        reported = next(filter(None, (Outcome.of(number, event) for event in reversed(events))), None)
+        if reported is not None:
+            return reported
+        if before is None:
+            return Outcome(number, "unknown", "this server sent no such command, or too long ago")
+        if is_dropped:
+            return Outcome(number, "dropped", f"more than {MAX_COMMANDS} commands were waiting for the trainer")
+        if state not in ("live", "waiting"):
+            return Outcome(number, "unknown", f"the run is {state}, and its trainer has not reported the outcome")
+        if before < taken - len(events):
+            return Outcome(number, "unknown", "there was no room for the events of that time")
+        return Outcome(number, "waiting" if is_waiting else "received")
 
     def _ask_for_step(self) -> None:
         """Ask the trainer to save a step after the run's first error. Its settings and limits decide about that."""

@@ -6,13 +6,14 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
 from hookcore.findings.times import RankTimes, late_rank
-from hookcore.reading.answers.runs import State
+from hookcore.reading.answers.runs import Outcome, State
 from hookcore.records import Command, Frame, Snapshot
 from hookcore.records.vocabulary import DESYNC, LATE_RANK
 from hookcore.records.wire import DeliveryCounters, Place
@@ -121,8 +122,22 @@ class Membership(Run):
         live = [member.run for member in self.current() if member.run.state == "live"]
         if name == "snapshot":
             live = live[:1]
-        asked = [run._ask_all(name, each) for run in live]
-        return asked[0] if asked else self.commands.make(name, each)
+        with ExitStack() as others:  # in the order of the ranks: no one waits for the other
+            for run in live:
+                others.enter_context(run.asking)
+                run.learn_numbers()
+                self.commands.know(run.commands.newest)
+            commands = self.commands.make(name, each)  # with the same numbers for all ranks
+            for run in live:
+                run.hand_on(commands)
+        return commands
+
+    def outcome(self, number: int) -> Outcome:
+        """Return what became of a command at the rank that needs a look first, of those that were asked."""
+        of_ranks = [member.run.outcome(number) for member in self.current()]
+        asked = [outcome for outcome in of_ranks if outcome.outcome != "unknown"] or of_ranks
+        order = ("waiting", "received", "refused", "dropped", "superseded", "applied", "unknown")
+        return min(asked, key=lambda outcome: order.index(outcome.outcome))
 
     def _ask_for_step(self) -> None:
         """Do nothing: the ranks ask for themselves."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, SPARK, Finding
+from hookcore.findings.finding import RECENT, SPARK, Finding, Since
 from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.findings.window import MagnitudeWindow
@@ -18,7 +18,7 @@ from hookcore.records import ROOT, Kind, Severity, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList
-from hookcore.store.incidents import around, since_words
+from hookcore.store.incidents import around
 
 # A stack with a problem from its first step never changes, so no rule that compares a layer with its own past detects
 # it. Healthy layers also differ by powers of ten, but not steadily in one direction, and not by 5 decades.
@@ -90,13 +90,13 @@ def _find_cliff(window: MagnitudeWindow) -> list[Finding]:
     if (far < limits["decades"]).any() or not _feeds(window.store.flows(), small.module, large.module):
         return []
     place, since = int(stack.places[last]), window.first_step(0)
-    older = "" if window.starts_run else " or earlier"
-    message = (
+    text = Since(
         f"the {KIND_WORDS['param_grad']} in {small.module or ROOT} is {drop[last]:.0f} decades below that in "
-        f"{large.module or ROOT}, and no larger in earlier layers, {since_words(since)}{older}"
+        f"{large.module or ROOT}, and no larger in earlier layers,",
+        older=not window.starts_run,
     )
     level = float(window.columns.size[-1, place])
-    about = (window.stat, level, float("nan"), since, None, message, window.spark(place), last)
+    about = (window.stat, level, float("nan"), since, None, text, window.spark(place), last)
     members = tuple((number, since) for number in window.taps.numbers[stack.places[: last + 1]].tolist())
     number = int(window.taps.numbers[place])
     return [Finding("vanishing", RULES["vanishing"].severity, number, small, *about, members=members)]
@@ -182,20 +182,19 @@ def _finding(window: MagnitudeWindow, stack: Stack, rule: RuleName, fall: float,
     place = int(stack.places[far])
     tap, other = window.taps.taps[place], window.taps.taps[int(stack.places[near])]
     since = window.first_step(begun)
-    older = "" if begun or window.starts_run else " or earlier"
     verb = "shrinks" if rule == "vanishing" else "grows"
     ends = (_size(now[near]), other.module or ROOT, _size(now[far]), tap.module or ROOT)
-    message = (
+    text = Since(
         f"the {KIND_WORDS[stack.kind]} {verb} by {abs(fall):.0f} decades over {layers} layers, "
-        f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]}, "
-        f"{since_words(since)}{older}"
+        f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]},",
+        older=not (begun or window.starts_run),
     )
     level = float(window.columns.size[-1, place])
     large, small = (now.max(), now.min())
     reached = (now < large - 2) if rule == "vanishing" else (now > small + 2)
     modules = {window.taps.taps[each].module for each in stack.places[reached].tolist()} - {tap.module}
     severity = "error" if abs(fall) >= 2 * limits_of(window.store, rule)["decades"] else RULES[rule].severity
-    about = (window.stat, level, float("nan"), since, None, message, window.spark(place), len(modules))
+    about = (window.stat, level, float("nan"), since, None, text, window.spark(place), len(modules))
     members = tuple((number, since) for number in window.taps.numbers[stack.places[reached]].tolist())
     return Finding(rule, severity, int(window.taps.numbers[place]), tap, *about, members=members)
 
@@ -278,14 +277,14 @@ def _scale_finding(window: MagnitudeWindow, layers: list[int], begin: int, end: 
     number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
     since = window.steps.first or 0
     verb = "grow" if decades > 0 else "shrink"
-    message = (
+    text = Since(
         f"the activations {verb} by a factor of {10 ** abs(decades / (end - begin)):,.0f} from layer to layer, "
-        f"from {tap.module} to {window.taps.taps[last].module}, {since_words(since)}: the initial weights are too "
-        f"{'large' if decades > 0 else 'small'}"
+        f"from {tap.module} to {window.taps.taps[last].module},",
+        f": the initial weights are too {'large' if decades > 0 else 'small'}",
     )
     size = float(10.0 ** window.logs[place][~np.isnan(window.logs[place])][-1])
     members = tuple((int(window.taps.numbers[each]), since) for each in layers[begin : end + 1])
-    about = window.stat, size, float("nan"), since, None, message, window.spark(place), end - begin
+    about = window.stat, size, float("nan"), since, None, text, window.spark(place), end - begin
     return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)
 
 

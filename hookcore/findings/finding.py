@@ -22,6 +22,18 @@ EARLY: Final = 128  # the usual value of the steps after these, before the windo
 SPARK: Final = 48  # values of a sparkline
 
 
+OLDER: Final = " or earlier"  # follows the step if the steps before it weren't looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """A sentence with the step since which it holds, which follows `before`."""
+
+    before: str
+    after: str = ""
+    older: bool = False  # whether it may have begun earlier
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem at a tap. `value` is the current value, `usual` the earlier one (NaN if unknown)."""
@@ -35,13 +47,27 @@ class Finding:
     usual: float
     since_step: int
     until_step: int | None  # the last step, if it is over
-    message: str
+    text: str | Since
     spark: tuple[float, ...]  # the newest finite values, oldest first
     downstream: int  # the number of further affected modules
     last_step: int | None = None  # the last step in which this tensor was non-finite, if it became finite again
     unseen: int = 0  # unknown steps right before its first one: it may have begun in one of them
     members: tuple[tuple[int, int], ...] = ()  # the numbers of all affected taps, each with its first step
     culprit_known: bool = True  # if not, the tap is that of the whole model
+    placed: bool = True  # whether it is about the tap, if its rule doesn't say so
+
+    @property
+    def message(self) -> str:
+        """What was found, as a sentence."""
+        if isinstance(self.text, str):
+            return self.text
+        since = since_words(self.since_step, self.unseen)
+        return f"{self.text.before} {since}{OLDER if self.text.older else ''}{self.text.after}"
+
+    def adding(self, words: str) -> Finding:
+        """Return the finding with more words at its sentence's end."""
+        text = self.text
+        return replace(self, text=text + words if isinstance(text, str) else replace(text, after=text.after + words))
 
     @property
     def module(self) -> str:
@@ -50,8 +76,8 @@ class Finding:
 
     @property
     def is_of_loss(self) -> bool:
-        """Whether it is about a logged loss; the tap is then only the model's output."""
-        return self.rule in OF_LOSS
+        """Whether it is about a logged loss or the training; the tap is then only the model's output."""
+        return self.rule in OF_LOSS or not self.placed
 
     @property
     def has_value(self) -> bool:
@@ -74,15 +100,13 @@ class Finding:
         return f"{self.rule}:{self.tap.label}"
 
 
-OLDER: Final = " or earlier"  # follows the step if the steps before it weren't looked at
 _FAR: Final = 4096  # steps before and after an onset in which captured ones are searched
 
 
 def with_unseen(store: Store, finding: Finding) -> Finding:
     """Return a finding of a tensor that says in which steps it may have begun, if not all of them were captured."""
     since, first = finding.since_step, store.steps().first or 0
-    words = since_words(since)
-    if finding.is_of_loss or since <= first or words not in finding.message or f"{words}{OLDER}" in finding.message:
+    if finding.is_of_loss or since <= first or isinstance(finding.text, str) or finding.text.older:
         return finding
     rows = store.rows(np.array([finding.number], np.int64), finding.stat, max(first, since - _FAR), since + _FAR)
     seen = rows.present[:, 0] > 0
@@ -93,5 +117,4 @@ def with_unseen(store: Store, finding: Finding) -> Finding:
     unseen = onset - 1 - int(before[-1]) if len(before) else 0
     if (onset, unseen) == (since, 0):
         return finding
-    message = finding.message.replace(words, since_words(onset, unseen), 1)
-    return replace(finding, since_step=onset, unseen=unseen, message=message)
+    return replace(finding, since_step=onset, unseen=unseen)

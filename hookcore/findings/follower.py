@@ -22,7 +22,7 @@ from hookcore.findings.rules import THRESHOLDS, defaults_of
 from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity, is_shared
 from hookcore.records.vocabulary import ENDED, OWN_PROBLEM, OWN_RULE, is_loss
 from hookcore.store import Store
-from hookcore.store.incidents import NONFINITE, Found
+from hookcore.store.incidents import NONFINITE, Found, is_named
 from hookcore.store.segments import Lanes, lanes_of
 
 Values = NDArray[np.float32]
@@ -397,12 +397,13 @@ class Follower:
         taps = self._store.taps()
         of_module = [place for place, tap in enumerate(taps.taps) if tap.module == event.module and event.module]
         place = min(of_module, key=lambda each: taps.taps[each].kind != "output", default=taps.fact(last_output))
-        number, at = int(taps.numbers[place]), f" in {event.module}"
+        number = int(taps.numbers[place])
         severity: Severity = next((each for each in SEVERITIES if each == event.about[OWN_PROBLEM]), "warning")
         text = event.message
-        message = text.rstrip(".") + (f",{at}" if event.module and at not in text else "")
-        nan = float("nan")
-        return Found(rule, severity, number, nan, nan, event.step, None, message, ((number, event.step),))
+        is_said = not event.module or is_named(event.module, text)
+        message = text.rstrip(".") + ("" if is_said else f", in {event.module}")
+        about = event.step, None, message, ((number, event.step),)
+        return Found(rule, severity, number, math.nan, math.nan, *about, placed=bool(event.module))
 
     def _notice(self, frame: Frame) -> bool:
         numbers, sizes = frame.taps, frame.stats[:, _RMS]
@@ -448,4 +449,4 @@ def follow(store: Store, changes: Changes = (), rank: int = 0) -> Store:
 def _found(finding: Finding) -> Found:
     members = finding.members or ((finding.number, finding.since_step),)
     about = finding.value, finding.usual, finding.since_step, finding.until_step, finding.message, members
-    return Found(finding.rule, finding.severity, finding.number, *about, finding.unseen)
+    return Found(finding.rule, finding.severity, finding.number, *about, finding.unseen, not finding.is_of_loss)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, SPARK, WARM_UP, Finding
+from hookcore.findings.finding import RECENT, SPARK, WARM_UP, Finding, Since
 from hookcore.findings.losses import Losses, last_output
 from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.findings.window import Logs, MagnitudeWindow
@@ -67,7 +67,7 @@ def _group(
 _TOGETHER: Final = 2  # columns within which onsets share a cause
 
 Severities = Callable[[int], Severity]
-Sentence = Callable[[RuleName, Kind, float, float, str], str]  # rule, kind, value, usual, since when
+Sentence = Callable[[RuleName, Kind, float, float], Since]  # rule, kind, value, usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _weigh(finding: Finding, losses: Losses) -> Finding | None:
         return finding
     worsened = losses.worsened(finding.since_step)
     if worsened is None:
-        return replace(finding, severity="info", message=f"{finding.message}; no loss is logged to judge its effect")
+        return replace(finding, severity="info").adding("; no loss is logged to judge its effect")
     return finding if worsened else None
 
 
@@ -219,8 +219,8 @@ def _findings_of(window: MagnitudeWindow, shift: Shift, sentence: Sentence) -> l
     for group in groups_of(onsets, numbers, taps, _TOGETHER, lambda: window.feeding):
         place, since = group.place, window.first_step(group.column)
         usual, value = _power(shift.usual[place]), _now_of(window, place)
-        message = sentence(shift.rule, taps[place].kind, value, usual, window.since(group.column))
-        found.append(_finding(window, shift.rule, shift.severity(place), group, (value, usual), since, message))
+        text = sentence(shift.rule, taps[place].kind, value, usual)
+        found.append(_finding(window, shift.rule, shift.severity(place), group, (value, usual), since, text))
     return found
 
 
@@ -231,12 +231,12 @@ def _finding(
     group: Group,
     sizes: tuple[float, float],
     since: int,
-    message: str,
+    text: str | Since,
     until: int | None = None,
 ) -> Finding:
     place = group.place
     number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
-    about = (window.stat, *sizes, since, until, message, window.spark(place), group.downstream)
+    about = (window.stat, *sizes, since, until, text, window.spark(place), group.downstream)
     steps = {column: window.first_step(column) for column in {column for column, _ in group.members}}
     members = tuple((number, steps[column]) for column, number in group.members)
     return Finding(rule, severity, number, tap, *about, members=members)
@@ -252,20 +252,19 @@ def _power(value: float) -> float:
     return float(10.0 ** float(value))
 
 
-def _size_sentence(rule: RuleName, kind: Kind, value: float, usual: float, since: str) -> str:
+def _size_sentence(rule: RuleName, kind: Kind, value: float, usual: float) -> Since:
     name = KIND_WORDS[kind]
     if rule == "exploding":
-        return f"the {name} has been {_times(value, usual)} as large as usual {since}"
+        return Since(f"the {name} has been {_times(value, usual)} as large as usual")
     if value == 0:
-        return f"the {name} has been zero {since}"
-    return f"the {name} has been {_times(usual, value)} smaller than usual {since}"
+        return Since(f"the {name} has been zero")
+    return Since(f"the {name} has been {_times(usual, value)} smaller than usual")
 
 
-def _share_sentence(rule: RuleName, _kind: Kind, value: float, usual: float, since: str) -> str:
+def _share_sentence(rule: RuleName, _kind: Kind, value: float, usual: float) -> Since:
     if rule == "stalled":
-        share = f": its update is {value:.0e} of it" if value else ""
-        return f"the weight has not changed {since}{share}"
-    return f"the update has been {value:.2g} of the weight {since} (usual: {usual:.2g})"
+        return Since("the weight has not changed", f": its update is {value:.0e} of it" if value else "")
+    return Since(f"the update has been {value:.2g} of the weight", f" (usual: {usual:.2g})")
 
 
 def _times(one: float, two: float) -> str:

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hookcore.findings.finding import Finding
+from hookcore.findings.finding import Finding, Since
 from hookcore.records import GRADIENT_KINDS, Severity
 from hookcore.records.vocabulary import KIND_WORDS, counted
 from hookcore.store import NonfiniteTaps, Store
-from hookcore.store.incidents import Incident, since_words
+from hookcore.store.incidents import Incident
 
 MAX_PAST: Final = 10  # the newest past episodes to show
 STAT: Final = "rms"
@@ -112,7 +112,7 @@ def _is_infinite(store: Store, incident: Incident, record: _Record) -> bool:
     return not (len(seen.max) and seen.max[0] > 0)
 
 
-def _message(incident: Incident, record: _Record, infinite: bool, skipped: bool) -> str:
+def _message(incident: Incident, record: _Record, infinite: bool, skipped: bool) -> str | Since:
     what = "an infinity" if infinite else "NaN" if isnan(incident.value) else "an infinity, then NaN"
     begin, name = incident.first_step, KIND_WORDS[incident.culprit.tap.kind]
     if incident.is_over:
@@ -123,8 +123,7 @@ def _message(incident: Incident, record: _Record, infinite: bool, skipped: bool)
         when = f"at step {begin}" if last <= begin else f"between steps {begin} and {last}"
         tail = "; finite again there, but not in the layers that it spread to"
     else:
-        when, tail = since_words(begin), ""
-    message = f"{what} in the {name} {when}{tail}"
-    if record.streaks > 1:
-        message += f"; non-finite in {record.steps:,} captured steps since step {record.first_step:,}"
-    return message
+        when = tail = ""
+    often = f"non-finite in {record.steps:,} captured steps since step {record.first_step:,}"
+    more = f"{tail}; {often}" if record.streaks > 1 else tail
+    return f"{what} in the {name} {when}{more}" if when else Since(f"{what} in the {name}", more)

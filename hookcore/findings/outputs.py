@@ -9,14 +9,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, Since
 from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import PROBE, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, PROBE_LABEL
 from hookcore.store import Store, TapList
-from hookcore.store.incidents import since_words
 from hookcore.store.rows import Rows
 
 # Outputs and gradients that are all zeros, judged by the steps in which they were captured.
@@ -54,9 +53,9 @@ def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
     since = _since(store, gradients, places)
     begun = sorted(since, key=lambda each: each[2])[0]
     found = _all_zeros(gradients, "no-gradient", begun, len(still) - 1)
-    text = f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers {since_words(found.since_step)}"
+    text = Since(f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers", older=begun[3])
     members = tuple((int(gradients.numbers[each[0]]), each[2]) for each in since)
-    return [replace(found, message=text + begun[3], members=members)]
+    return [replace(found, text=text, members=members)]
 
 
 def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
@@ -83,9 +82,9 @@ def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
     first = min((turn.get(tap.module, -1) for tap in trained.taps), default=-1)
     from_start = found.since_step <= (store.steps().first or 0)
     severity = "info" if from_start and turn.get(chosen[0], -1) > first else found.severity
-    text = f"its input has been all zeros{found.message.partition('has been zero')[2]}: its weight gets no gradient"
+    found = replace(found, text=zeros_since(since[0], "its input has been all zeros"))
     members = tuple((int(trained.numbers[each[0]]), each[2]) for each in since)
-    return [replace(found, severity=severity, message=text, members=members)]
+    return [replace(found, severity=severity, members=members).adding(": its weight gets no gradient")]
 
 
 def _any_zero(store: Store, taps: TapList, share: float = 1.0) -> bool:
@@ -126,11 +125,11 @@ def judge_newest(present: NDArray[Any], healthy: Flags, steps: float) -> tuple[F
     return ~alive, enough
 
 
-# a tap's index, its rows, the step since which it is zero, " or earlier", and the share of zeros that counts
-Since = tuple[int, Rows, int, str, float]
+# a tap's index, its rows, the step since which it is zero, whether that may be earlier, and the share that counts
+Zero = tuple[int, Rows, int, bool, float]
 
 
-def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Since]:
+def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Zero]:
     """Search further back for the steps in which the zeros began."""
     if not len(places):
         return []
@@ -144,23 +143,26 @@ def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Since]
         alive = np.flatnonzero(~(mine.low[:, 0] >= zero))
         begun = int(alive[-1]) + 1 if len(alive) else 0
         since = int(mine.first[min(begun, len(mine.first) - 1)])
-        found.append((place, mine, since, " or earlier" if is_cut and not begun else "", zero))
+        found.append((place, mine, since, is_cut and not begun, zero))
     return found
 
 
-def _all_zeros(taps: TapList, rule: RuleName, about: Since, more: int) -> Finding:
-    place, rows, since, older, zero = about
+def _all_zeros(taps: TapList, rule: RuleName, about: Zero, more: int) -> Finding:
+    place, rows, since, _, zero = about
     low = rows.low[:, 0]
     alive = np.flatnonzero(~(low >= zero))
-    captured = int(rows.present[rows.first >= since, 0].sum())
     number, tap = int(taps.numbers[place]), taps.taps[place]
-    message = (
-        f"every value of the {KIND_WORDS[tap.kind]} has been zero {since_words(since)}{older} ({captured} captured)"
-    )
+    text = zeros_since(about, f"every value of the {KIND_WORDS[tap.kind]} has been zero")
     usual = float(low[alive[-1]]) if len(alive) else float("nan")
     spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
     values = "zero_fraction", float(low[-1]), usual, since
-    return Finding(rule, RULES[rule].severity, number, tap, *values, None, message, spark, more)
+    return Finding(rule, RULES[rule].severity, number, tap, *values, None, text, spark, more)
+
+
+def zeros_since(about: Zero, words: str) -> Since:
+    """Return words about zeros with the step since which they are there, and how many captured steps show it."""
+    _, rows, since, older, _ = about
+    return Since(words, f" ({int(rows.present[rows.first >= since, 0].sum())} captured)", older)
 
 
 SATURATED: Final = "saturated-activation"
@@ -234,10 +236,9 @@ def _saturated(
     known = np.flatnonzero(~np.isnan(slopes))
     value, usual = float(rms[known[-1]]), float(rms[steep[-1]]) if len(steep) else float("nan")
     slope = slopes[known[-1]]
-    older = " or earlier" if is_cut and not len(steep) else ""
-    when = f"{since_words(since)}{older}"
-    message = f"on average, {slope:.2g} of the gradient passes: the activation has been at its bounds {when}"
-    about = "rms", value, usual, since, None, message, tuple(rms[known][-SPARK:].tolist()), 0
+    words = f"on average, {slope:.2g} of the gradient passes: the activation has been at its bounds"
+    text = Since(words, older=is_cut and not len(steep))
+    about = "rms", value, usual, since, None, text, tuple(rms[known][-SPARK:].tolist()), 0
     return Finding(SATURATED, severity, int(taps.numbers[lane]), taps.taps[lane], *about)
 
 
@@ -295,12 +296,11 @@ def _without_variance(store: Store, taps: TapList, places: NDArray[np.intp]) -> 
     lane = min(range(len(places)), key=lambda each: (since[each], chosen.numbers[each]))
     means = store.rows(chosen.numbers[[lane]], "mean", begin).mean[:, 0]
     known = means[np.isfinite(means)]
-    older = " or earlier" if begin > (store.steps().first or 0) and since[lane] <= begin else ""
-    begun = f"{since_words(since[lane])}{older}: {known[-1]:.4g} in the newest"
-    message = f"every value of the activation has been the same number {begun}"
+    older = begin > (store.steps().first or 0) and since[lane] <= begin
+    text = Since("every value of the activation has been the same number", f": {known[-1]:.4g} in the newest", older)
     members = tuple(zip(chosen.numbers.tolist(), since, strict=True))
     more = len({tap.module for tap in chosen.taps} - {chosen.taps[lane].module})
-    about = "mean", float(known[-1]), float("nan"), since[lane], None, message, tuple(known[-SPARK:].tolist()), more
+    about = "mean", float(known[-1]), float("nan"), since[lane], None, text, tuple(known[-SPARK:].tolist()), more
     return Finding(
         NO_VARIANCE, RULES[NO_VARIANCE].severity, int(chosen.numbers[lane]), chosen.taps[lane], *about, members=members
     )
@@ -371,9 +371,9 @@ def _drifted(
     size = float(window.columns.size[np.flatnonzero(~np.isnan(window.logs[place]))[-1], place])
     since = window.first_step(column)
     times = f"{ratio:.3g} times as large as" if ratio > 1 else f"{1 / ratio:.3g} times smaller than"
-    message = f"in evaluation, the activation has been {times} in training {since_words(since)}"
+    text = Since(f"in evaluation, the activation has been {times} in training")
     members = tuple((int(window.taps.numbers[each]), window.first_step(onset)) for each, onset, _ in found)
-    about = window.stat, size, size / ratio, since, None, message, window.spark(place), len(found) - 1
+    about = window.stat, size, size / ratio, since, None, text, window.spark(place), len(found) - 1
     return Finding(DRIFT, RULES[DRIFT].severity, number, tap, *about, members=members)
 
 
@@ -482,8 +482,16 @@ def _find(store: Store, taps: TapList, judge: _Judge, losses: Losses) -> list[Fi
             continue
         fine = np.flatnonzero(~judged.bad)
         since = int(steps[int(fine[-1]) + 1 if len(fine) else 0])
-        message = f"{judged.message} {since_words(since)}"
-        about = judge.stat, float(values[-1]), judged.usual, since, None, message, tuple(values[-SPARK:].tolist()), 0
+        about = (
+            judge.stat,
+            float(values[-1]),
+            judged.usual,
+            since,
+            None,
+            Since(judged.message),
+            tuple(values[-SPARK:].tolist()),
+            0,
+        )
         found.append(Finding(judge.rule, judged.severity, number, tap, *about, members=((number, since),)))
     return [_joined(found)] if found else []
 

@@ -67,7 +67,7 @@ def _settle(store: Store, finding: Finding, incidents: Sequence[Incident]) -> Fi
         value=finding.value if is_same else _newest(store, culprit.number, finding.stat),
         usual=incident.usual,
         since_step=incident.first_step,
-        message=incident.message,
+        text=incident.message,
         unseen=incident.unseen,
         downstream=max(finding.downstream, incident.modules),
     )
@@ -114,6 +114,7 @@ def _note(incident: Incident) -> Finding:
         tuple(spark[np.isfinite(spark)][-SPARK:].tolist()),
         incident.modules,
         unseen=incident.unseen,
+        placed=incident.placed,
     )
 
 
@@ -188,7 +189,7 @@ def _with_cause(found: list[Finding]) -> list[Finding]:
         return found
     cause = f"; before that, {rate.message}: the learning rate is too high"
     return [
-        replace(each, message=each.message + cause)
+        each.adding(cause)
         if each.rule == "nonfinite" and each.severity != "info" and each.since_step >= rate.since_step
         else each
         for each in found

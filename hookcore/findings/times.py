@@ -212,7 +212,7 @@ def late_rank(joint: Store, ranks: Sequence[OfRank], last: int) -> Found | None:
     number = int(taps.numbers[taps.fact(last_output)])
     severity = RULES[LATE_RANK].severity
     about = number, late, waits.elapsed_s, waits.first, None, text, ((number, waits.first),)
-    return Found(LATE_RANK, severity, *about)
+    return Found(LATE_RANK, severity, *about, placed=False)
 
 
 def _waits(name: str, ranks: Sequence[OfRank], first: int | None, last: int | None) -> Waits | None:

@@ -8,12 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, Since
 from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.records import Event, Severity
 from hookcore.records.vocabulary import ENDED, FROZEN, NEVER_USED, STALLED, is_bias
 from hookcore.store import Store, TapList
-from hookcore.store.incidents import since_words
 
 UNCHANGED: Final = "unchanged-tensor"
 LOST: Final = "bf16-update-lost"
@@ -118,15 +117,17 @@ def _swallowed(
     place = int(places[0])
     zeros = still[np.isfinite(still)]
     which = f"{len(places):,} weights" if len(places) > 1 else "the weight"
-    message = (
-        f"{which} did not change in any captured step {since_words(since)}, although the gradient is not zero"
+    text = (
+        Since(f"{which} did not change in any captured step", ", although the gradient is not zero")
         if rule == UNCHANGED
-        else f"rounding has swallowed {share:.0%} of the update {since_words(since)}: the values don't change, "
-        "although they have gradients"
+        else Since(
+            f"rounding has swallowed {share:.0%} of the update",
+            ": the values don't change, although they have gradients",
+        )
     )
     more = len({updates.taps[each].module for each in places.tolist()}) - 1
     members = tuple((int(updates.numbers[each]), since) for each in places.tolist())
-    about = "zero_fraction", float(zeros[-1]), float("nan"), since, None, message, tuple(zeros[-SPARK:].tolist()), more
+    about = "zero_fraction", float(zeros[-1]), float("nan"), since, None, text, tuple(zeros[-SPARK:].tolist()), more
     return Finding(rule, severity, int(updates.numbers[place]), updates.taps[place], *about, members=members)
 
 

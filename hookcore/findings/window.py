@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.findings.finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
 from hookcore.store import StepRange, Store, TapList
-from hookcore.store.incidents import Feeding, fitting, since_words
+from hookcore.store.incidents import Feeding, fitting
 from hookcore.store.ladder import Peaks
 
 Logs = NDArray[np.float32]
@@ -133,10 +133,6 @@ class MagnitudeWindow:
         """The number of columns in which each tap was captured."""
         known = ~np.isnan(self.columns.size) | self.columns.bad
         return np.asarray(known.sum(axis=0), np.intp)
-
-    def since(self, column: int) -> str:
-        """Describe since when a change has lasted that began in a column."""
-        return since_words(self.first_step(column))
 
     @property
     def starts_run(self) -> bool:

@@ -380,6 +380,9 @@ class Client(Reader):
             except ServerError as error:
                 if error.status != 404:
                     raise
+            fate = self.outcome(asked.number, run=asked.run)
+            if fate.outcome in ("refused", "dropped"):
+                raise ServerError(f"snapshot {asked.number} of the run {asked.run} was {fate.outcome}: {fate.reason}")
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"snapshot {asked.number} of the run {asked.run} did not arrive within {timeout_s:g} s: is the "
@@ -399,11 +402,24 @@ class Client(Reader):
         return self._get(answers.Settings, "/api/v1/settings", {"run": run})
 
     def change_settings(self, run: str | None = None, **changes: Any) -> answers.Accepted:
-        """Change live settings of the trainer (docs/settings.md), or `paused`, at its next step."""
+        """Change live settings of the trainer (docs/settings.md), or `paused`, at its next step.
+
+        `outcome` says what became of it.
+        """
         given = {
             name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
         }
         return self._ask(answers.Accepted, "PATCH", "/api/v1/settings", {"run": run}, given)
+
+    def outcome(self, number: int, timeout_s: float = 0.0, run: str | None = None) -> answers.Outcome:
+        """Return what became of a command, by its `number`. Waits up to `timeout_s` until that is final."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            asked = {"numbers": number, "run": run}
+            (outcome,) = self._get(answers.Outcomes, "/api/v1/commands", asked).outcomes
+            if outcome.is_final or time.monotonic() > deadline:
+                return outcome
+            time.sleep(POLL_S)
 
     def pause(self, run: str | None = None) -> answers.Accepted:
         """Stop capturing until `resume`."""

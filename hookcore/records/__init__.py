@@ -346,3 +346,19 @@ class Command:
     tap: Tap | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     occasion: Occasion | None = None
+
+
+# What became of a command, as an event of the trainer is `about` it: "received" if it waits for a step, "superseded" if
+# a later command replaced a value of it before a step used it.
+Outcome = Literal["received", "applied", "refused", "superseded"]
+COMMAND: Final = "command"  # the command's number
+OUTCOME: Final = "outcome"
+REPLACED_BY: Final = "replaced_by"  # the number of the later command
+
+
+def about_command(number: int, outcome: Outcome, replaced_by: int | None = None) -> dict[str, Value]:
+    """Return what an event is about that reports a command's outcome; nothing if the script asked, without a number."""
+    if number < 0:
+        return {}
+    later: dict[str, Value] = {} if replaced_by is None else {REPLACED_BY: replaced_by}
+    return {COMMAND: number, OUTCOME: outcome, **later}

@@ -58,6 +58,7 @@ MAX_MEDIA_BYTES: Final = 2**20  # of one of them
 NONFINITE_STEP: Final = "nonfinite-step"  # the event of a step in which the trainer found a NaN or an infinity
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
+TRACEBACK: Final = "traceback"  # in what an event of an error is about
 # Events of the trainer, from which rules of these names make findings:
 OUTSIDE: Final = "not-in-optimizer"
 FROZEN: Final = "frozen-by-mistake"

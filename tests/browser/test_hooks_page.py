@@ -142,6 +142,25 @@ def test_invalid_settings_are_reported_before_and_refusals_after_sending(visit: 
     assert settings(site)["include"] == []
 
 
+def test_two_pages_that_change_one_setting_at_once_each_say_what_became_of_their_own(
+    visit: Open, paths: Paths, site: Site
+) -> None:
+    change(site, include=None, exclude=[])
+    with visit() as wrong, visit() as right:
+        for tab, pattern in ((wrong, "no.such.module"), (right, "features*")):
+            tab.goto(paths("live")["hooks"])
+            expect(tab.page.locator("#dry-run")).to_contain_text("41")
+            tab.page.locator("#include").fill(pattern)
+            expect(tab.page.locator("#dry-run")).not_to_contain_text("41 of 41")
+        for tab in (wrong, right):
+            tab.page.get_by_role("button", name="Apply").click()
+        expect(right.page.locator("#capture-told")).to_have_attribute("data-state", "applied")
+        expect(wrong.page.locator("#capture-told")).to_have_attribute("data-state", "failed")
+        expect(wrong.page.locator("#capture-told")).to_contain_text("refused the change: include: 'no.such.module'")
+    assert settings(site)["include"] == ["features*"]
+    change(site, include=None)
+
+
 def test_capturing_is_paused_and_resumed(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page

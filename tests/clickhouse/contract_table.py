@@ -56,6 +56,7 @@ OF_A_RUN: Final = (
     "events?run={run}",
     "events?run={run}&from=100&to=200",
     "settings?run={run}",
+    "commands?run={run}&numbers=1,2",
     "differences?run={run}&kind=output&from=0&to=100&other_from=150&other_to=250",
     "attention-rollout?run={run}",
     "attention-rollout?run={run}&step=67&sample=1&fuse=max",

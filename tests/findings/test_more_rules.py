@@ -77,7 +77,13 @@ def with_zeros(zeros: Callable[[int], dict[tuple[str, str], float]], steps: int 
         shares = zeros(step)
         counts = [8 * shares.get((tap.module, tap.kind), 0.0) for tap in TRAINED]
         append(store, step, [1.0] * len(TRAINED), TRAINED if step == 0 else (), {"loss": 1.0}, zero=counts)
-    return [(each.module, each.severity, each.since_step) for each in of_rule(store, "all-zero")]
+    found = of_rule(store, "all-zero")
+    assert all(each.message == _zero_words(each.since_step, steps) for each in found)
+    return [(each.module, each.severity, each.since_step) for each in found]
+
+
+def _zero_words(since: int, steps: int) -> str:
+    return f"its input has been all zeros since step {since} ({steps - since} captured): its weight gets no gradient"
 
 
 def test_a_weight_without_a_gradient_under_an_output_with_one_gets_only_zeros() -> None:

@@ -21,6 +21,7 @@ from hookcore.findings import FindingsCache, follow, ownrules
 from hookcore.findings.ownrules import FrameView, OwnRule, OwnRules, own_rule_of, own_rules, rules_in
 from hookcore.records import Frame, Tap
 from hookcore.store import Store
+from hookcore_app.pages.views.incident import view_of
 from hookcore_app.runs.alerts import Lookout
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
@@ -221,6 +222,25 @@ def test_a_problem_of_the_whole_training_names_no_layer() -> None:
     store = play(runner(lambda given: hookcore.Problem("the loss is flat")), [1.0] * 10)
     (incident,) = store.incidents()
     assert incident.sentence == "The loss is flat."
+
+
+@pytest.mark.parametrize(
+    ("module", "message", "sentence"),
+    [
+        ("", "in one step in ten, the data is odd", "In one step in ten, the data is odd."),
+        ("(root)", "odd in b", "Odd in b."),
+        ("b", "odd", "Odd, in b."),
+        ("b", "odd in b.", "Odd in b."),
+        ("b", "odd in b1, not in b.c", "Odd in b1, not in b.c, in b."),
+    ],
+)
+def test_whether_a_problem_is_of_a_layer_does_not_depend_on_its_sentence(
+    module: str, message: str, sentence: str
+) -> None:
+    store = play(runner(lambda given: hookcore.Problem(message, module=module)), [1.0] * 10)
+    (incident,) = store.incidents()
+    assert (incident.placed, incident.sentence) == (module == "b", sentence)
+    assert view_of(incident, "rms", ended=False).is_of_loss is not incident.placed
 
 
 def test_a_frame_of_scalars_does_not_end_incidents_of_tensors() -> None:

@@ -1,42 +1,29 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fateOf, fateOfAll, missedWords } from "../../app/static/js/tensors/capture.js";
+import { fateOf, fateOfAll, whyGone } from "../../app/static/js/tensors/capture.js";
 import { squareOf } from "../../app/static/js/tensors/rolled.js";
 
-test("a request is sent, pending, answered, or impossible", () => {
-  const known = { kept: new Set([1]), waiting: new Set([2]), state: "live" };
+test("a request is sent, pending, answered, or over, by the outcome of its command", () => {
+  const fate = (/** @type {string} */ outcome, kept = false) => fateOf({ outcome }, kept);
   assert.deepEqual(
-    [1, 2, 3].map((number) => fateOf(number, known)),
-    ["came", "asked", "waiting"],
+    ["waiting", "received"].map((outcome) => fate(outcome)),
+    ["asked", "waiting"],
   );
-  assert.deepEqual(
-    [1, 2, 3].map((number) => fateOf(number, { ...known, state: "lost" })),
-    ["came", "gone", "gone"],
-  );
-  assert.deepEqual(
-    [1, 2, 3].map((number) => fateOf(number, { ...known, state: "waiting" })),
-    ["came", "asked", "waiting"],
-    "its trainer may come back",
-  );
+  for (const outcome of ["refused", "dropped", "unknown", "applied"]) assert.equal(fate(outcome), "gone");
+  assert.equal(fate("received", true), "came", "its outcome comes with the next frame");
   assert.equal(fateOfAll(["came", "waiting", "asked"]), "asked");
   assert.equal(fateOfAll(["came", "waiting"]), "waiting");
   assert.equal(fateOfAll(["came", "came"]), "came");
   assert.equal(fateOfAll(["came", "gone"]), "gone");
+  assert.equal(fateOfAll(["waiting", "gone"]), "waiting", "the others may still come");
 });
 
-test("the reason for a missing tensor is given since the request, whatever the trainer's clock says", async (about) => {
-  const missed = [
-    { time_s: 100, module: "a", message: "a, long ago" },
-    { time_s: 5, module: "a", message: "a, now" }, // its clock was set back
-    { time_s: 7, module: "b", message: "b, now" },
-  ];
-  about.mock.method(globalThis, "fetch", async (/** @type {string} */ address) => {
-    const after = Number(new URLSearchParams(address.split("?")[1]).get("after"));
-    return Response.json({ events: missed.slice(after), next: missed.length });
-  });
-  assert.equal(await missedWords("run", "a", 1), "a, now");
-  assert.equal(await missedWords("run", null, 1), "b, now");
-  assert.equal(await missedWords("run", "a", 2), undefined);
+test("a request that is over says why", () => {
+  assert.equal(
+    whyGone({ outcome: "refused", reason: "there is no watched module 'a'" }),
+    "there is no watched module 'a'",
+  );
+  assert.equal(whyGone({ outcome: "applied", reason: "a output of step 5" }), "No longer kept: a output of step 5");
 });
 
 test("image positions form a square, with or without a class token before it", () => {

@@ -4,59 +4,39 @@ import { hooksOf } from "../../app/static/js/hooks/lists.js";
 import { applied } from "../../app/static/js/live/news.js";
 import { Emitter } from "../../app/static/js/state.js";
 
-/** A server whose trainer gets command 7 after some requests, with these events.
- * @param {import("node:test").TestContext} about @param {{name: string, message: string}[]} events
- * @param {{waits?: number, later?: {name: string, message: string}[], states?: string[]}} [how] `later`: events
- *   that arrive after a request */
-function serve(about, events, { waits = 0, later = [], states = [] } = {}) {
+const page = { run: "one", events: new Emitter() };
+
+/** A server that knows more of a command at each request.
+ * @param {import("node:test").TestContext} about @param {{outcome: string, reason?: string}[]} outcomes */
+function serve(about, outcomes) {
   about.mock.method(globalThis, "setTimeout", (/** @type {() => void} */ go) => queueMicrotask(go));
-  let asked = 0;
   about.mock.method(globalThis, "fetch", async (/** @type {string} */ address) => {
-    const query = new URLSearchParams(address.split("?")[1]);
-    if (address.includes("events")) {
-      const [after, limit] = [Number(query.get("after")), Number(query.get("limit"))];
-      return Response.json({
-        events: events.slice(after, after + limit),
-        next: Math.min(events.length, after + limit),
-      });
-    }
-    asked += 1;
-    if (asked > 20) throw new Error("it asks forever");
-    events.push(...later.splice(0));
-    return Response.json({ waiting: asked > waits ? [] : [{ number: 7 }], state: states[asked - 1] ?? "live" });
+    const number = Number(new URLSearchParams(address.split("?")[1]).get("numbers"));
+    return Response.json({ outcomes: [{ number, reason: "", ...outcomes.shift() }] });
   });
 }
-const page = { run: "one", events: new Emitter() };
-const command = { number: 7, names: ["every", "budget"], from: 0 };
 
-test("a change is recognized as applied after any number of events, even if applied in parts", async (about) => {
-  const events = Array.from({ length: 12_500 }, () => ({ name: "nonfinite", message: "loss: NaN" }));
-  events.push({ name: "settings-changed", message: "every: 1 -> 2" });
-  events.push({ name: "settings-changed", message: "budget: 0.05 -> null; kinds: [] -> []" });
-  serve(about, events);
-  await applied(page, command, () => {});
+test("a change is waited for until its own outcome is known, with the reason", async (about) => {
+  const words = [];
+  const waits = { outcome: "received", reason: "no step is running" };
+  serve(about, [{ outcome: "waiting" }, { outcome: "received" }, waits, { outcome: "applied" }]);
+  await applied(page, 7, (why) => words.push(why));
+  assert.deepEqual(words, ["Waiting: no step is running"]);
 });
 
-test("a refusal belongs to a change if it names its settings and the change is no longer pending", async (about) => {
-  const refused = (/** @type {string} */ names) => ({ name: "settings-refused", message: `${names}: no` });
-  const done = { name: "settings-changed", message: "every: 1 -> 2; budget: 0.05 -> null" };
-  serve(about, [refused("include"), refused("every"), done]);
-  await applied(page, command, () => {});
-  serve(about, [refused("every, budget")], { waits: 1, later: [done] }); // from an earlier reader
-  await applied(page, command, () => {});
-  serve(about, [refused("budget, every")]);
-  await assert.rejects(
-    applied(page, command, () => {}),
-    /The trainer refused budget, every: no/,
-  );
-});
-
-test("a change of an ended run is settled when the last events have arrived", async (about) => {
-  serve(about, [{ name: "settings-changed", message: "include: [] -> []" }], { states: ["live", "ended", "ended"] });
-  await assert.rejects(
-    applied(page, command, () => {}),
-    /The run is ended now/,
-  );
+test("a change that was not applied says why", async (about) => {
+  for (const [outcome, words] of Object.entries({
+    refused: "The trainer refused the change: because",
+    superseded: "Another change replaced yours: because",
+    dropped: "The server dropped the change: because",
+    unknown: "It is unknown whether the change was applied: because",
+  })) {
+    serve(about, [{ outcome, reason: "because" }]);
+    await assert.rejects(
+      applied(page, 7, () => {}),
+      { message: words },
+    );
+  }
 });
 
 test("all hooks are exported, however many there are", async (about) => {

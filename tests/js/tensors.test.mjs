@@ -16,7 +16,8 @@ import {
 import { zoomed } from "../../app/static/js/tensors/viewer.js";
 
 test("the views of a tensor depend on its shape, and each view requests what it draws", () => {
-  const first = (/** @type {number[]} */ shape, label = "m output") => viewsOf(shape, label)[0];
+  const first = (/** @type {number[]} */ shape, label = "m output", kind = "output") =>
+    viewsOf(shape, { label, kind })[0];
   assert.deepEqual([first([8, 16, 32, 32]).name, first([8, 16, 32, 32]).words], ["tiles", "feature maps"]);
   assert.equal(first([8, 4, 65, 65], "blocks.0.attn output [1]").words, "attention heads");
   assert.equal(first([8, 65, 64]).name, "matrix");
@@ -24,14 +25,15 @@ test("the views of a tensor depend on its shape, and each view requests what it 
   assert.equal(first([64, 32]).name, "matrix");
   assert.equal(first([64]).name, "trace");
   assert.equal(first([]).draws, "trace");
-  assert.equal(first([32, 16, 3, 3], "stem.2 param [weight]").words, "filters of one output");
+  assert.equal(first([32, 16, 3, 3], "stem.2 param [weight]", "param").words, "filters of one output");
+  assert.equal(first([8, 16, 32, 32], "an update output").words, "feature maps", "its module is called so");
   assert.equal(sliceOf([8, 16, 32, 32], first([8, 16, 32, 32]), [5]), "5");
   assert.equal(sliceOf([8, 16, 32, 32], first([8, 16, 32, 32]), [99]), "7");
   assert.equal(sliceOf([8, 65, 64], viewsOf([8, 65, 64])[1], [2, 7]), "2,:,7");
   assert.equal(sliceOf([64, 32], first([64, 32]), [], { rows: [8, 16], columns: [0, 32] }), "8:16,0:32");
   assert.equal(sliceOf([8, 16, 32, 32], viewsOf([8, 16, 32, 32])[1], []), "");
-  assert.ok(!isAttention([8, 16, 32, 32], "conv output"));
-  assert.ok(!isAttention([4, 64, 64], "attn.qkv param [weight]"));
+  assert.ok(!isAttention([8, 16, 32, 32], { label: "conv output", kind: "output" }));
+  assert.ok(!isAttention([4, 64, 64], { label: "attn.qkv param [weight]", kind: "param" }));
 });
 
 test("every cell of a view maps to the indices of its values in the tensor", () => {

@@ -156,7 +156,7 @@ def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> Non
 
 
 def test_an_incident_of_the_loss_blames_no_tensor() -> None:
-    view = view_of(_incident(rule="loss", message="loss has been 9 since step 11"), "rms", ended=False)
+    view = view_of(_incident(rule="loss", message="loss has been 9 since step 11", placed=False), "rms", ended=False)
     assert view.is_of_loss
     assert [(row.place, row.since) for row in view.rows][:2] == [("the model", None), ("same module", None)]
     assert [row.name for row in view.logged] == ["loss"]

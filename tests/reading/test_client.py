@@ -18,15 +18,19 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
+from torch import nn
 
+import hookcore
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client
-from hookcore.reading.answers import HistogramsList, Scalars, Tabular
+from hookcore.reading.answers import HistogramsList, Outcomes, Scalars, Tabular
 from hookcore.reading.answers.live import FrameNews, News
 from hookcore.reading.exchange import Exchange
-from hookcore.records import Event, Snapshot, Tap
+from hookcore.records import Event, Snapshot, Tap, about_command
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
+from hookcore_app.runs.parts import MAX_COMMANDS, End
 from hookcore_app.serving.server import complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.api_world import COVERAGE, HOOKS, MATRIX, MODULES, STEPS, TAPS, fill, make_frame, open_run, same
@@ -206,6 +210,75 @@ def test_a_snapshot_is_waited_for(world: Served, client: Client) -> None:
 def test_waiting_for_a_missing_snapshot_times_out(client: Client) -> None:
     with pytest.raises(ServerError, match="did not arrive within"):
         client.snapshot(1, timeout_s=0.0)
+
+
+def test_two_readers_who_change_one_setting_at_once_each_learn_what_became_of_their_own(
+    world: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with (
+        hookcore.watch(model, server=world.url, budget=None, name="live"),
+        Client(world.url, TOKEN) as one,
+        Client(world.url, TOKEN) as two,
+    ):
+        _train(model, 3)
+        wait_for(lambda: world.runs.all()[0].name == "live")
+        first, second = one.change_settings(include=["0"]), two.change_settings(include=["1"])
+        third = one.change_settings(include=["nothing"])
+        assert one.outcome(first.number).outcome in ("waiting", "received")
+        wait_for(lambda: all(each.outcome(said.number).reason for each, said in ((one, first), (two, second))))
+        _train(model, 2)
+        found = one.outcome(first.number, 30.0)
+        assert (found.outcome, found.replaced_by) == ("superseded", second.number)
+        assert found.reason == 'include: [] -> ["0"]. A later change replaced it before a step used it'
+        found = two.outcome(second.number, 30.0)
+        assert (found.outcome, found.reason, found.replaced_by) == ("applied", 'include: ["0"] -> ["1"]', None)
+        found = one.outcome(third.number, 30.0)
+        assert (found.outcome, found.reason[:32]) == ("refused", "include: 'nothing' matches no mo")
+        asked = one.request_snapshot(module="1", kind="output")
+        wait_for(lambda: one.outcome(asked.number).outcome == "received")
+        _train(model, 2)
+        assert one.outcome(asked.number, 30.0).outcome == "applied"
+    ended = one.outcome(asked.number, 30.0)
+    assert (ended.outcome, ended.module) == ("applied", "1")
+
+
+def _train(model: nn.Module, steps: int) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+def test_what_is_unknown_of_a_command_is_said(world: Served, client: Client) -> None:
+    assert client.outcome(7).outcome == "unknown"
+    numbers = [client.look_for_hooks().number for _ in range(MAX_COMMANDS + 1)]
+    assert [client.outcome(number).outcome for number in numbers[:2]] == ["dropped", "waiting"]
+    run = world.runs.get("one")
+    assert run is not None
+    run.commands.done(numbers[1])
+    assert client.outcome(numbers[1]).outcome == "received"
+    with pytest.raises(ServerError, match="at most 256 are allowed"):
+        client._get(Outcomes, "/api/v1/commands", {"numbers": ",".join(map(str, numbers))})
+    run.end = End(5)
+    said = client.outcome(numbers[2])
+    assert (said.outcome, said.reason) == ("unknown", "the run is ended, and its trainer has not reported the outcome")
+
+
+def test_a_refused_snapshot_is_an_error_with_its_reason(world: Served, client: Client) -> None:
+    run = world.runs.get("one")
+    assert run is not None
+
+    def refuse() -> None:
+        [command] = wait_for(lambda: list(run.commands))
+        run.store.add_event(Event(3, 1.0, "snapshot-missed", "why", about=about_command(command.number, "refused")))
+
+    trainer = threading.Thread(target=refuse)
+    trainer.start()
+    with pytest.raises(ServerError, match=r"was refused: why"):
+        client.snapshot(1)
+    trainer.join()
 
 
 def test_two_runs_are_compared(world: Served, client: Client) -> None:

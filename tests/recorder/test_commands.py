@@ -21,7 +21,7 @@ from hookcore.hooks import internals
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.known import description as listing
 from hookcore.recorder.recorder import Recorder
-from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord
+from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store
 from tests.harness import process_state, watch
 from tests.waiting import wait_for
@@ -119,7 +119,8 @@ def test_the_cadence_and_the_budget_can_be_changed() -> None:
         assert run.recorder.control.settings.every == 1
         messages = [event.message for event in run.events("settings-changed")]
     assert messages[0] == "every: 1 -> 4"
-    assert messages[1:] == ["every: 4 -> 1; budget: null -> 0.5", "budget: 0.5 -> null"][: len(messages) - 1]
+    assert messages[1].startswith("every: 4 -> 1; budget: null -> 0.5")
+    assert messages[2:] == ["budget: 0.5 -> null"][: len(messages) - 2]
 
 
 def _steps_at_costs(cadence: Cadence, steps: range, plain_s: float = 1.0, captured_s: float = 2.0) -> list[int]:
@@ -218,6 +219,53 @@ def test_a_repeated_command_is_carried_out_once() -> None:
         run.step(2)
         run.step(2)
         assert [event.message for event in run.events("settings-changed")] == ["every: 1 -> 2"]
+
+
+def test_the_outcome_of_each_command_is_reported_with_its_number() -> None:
+    with training() as run:
+        run.step()
+        run.change(include=["0"], kinds="output")
+        run.change(include=["nothing"])
+        run.change(include=["2"])
+        run.change(include=["2"], exclude=["0"])  # the same value again replaces nothing
+        run.step(2)
+        run.recorder.on_command(Command(5, "snapshot", Tap("2", "output")))
+        run.recorder.on_command(Command(6, "snapshot", Tap("nothing", "output")))
+        run.step(2)
+        run.watcher.request_snapshot("2")  # the script's own, which no reader waits for
+        run.step(2)
+        assert run.watcher.flush()
+        wait_for(lambda: {"command": 5, "outcome": "applied"} in _abouts(run))
+        outcomes = [about for about in _abouts(run) if about["outcome"] != "received"]
+        assert outcomes == [
+            {"command": 2, "outcome": "refused"},
+            {"command": 1, "outcome": "superseded", "replaced_by": 4},
+            {"command": 3, "outcome": "applied"},
+            {"command": 4, "outcome": "applied"},
+            {"command": 6, "outcome": "refused"},
+            {"command": 5, "outcome": "applied"},
+        ]
+        message = run.events("settings-changed")[0].message
+    assert message.startswith('include: [] -> ["0"]; kinds: ')
+    assert message.endswith(' -> ["output"]. A later change replaced it before a step used it')
+
+
+def test_a_command_of_which_a_part_waits_for_a_step_is_not_applied_before() -> None:
+    with training() as run:
+        run.step()
+        run.change(every=3, include=["0"])
+        run.change(every=4)
+        wait_for(lambda: len(run.events("settings-waiting")) == 1)
+        assert {"command": 1, "outcome": "received"} in _abouts(run)
+        assert {"command": 2, "outcome": "applied"} in _abouts(run)
+        run.step()
+        wait_for(lambda: len(run.events("settings-changed")) == 3)
+        assert _abouts(run)[-1]["command"] == 1
+        assert _abouts(run)[-1]["outcome"] in ("superseded", "applied")  # the second one was read with it, or later
+
+
+def _abouts(run: Training) -> list[dict[str, Any]]:
+    return [event.about for event in run.watcher.store.events() if "command" in event.about]
 
 
 def test_the_current_settings_are_json() -> None:

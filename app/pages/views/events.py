@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Finding, Rule
-from hookcore.findings.rules import OF_LOSS
 from hookcore.reading import Mute, Reader, answers
 from hookcore.records import ROOT, SEVERITIES, STAT_COLUMN, Kind, Severity, Tap
-from hookcore.records.vocabulary import KIND_WORDS, NONFINITE_STEP
+from hookcore.records.vocabulary import KIND_WORDS, NONFINITE_STEP, TRACEBACK
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import Evidence, Incident, Link, Rank, rank_of
 from hookcore.store.incidents import around as around_of
@@ -27,7 +25,6 @@ from ...runs import Run
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
 FINDING: Final = "finding"
 MAX_EVENTS: Final = 10_000  # of an answer
-_TRACEBACK: Final = re.compile(r"\n(?=Traceback \(most recent call last\):\n)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,9 @@ class Line:
     @property
     def is_of_loss(self) -> bool:
         """Whether it is about a logged loss, not about a tensor."""
-        return not self.is_event and self.name in OF_LOSS
+        if self.incident is not None:
+            return not self.incident.placed
+        return self.finding is not None and self.finding.is_of_loss
 
     @property
     def tap(self) -> Tap | None:
@@ -171,7 +170,6 @@ def event_lines(run: Run) -> list[Line]:
     muting = run.edits.quiet.muting(run.store)
     found = []
     for event in every_event(run.reader):
-        message, *traceback = _TRACEBACK.split(event.message, 1)
         found.append(
             Line(
                 event.key,
@@ -181,12 +179,12 @@ def event_lines(run: Run) -> list[Line]:
                 event.step,
                 None,
                 event.module,
-                message,
+                event.message,
                 event.count,
                 event.time_s,
                 event.acknowledged,
                 muted=_match_of(muting(event.name, event.module)) if event.muted else None,
-                traceback="".join(traceback),
+                traceback=str(event.about.get(TRACEBACK, "")),
             )
         )
     return found
@@ -212,7 +210,7 @@ def _line_of_incident(run: Run, incident: Incident, muted: str | None) -> Line:
         incident.severity,
         incident.first_step,
         until,
-        "" if incident.rule in OF_LOSS else incident.culprit.tap.module,
+        incident.culprit.tap.module if incident.placed else "",
         incident.sentence,
         1,
         float("nan"),

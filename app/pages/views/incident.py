@@ -14,11 +14,10 @@ from fastapi import Request
 from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Rule
-from hookcore.findings.rules import OF_LOSS
 from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Capsule, SourceLine
 from hookcore.records import GRADIENT_KINDS, ROOT, STAT_COLUMN, STATS, Severity, Tap
-from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE, counted
+from hookcore.records.vocabulary import KIND_WORDS, counted
 from hookcore.store.incidents import AROUND, NONFINITE, Evidence, Incident, Link
 
 from ...analysis.figures.lines import Spark, spark_of
@@ -93,9 +92,7 @@ class IncidentView:
     @property
     def is_of_loss(self) -> bool:
         """Whether it is about a logged loss or the training as a whole: the culprit is then only the model's output."""
-        incident = self.incident
-        is_own = incident.rule.startswith(OWN_RULE) and f" in {incident.culprit.tap.module}" not in incident.message
-        return is_own or incident.rule in OF_LOSS
+        return not self.incident.placed
 
     @property
     def unknown(self) -> list[str]:
@@ -172,14 +169,14 @@ def _rows(incident: Incident, evidence: Evidence, stat: str, affected: Mapping[i
         values = np.where(evidence.stats[STAT_COLUMN["nan"]] > 0, np.nan, values)
     for place, (number, tap) in enumerate(zip(evidence.numbers, evidence.taps, strict=True)):
         onset = _onset(evidence.steps[seen[:, place]], values[seen[:, place], place], incident.first_step)
-        since = None if incident.rule in OF_LOSS else affected.get(number)
+        since = affected.get(number) if incident.placed else None
         yield Row(tap, _place(incident, number, tap), since, onset)
 
 
 def _place(incident: Incident, number: int, tap: Tap) -> str:
     culprit = incident.culprit
     if number == culprit.number:
-        return "the model" if incident.rule in OF_LOSS or not incident.culprit_known else "culprit"
+        return "culprit" if incident.placed and incident.culprit_known else "the model"
     if not incident.culprit_known:
         return "of the model"
     if tap.module == culprit.tap.module:

@@ -1,6 +1,6 @@
 /** Generated from hookcore/reading/answers by `make format`: the answers of REST, and the messages of the socket. */
 
-export type Accepted = { run: string; number: number; look: string };
+export type Accepted = { run: string; number: number; look: string; outcome: string };
 export type Acknowledged = { run: string; key: string; acknowledged: boolean };
 export type Annotation = { step: number; text: string };
 export type Annotations = { run: string; annotations: Array<Annotation> };
@@ -67,6 +67,8 @@ export type Nearest = { run: string; step: number; first_step: number | null; la
 export type NotificationTarget = { name: string; sent: number; failed: number; works: boolean | null };
 export type Notifications = { targets: Array<NotificationTarget>; waiting: number; dropped: number };
 export type Number = number | "NaN" | "Infinity" | "-Infinity";
+export type Outcome = { number: number; outcome: "applied" | "dropped" | "received" | "refused" | "superseded" | "unknown" | "waiting"; reason: string; step: number | null; module: string; replaced_by: number | null };
+export type Outcomes = { run: string; outcomes: Array<Outcome> };
 export type Overlay = { what: string; group_by: string; lines: Array<OverlayLine>; without: Array<string> };
 export type OverlayLine = { run: string | null; name: string; group: string; source: string; first_step: Array<number>; last_step: Array<number>; mean: Array<Number>; min: Array<Number>; max: Array<Number>; nonfinite: Array<number>; runs: Array<number> };
 export type Overview = { run: string; state: string; first_step: number | null; newest_step: number | null; steps: number; steps_per_s: Number | null; course: Course; loss: Reading | null; scalars: Array<Reading>; gradient_kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update" | null; gradient_norm: Reading | null; smallest_gradient: Reading | null; largest_gradient: Reading | null; nonfinite: number; nonfinite_modules: Array<string>; modules_captured: number; modules: number; taps: number; hook_cost: Number | null; every: number; budget: number | null; steps_left_out: number | null; cost: string; dropped: Record<string, number>; findings: Record<string, number>; muted: number };
@@ -145,6 +147,7 @@ export type AnswerOf<P extends string> =
   P extends `board` ? Board :
   P extends `capsules` ? Capsules :
   P extends `channels` ? Channels | ChannelTaps :
+  P extends `commands` ? Outcomes :
   P extends `compare` ? Comparison :
   P extends `coverage` ? CoverageList :
   P extends `differences` ? Differences :

@@ -61,7 +61,7 @@ def _kernel() -> Check:
         latest = watcher.store.latest(kind="output")
         found = dict(zip(latest.stats, latest.values[0].tolist(), strict=True)) if len(latest.values) else {}
         if watcher.error_count:
-            return Check("wrong", "kernel", f"failed: {watcher.errors[0].message.splitlines()[-1]}")
+            return Check("wrong", "kernel", f"failed: {watcher.errors[0].message}")
     if (found.get("mean"), found.get("nan"), found.get("max")) != (2.0, 1.0, 3.0):
         return Check("wrong", "kernel", f"wrong result: [1, 2, 3, NaN] gave {found}; please report this")
     if cpu.FALLBACK_REASON:

@@ -15,7 +15,7 @@ from hookcore.records.wire import MAX_TEXT, DeliveryCounters, Description, EndIt
 
 # Shortens strings that exceed the server's limits, so that one odd name doesn't get a whole batch rejected.
 
-MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may contain a traceback
+MAX_LONG_TEXT: Final = 16_000  # characters of a message, or of a traceback
 MAX_SETTING: Final = 4_000  # characters of one setting
 _LONG_TEXTS: Final = frozenset({"message", "reason", "function", "where", "warning", "source"})
 
@@ -41,6 +41,10 @@ def fitted(record: Record) -> Record:
                 changes[each.name] = cut(value, longest)
         elif isinstance(value, tuple) and any(len(text) > longest for text in value):
             changes[each.name] = tuple(cut(text, longest) for text in value)
+        elif isinstance(value, dict):  # the facts of an event
+            changes[each.name] = {
+                name: cut(fact, MAX_LONG_TEXT) if isinstance(fact, str) else fact for name, fact in value.items()
+            }
     return replace(record, **changes) if changes else record
 
 

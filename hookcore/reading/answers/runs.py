@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 import numpy as np
@@ -206,12 +206,48 @@ class Settings(Answer, frozen=True):
     waiting: tuple[Command, ...]
 
 
+class Outcome(Answer, frozen=True):
+    """What became of a command."""
+
+    number: int
+    outcome: Annotated[
+        Literal["waiting", "received", "applied", "refused", "superseded", "dropped", "unknown"],
+        Meta(description="superseded: a later command replaced a value of it before a step used it"),
+    ]
+    reason: Annotated[str, Meta(description="the trainer's message, or why nothing is known")] = ""
+    step: Annotated[int | None, Meta(description="the step in which the trainer reported it")] = None
+    module: str = ""
+    replaced_by: Annotated[int | None, Meta(description="the number of the later command")] = None
+
+    @classmethod
+    def of(cls, number: int, event: records.Event) -> Outcome | None:
+        """Return the outcome that an event reports of this command, if it is about it."""
+        outcome, later = event.about.get(records.OUTCOME), event.about.get(records.REPLACED_BY)
+        if event.about.get(records.COMMAND) != number or outcome not in get_args(records.Outcome):
+            return None
+        replaced_by = later if isinstance(later, int) else None
+        return cls(number, cast(records.Outcome, outcome), event.message, event.step, event.module, replaced_by)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it stays so. Searches for hooks and saved steps have no further outcome than `received`."""
+        return self.outcome not in ("waiting", "received")
+
+
+class Outcomes(Answer, frozen=True):
+    """What became of commands, in the order of the request."""
+
+    run: str
+    outcomes: tuple[Outcome, ...]
+
+
 class Accepted(Answer, frozen=True):
-    """A command on its way to the trainer; its effect shows at `look`."""
+    """A command on its way to the trainer. Its effect shows at `look`, and its outcome at `outcome`."""
 
     run: str
     number: int
     look: str
+    outcome: str
 
 
 class Acknowledged(Answer, frozen=True):

@@ -16,8 +16,8 @@ from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.recorder.calls.plans import Plan
 from hookcore.recorder.clock.current import CurrentStep
-from hookcore.records import Event, Severity
-from hookcore.records.vocabulary import counted
+from hookcore.records import Event, Severity, Value
+from hookcore.records.vocabulary import TRACEBACK, counted
 
 MAX_ERRORS: Final = 3  # of one module, before it is left alone
 MAX_KEPT_ERRORS: Final = 100
@@ -64,8 +64,7 @@ class ErrorLog:
     def record(self, where: str, error: BaseException, plan: Plan | None = None) -> None:
         """Count an error and keep it if it is one of the first. A module that keeps failing is no longer captured.
 
-        The first line of its message says what happened; the traceback follows. A GPU without memory isn't a module's
-        fault, and may recover: the missing measurements are only counted.
+        A GPU without memory isn't a module's fault, and may recover: the missing measurements are only counted.
         """
         if isinstance(error, torch.OutOfMemoryError):
             self.count_loss("no-gpu-memory", "measurement", _WITHOUT_MEMORY)
@@ -77,9 +76,10 @@ class ErrorLog:
         self.count += 1
         if len(self.events) < MAX_KEPT_ERRORS:
             said = " ".join("".join(traceback.format_exception_only(error)).split())
-            text = f"{where}: {said}\n{''.join(traceback.format_exception(error))}"
+            about: dict[str, Value] = {TRACEBACK: "".join(traceback.format_exception(error))}
             path = "" if plan is None else plan.path
-            self.events.append(Event(self._current.number, time.time(), "hook-error", text, "error", path))
+            message = f"{where}: {said}"
+            self.events.append(Event(self._current.number, time.time(), "hook-error", message, "error", path, 1, about))
         else:
             self.count_loss("hook-error", "more error", _MORE_ERRORS, "error")
 

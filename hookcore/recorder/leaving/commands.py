@@ -16,7 +16,7 @@ from hookcore.recorder.calls.placement import Placement
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.known.models import Choice, Models
 from hookcore.recorder.measured.snapshots import INPUT_KINDS, Emit, Snapshots
-from hookcore.records import TENSOR_KINDS, Command, Occasion, Tap
+from hookcore.records import TENSOR_KINDS, Command, Occasion, Tap, Value, about_command
 
 # A command is read where it arrives, so a long list of patterns costs the training nothing. Changes of hooks wait for
 # the end of a step: then the training thread itself is inside the recorder, holding its lock, so none of its forward
@@ -31,8 +31,11 @@ _OF_HOOKS: Final = frozenset(setting.name for setting in LIVE.values() if settin
 class Change:
     """New values of settings and, if modules are reselected, the selection."""
 
+    number: int  # of its command
     values: dict[str, Any]
     choice: Choice | None = None
+    replaced_by: int | None = None  # the later command that has replaced one of its values before a step used it
+    has_rest: bool = False  # whether some of its values still wait
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +61,7 @@ class Commands:
                 return
             self._last = command.number
             if command.name == "settings":
-                self._read_settings(command.changes)
+                self._read_settings(command.number, command.changes)
             elif command.name == "snapshot":
                 self.ask(command.tap, command.number)
             elif command.name == "capsule":
@@ -73,7 +76,7 @@ class Commands:
         if not reason and tap is not None and not self._snapshots.ask(tap, number):
             reason = "too many snapshots are pending: wait for them"
         if reason:
-            self._emit("snapshot-missed", reason, "info", module)
+            self._emit("snapshot-missed", reason, "info", module, **about_command(number, "refused"))
         return not reason
 
     def _why_not(self, tap: Tap) -> str:
@@ -88,7 +91,7 @@ class Commands:
 
     # -- settings ---------------------------------------------------------------------------------------------------
 
-    def _read_settings(self, given: dict[str, Any]) -> None:
+    def _read_settings(self, number: int, given: dict[str, Any]) -> None:
         try:
             values = {name: _value_of(name, value) for name, value in given.items()}
             kept = {name: value for name, value in values.items() if name != "paused"}
@@ -99,26 +102,34 @@ class Commands:
             if kept.get("channels"):
                 self._models.check_patterns(coming.channels)
         except (ArgumentError, PatternError) as error:
-            self._refuse(given, str(error))
+            self._refuse(number, given, str(error))
             return
         except RuntimeError as error:  # its dictionaries changed while they were read
-            self._refuse(given, f"the model changed while it was being read ({error}): try again")
+            self._refuse(number, given, f"the model changed while it was being read ({error}): try again")
             return
         if len(self.changes) >= MAX_WAITING:
-            self._refuse(given, f"{MAX_WAITING} changes are already waiting for the step to end: try again later")
+            self._refuse(
+                number, given, f"{MAX_WAITING} changes are already waiting for the step to end: try again later"
+            )
             return
         self._coming = coming
-        self.changes.append(Change(values, choice))
+        self.changes.append(Change(number, values, choice))
 
-    def _refuse(self, given: dict[str, Any], reason: str) -> None:
-        """Say why a change isn't made, and of which settings, so that each reader knows whose it was."""
-        self._emit("settings-refused", f"{', '.join(given)}: {reason}", "info", "")
+    def _refuse(self, number: int, given: dict[str, Any], reason: str) -> None:
+        about = about_command(number, "refused")
+        self._emit("settings-refused", f"{', '.join(given)}: {reason}", "info", "", **about)
+
+    def take(self) -> Change:
+        """Return the change that waits longest, with the later one that replaces a value of it."""
+        change = self.changes.popleft()
+        later = [each.number for each in list(self.changes) if _replaces(each, change)]
+        return replace(change, replaced_by=later[-1]) if later else change
 
     def apply_while_idle(self, apply: Callable[[Change], None]) -> None:
         """Carry out what no hook reads. Called in the recorder's thread while no step ends; the rest keeps waiting."""
         later: list[Change] = []
         while self.changes:
-            now, rest = _split(self.changes.popleft())
+            now, rest = _split(self.take())
             if now is not None:
                 apply(now)
             if rest is not None:
@@ -145,13 +156,29 @@ def _value_of(name: str, value: Any) -> Any:
 def _split(change: Change) -> tuple[Change | None, Change | None]:
     now = {name: value for name, value in change.values.items() if name not in _OF_HOOKS}
     later = {name: value for name, value in change.values.items() if name in _OF_HOOKS}
-    return Change(now) if now else None, Change(later, change.choice) if later else None
+    return (
+        replace(change, values=now, choice=None, has_rest=bool(later)) if now else None,
+        replace(change, values=later) if later else None,
+    )
+
+
+def _replaces(later: Change, change: Change) -> bool:
+    """Return whether a later change gives a setting another value."""
+    return any(later.values.get(name, value) != value for name, value in change.values.items())
 
 
 def describe_change(before: dict[str, Any], after: dict[str, Any], names: dict[str, Any]) -> str:
     """Describe the changes of the given settings, from old to new values."""
     shown = (f"{name}: {json.dumps(before[name])} -> {json.dumps(after[name])}" for name in names)
     return "; ".join(shown) or "no setting was given, so nothing changed"
+
+
+def _outcome_of(change: Change) -> dict[str, Value]:
+    if change.has_rest:
+        return about_command(change.number, "received")
+    if change.replaced_by is not None:
+        return about_command(change.number, "superseded", change.replaced_by)
+    return about_command(change.number, "applied")
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +193,7 @@ class Control:
     _placement: Placement
     _emit: Callable[..., None]
     paused: bool = field(default=False, init=False)
-    _reported_waiting: bool = field(default=False, init=False)
+    _reported_waiting: int = field(default=-1, init=False)  # the newest change that was reported to wait
 
     def current_settings(self) -> dict[str, Any]:
         """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""
@@ -186,8 +213,7 @@ class Control:
     def apply_pending(self) -> None:
         """Carry out everything that waits, in order. Called between two steps, on the training thread."""
         while self._commands.changes:
-            self._apply(self._commands.changes.popleft())
-        self._reported_waiting = False
+            self._apply(self._commands.take())
         self._observers.begin_snapshots()
 
     def apply_while_idle(self) -> None:
@@ -198,9 +224,11 @@ class Control:
         """
         if not self._commands.waits_for_a_step:
             self._commands.apply_while_idle(self._apply)
-        if self._commands.changes and not self._reported_waiting:
-            self._reported_waiting = True
-            self._emit("settings-waiting", "no step is running: the change takes effect at the end of the next one")
+        for change in list(self._commands.changes):
+            if change.number > self._reported_waiting:
+                self._reported_waiting = change.number
+                why = "no step is running: the change takes effect at the end of the next one"
+                self._emit("settings-waiting", why, **about_command(change.number, "received"))
 
     def _apply(self, change: Change) -> None:
         before = self.current_settings()
@@ -216,4 +244,7 @@ class Control:
             if limit is not None:
                 self._emit("settings-limited", limit, "warning")
         self.paused = change.values.get("paused", self.paused)
-        self._emit("settings-changed", describe_change(before, self.current_settings(), change.values))
+        message = describe_change(before, self.current_settings(), change.values)
+        if change.replaced_by is not None:
+            message += ". A later change replaced it before a step used it"
+        self._emit("settings-changed", message, **_outcome_of(change))

@@ -24,7 +24,7 @@ from hookcore.recorder.calls.plans import Call, Plan, PlanTable
 from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.parameters import Parameter
-from hookcore.records import GRADIENT_KINDS, Names, Severity, Snapshot, Tap, text_of
+from hookcore.records import GRADIENT_KINDS, Names, Snapshot, Tap, about_command, text_of
 
 # The script's names for the positions and samples of a batch, which become part of its snapshots.
 
@@ -217,7 +217,7 @@ class Outgoing(ABC, Generic[Item]):
 
 MAX_WAITING_BYTES: Final = 2 * MAX_BYTES
 
-Emit = Callable[[str, str, Severity, str], None]
+Emit = Callable[..., None]  # adds an event: name, message, severity, module, and what it is about
 
 
 @dataclass(slots=True, eq=False)
@@ -288,7 +288,8 @@ class WaitingCopies(Outgoing[_Taken]):
         """Give up a request, and say why in an event."""
         request.taken, request.before = True, None
         hint = f": {request.hint}" if request.hint else ""
-        self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module)
+        about = about_command(request.number, "refused")
+        self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module, **about)
 
     def _lose(self, item: _Taken, error: Exception) -> None:
         self.miss(item.request, f"it was captured but couldn't be sent: {error}")
@@ -318,7 +319,8 @@ class WaitingCopies(Outgoing[_Taken]):
         scale = f"; still multiplied by the loss scale {item.scale:g}" if item.scale not in (None, 1.0) else ""
         unnamed = f"; {left}" if left else ""
         message = f"{request.tap.label} of step {item.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}{unnamed}"
-        self._emit("snapshot-taken", message, "info", request.tap.module)
+        about = about_command(request.number, "applied")
+        self._emit("snapshot-taken", message, "info", request.tap.module, **about)
 
 
 # While none is pending, nothing here is called: the hooks that look for a tensor are registered on request, and removed

@@ -8,7 +8,7 @@ from hookcore.store.incidents.replayed import Alarm, Replay
 
 from .accounts import NONFINITE
 from .book import KEPT_FIRST, KEPT_NEWEST, Incidents
-from .incident import Evidence, Found, Incident, Link, LoggedValue, Source, since_words, when_words
+from .incident import Evidence, Found, Incident, Link, LoggedValue, Source, is_named, since_words, when_words
 from .occasions import FirstError
 from .replayed import replay_of
 
@@ -31,6 +31,7 @@ __all__ = [
     "Source",
     "around",
     "fitting",
+    "is_named",
     "rank_of",
     "replay_of",
     "since_words",

@@ -533,6 +533,7 @@ class Accounts:
             found_step=standing.found_step,
             short=found.is_short,
             previous=found.since - found.unseen - 1 if found.unseen else None,
+            placed=found.placed,
         )
         numbers = np.array(list(standing.onsets), np.int64)
         onsets = np.array(list(standing.onsets.values()), np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -58,6 +59,7 @@ class Found:
     message: str
     members: tuple[tuple[int, int], ...]  # every affected tap with its first step, the blamed one included
     unseen: int = 0  # uncaptured steps right before the first one, in which it may have begun
+    placed: bool = True  # whether it is about a tensor; if not, about the training, and the tap is the model's output
 
     @property
     def is_short(self) -> bool:
@@ -122,6 +124,7 @@ class Incident:
     found_step: int = -1  # the newest step when it was found
     short: bool = False  # it is about single steps, of which there may be several
     culprit_known: bool = True
+    placed: bool = True  # whether it is about the culprit; if not, about the training, and that is the model's output
     source: Source = "capture"
     where: str = ""  # the line of code that a replay found, such as "norm.py:14"
 
@@ -230,9 +233,9 @@ class Incident:
 
     def _place(self) -> str:
         """Name the module, unless the message does."""
-        place = f" in {self.culprit.tap.module or ROOT}"
-        is_said = self.rule in _WITHOUT_PLACE or self.rule.startswith(OWN_RULE) or place in self.message
-        return "" if is_said else f",{place}"
+        module = self.culprit.tap.module or ROOT
+        is_said = self.rule in _WITHOUT_PLACE or self.rule.startswith(OWN_RULE) or is_named(module, self.message)
+        return "" if is_said else f", in {module}"
 
     def _end(self) -> str:
         others = f"{counted(self.modules, 'other module')} changed with it"
@@ -260,6 +263,11 @@ class Incident:
             healed = f"It was finite again after step {self.culprit_last:,}"
             return f"{healed}, but {others} followed." if self.modules else f"{healed}, but not permanently."
         return f"{others} followed." if self.modules else ""
+
+
+def is_named(module: str, words: str) -> bool:
+    """Return whether a sentence names a module already, so that it need not be added for people."""
+    return re.search(rf" in {re.escape(module)}(?!\w|\.\w)", words) is not None
 
 
 def _capital(message: str) -> str:

@@ -299,7 +299,7 @@ class DrawerTensor {
       if (signal.aborted) return;
       const entry = snapshots.find((each) => String(each.number) === number);
       if (!entry) throw new Error("This snapshot was discarded to make room for newer ones.");
-      const [view] = viewsOf(entry.kept_shape, entry.tap.label);
+      const [view] = viewsOf(entry.kept_shape, entry.tap);
       const side = new Side(this.page, entry, HEIGHT);
       this.#side = side;
       this.element.replaceChildren(side.element);

@@ -2,7 +2,7 @@
 import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { count, counted } from "../format.js";
-import { applied, eventsNow } from "../live/news.js";
+import { applied } from "../live/news.js";
 import { toast } from "../popup.js";
 
 /** @import { Page } from "../page.js" */
@@ -216,10 +216,9 @@ export class Capture {
     const run = /** @type {string} */ (this.form.dataset.run);
     this.form.setAttribute("aria-busy", "true");
     try {
-      const from = await eventsNow(run);
       const { number } = await send("PATCH", "settings", changes, { run });
       this.#say("Waiting for the next step \u2026", "waiting");
-      await applied(this.page, { number, names: Object.keys(changes), from }, (why) => this.#say(why, "waiting"));
+      await applied(this.page, number, (why) => this.#say(why, "waiting"));
       this.#say("Applied.", "applied");
       this.tell.obeyed();
       return true;

@@ -4,7 +4,7 @@ import { Card } from "../card.js";
 import { byId, h, onClick } from "../dom.js";
 import { count, kindWords } from "../format.js";
 import { MAX_PAGE } from "../limits.js";
-import { nextNews } from "../live/news.js";
+import { nextNews, outcomesOf } from "../live/news.js";
 import { csvOf, download, fileName } from "../plot/files.js";
 import { attempt, toast } from "../popup.js";
 import { visit } from "../timeline/links.js";
@@ -134,8 +134,8 @@ async function isDone(page, number) {
   const until = performance.now() + PATIENCE_MS;
   do {
     const news = nextNews(page);
-    const { waiting } = await get("settings", { run: page.run });
-    if (!waiting.some((each) => each.number === number)) return true;
+    const [{ outcome }] = await outcomesOf(page.run, [number]);
+    if (outcome !== "waiting") return true;
     await news;
   } while (performance.now() < until);
   return false;

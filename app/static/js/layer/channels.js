@@ -6,7 +6,7 @@ import { count, counted, stepWords } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { rowOf } from "../heat/rows.js";
 import { MAX_CHANNEL_ROWS } from "../limits.js";
-import { applied, eventsNow } from "../live/news.js";
+import { applied } from "../live/news.js";
 import { failedWords, Refresh } from "../live/refresh.js";
 import { toast } from "../popup.js";
 import { percentiles } from "../scale.js";
@@ -208,10 +208,9 @@ function startSwitch(page, pattern) {
     try {
       const before = await chosen();
       const channels = before.includes(pattern) ? before.filter((each) => each !== pattern) : [...before, pattern];
-      const from = await eventsNow(run);
       const { number } = await send("PATCH", "settings", { channels }, { run });
       told.textContent = "Waiting for the next step \u2026";
-      await applied(page, { number, names: ["channels"], from }, (why) => {
+      await applied(page, number, (why) => {
         told.textContent = why;
       });
       told.textContent = "Applied.";

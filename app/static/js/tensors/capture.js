@@ -1,14 +1,13 @@
 /** Requests for a tensor: one, or one every so many steps while the page is open. The server keeps nothing of it. */
-import { get, send } from "../api.js";
+import { send } from "../api.js";
 import { byId, h } from "../dom.js";
 import { count, kindWords } from "../format.js";
-import { MAX_PAGE } from "../limits.js";
-import { eventsNow, nextNews } from "../live/news.js";
+import { nextNews, outcomesOf } from "../live/news.js";
 import { Refresh } from "../live/refresh.js";
 import { toast } from "../popup.js";
 import { Emitter } from "../state.js";
 
-/** @import { RequestedSnapshot, Snapshot } from "../answers.js"
+/** @import { Outcome, RequestedSnapshot, Snapshot } from "../answers.js"
  * @import { Page } from "../page.js" */
 
 /** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
@@ -21,7 +20,7 @@ const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
   asked: ["Requested", "The trainer receives the request with its next frame."],
   waiting: ["Waiting", "The trainer captures it when the module runs."],
   came: ["Captured", ""],
-  gone: ["The trainer has stopped", ""],
+  gone: ["Not captured", ""],
 });
 
 /** Why no tensor can be captured of a run that has not ended. @type {Record<string, string>} */
@@ -31,28 +30,24 @@ const WITHOUT_TRAINER = {
 };
 
 /** What became of a request. Pure.
- * @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
-export function fateOf(number, { kept, waiting, state }) {
-  if (kept.has(number)) return "came";
-  if (state !== "live" && state !== "waiting") return "gone";
-  return waiting.has(number) ? "asked" : "waiting";
+ * @param {Outcome} outcome @param {boolean} kept whether its snapshot is there @returns {Fate} */
+export function fateOf({ outcome }, kept) {
+  if (kept) return "came";
+  return outcome === "waiting" ? "asked" : outcome === "received" ? "waiting" : "gone";
 }
 
 /** What became of several that were asked for together: the fate of the slowest. Pure.
  * @param {Fate[]} fates @returns {Fate} */
 export function fateOfAll(fates) {
-  return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
+  return /** @type {Fate[]} */ (["asked", "waiting", "gone"]).find((fate) => fates.includes(fate)) ?? "came";
 }
 
-/** Why the trainer didn't capture a tensor that was asked for, as it said last. @param {string | null} run @param
- * {string | null} module null: any @param {number} after how many events it was asked for */
-export async function missedWords(run, module, after) {
-  const { events } = await get("events", { run, name: "snapshot-missed", after, limit: MAX_PAGE });
-  return events.findLast((event) => module === null || event.module === module)?.message;
+/** The words for a tensor that isn't there although its request is over. Pure. @param {Outcome} outcome */
+export function whyGone({ outcome, reason }) {
+  return outcome === "applied" ? `No longer kept: ${reason}` : reason;
 }
 
-/** @typedef {{numbers: number[], label: string, module: string | null, after: number, line: HTMLElement, words:
- * HTMLElement}} Request */
+/** @typedef {{numbers: number[], line: HTMLElement, words: HTMLElement}} Request */
 
 export class Asking {
   /** @type {Set<Request>} */
@@ -96,87 +91,74 @@ export class Asking {
       phase: state.get("phase"),
       call: Number(state.get("call")) || 0,
     };
-    await this.#try(async (after) => {
+    await this.#try(async () => {
       const said = await send("POST", "snapshots", body, { run: this.page.run });
       this.#add(
         [said.number],
         `${body.module || "the model"} ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
-        body.module,
-        after,
       );
     });
   }
 
   /** Every map of attention, all of one step. */
   async attention() {
-    await this.#try(async (after) => {
+    await this.#try(async () => {
       const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
       const numbers = said.asked.map((/** @type {RequestedSnapshot} */ each) => each.number);
       this.#add(
         numbers,
         numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
-        null,
-        after,
       );
       if (said.left_out) toast(`${said.left_out} more do not fit in one request`);
     });
   }
 
-  /** @param {(after: number) => Promise<void>} work gets the number of events before it */
+  /** @param {() => Promise<void>} work */
   async #try(work) {
     try {
-      await work(await eventsNow(this.page.run));
+      await work();
       this.refresh.soon();
     } catch (error) {
       toast(/** @type {any} */ (error).message, { kind: "error" });
     }
   }
 
-  /** @param {number[]} numbers @param {string} label @param {string | null} module null: any
-   * @param {number} after how many events it was asked for */
-  #add(numbers, label, module, after) {
+  /** @param {number[]} numbers @param {string} label */
+  #add(numbers, label) {
     const words = h("span", { class: "state" }, WORDS.asked[0]);
     const line = h("li", {}, h("span", {}, label), words);
-    this.#open.add({ numbers, label, module, after, line, words });
+    this.#open.add({ numbers, line, words });
     byId("asked").append(line);
   }
 
   /** What became of the open requests. If the server doesn't answer, the page says so, and it is asked again. */
   async #ask() {
-    const { run } = this.page;
     const open = [...this.#open];
-    const [settings, snapshots, ...reasons] = await Promise.all([
-      get("settings", { run }),
-      this.look(),
-      ...open.map(({ module, after }) => missedWords(run, module, after)),
-    ]);
-    const known = {
-      kept: new Set(snapshots.map((each) => each.number)),
-      waiting: new Set(settings.waiting.map((each) => each.number)),
-      state: settings.state,
-    };
-    for (const [place, request] of open.entries())
+    // In this order, so that the snapshot of a finished request is there, if it is kept.
+    const outcomes = await outcomesOf(
+      this.page.run,
+      open.flatMap(({ numbers }) => numbers),
+    );
+    const kept = new Set((await this.look()).map(({ number }) => number));
+    const known = new Map(outcomes.map((each) => [each.number, each]));
+    for (const request of open)
       this.#tell(
         request,
-        request.numbers.map((number) => fateOf(number, known)),
-        reasons[place],
+        request.numbers.flatMap((number) => known.get(number) ?? []),
+        kept,
       );
   }
 
-  /** @param {Request} request @param {Fate[]} fates @param {string | undefined} why the trainer didn't capture it */
-  #tell(request, fates, why) {
-    const came = fates.filter((fate) => fate === "came").length;
-    const fate = fateOfAll(fates);
-    const over = fate === "came" || fate === "gone" || (why && fate === "waiting");
-    request.words.textContent =
-      over && fate !== "came"
-        ? (why ?? WORDS.gone[0])
-        : fates.length > 1
-          ? `${came} of ${fates.length} captured`
-          : WORDS[fate][0];
+  /** @param {Request} request @param {Outcome[]} outcomes @param {Set<number>} kept snapshots that are there */
+  #tell(request, outcomes, kept) {
+    const fates = outcomes.map((each) => fateOf(each, kept.has(each.number)));
+    const [came, fate] = [fates.filter((each) => each === "came").length, fateOfAll(fates)];
+    const counts = fates.length > 1 ? `${came} of ${fates.length} captured` : "";
+    const why = fate === "gone" ? whyGone(outcomes[fates.indexOf("gone")]) : "";
+    request.words.textContent = [counts, why].filter(Boolean).join(": ") || WORDS[fate][0];
     request.words.title = WORDS[fate][1];
-    request.line.className = over && fate !== "came" ? "gone" : fate;
-    if (!over) return;
+    request.line.className = fate;
+    if (fate !== "came" && fate !== "gone") return;
     if (came) this.show(request.numbers[fates.indexOf("came")]);
     this.#open.delete(request);
     setTimeout(() => request.line.remove(), fate === "came" ? SHORT_MS : 4 * SHORT_MS);
@@ -192,9 +174,9 @@ const PATIENCE_MS = 30_000; // for a module that doesn't run
  * What it needs of the page.
  * @typedef {object} Around
  * @property {(tap: Tap) => Promise<number>} ask for a snapshot; returns its number
- * @property {(number: number) => Promise<number | null>} look for it; returns its step, or null if it isn't there yet
+ * @property {(number: number) => Promise<number | null>} look for it; returns its step, or null if it isn't there yet;
+ *   throws if it won't come
  * @property {(number: number) => void} show
- * @property {(tap: Tap) => Promise<string>} why none came
  * @property {(ms: number) => Promise<void>} news resolves when the run has some, or after a while
  * @property {() => number} [now]
  */
@@ -262,11 +244,8 @@ export class Following extends Emitter {
       const step = await around.look(number);
       if (this.tap !== tap) return;
       if (step !== null) return this.#took(number, step);
-      if (this.now() >= until) {
-        const why = await around.why(tap);
-        if (this.tap === tap) this.stop(why); // else another one is followed by now
-        return;
-      }
+      if (this.now() >= until)
+        return this.stop(`No snapshot arrived within ${PATIENCE_MS / 1000} s: the module may no longer run.`);
       await news;
     }
   }
@@ -298,21 +277,20 @@ export function addFollowing(page, { look, chosen, show }) {
   const every = /** @type {HTMLInputElement} */ (byId("follow-every"));
   const words = byId("following-words");
   let shown = "";
-  let before = 0; // events before it was asked for
   const following = new Following({
-    ask: async ({ module, kind, index, call, phase }) => {
-      before = await eventsNow(run);
-      return (await send("POST", "snapshots", { module, kind, index, call, phase }, { run })).number;
-    },
+    ask: async ({ module, kind, index, call, phase }) =>
+      (await send("POST", "snapshots", { module, kind, index, call, phase }, { run })).number,
     news: (ms) => nextNews(page, ms),
-    look: async (number) => (await look()).find((each) => each.number === number)?.step ?? null,
+    look: async (number) => {
+      const [outcome] = await outcomesOf(run, [number]); // before the list, as above
+      const found = (await look()).find((each) => each.number === number);
+      if (fateOf(outcome, Boolean(found)) === "gone") throw new Error(whyGone(outcome));
+      return found?.step ?? null;
+    },
     show: (number) => {
       shown = String(number);
       show(number);
     },
-    why: async ({ module }) =>
-      (await missedWords(run, module, before)) ??
-      `No snapshot arrived within ${PATIENCE_MS / 1000} s: the module may no longer run.`,
   });
   const say = () => {
     const { tap, taken, why } = following;

@@ -1,7 +1,7 @@
 /** The view of one snapshot: its picture, the value under the pointer, its statistics, its files. */
 import { get, getFile, numberOf, urlOf } from "../api.js";
 import { h } from "../dom.js";
-import { bytes, count, number, percent, tapWords } from "../format.js";
+import { bytes, count, number, ofParameters, percent, tapWords } from "../format.js";
 import { besides, NONE, showScale, Tiles, wordsAt } from "./tiles.js";
 import { Trace } from "./trace.js";
 /** @import { Snapshot } from "../answers.js"
@@ -12,16 +12,13 @@ import { Trace } from "./trace.js";
  * "trace"}} View */
 
 /** Whether the last two dimensions are positions by positions, judging by shape and name: images are square too.
- * @param {number[]} shape @param {string} label */
-export function isAttention(shape, label = "") {
+ * @param {number[]} shape @param {{kind: string, label: string}} tap */
+export function isAttention(shape, { kind, label } = NO_TAP) {
   const [to, from] = shape.slice(-2);
-  return shape.length >= 3 && to === from && to > 1 && /att|softmax/i.test(label) && !isWeight(label);
+  return shape.length >= 3 && to === from && to > 1 && /att|softmax/i.test(label) && !ofParameters(kind);
 }
 
-/** @param {string} label */
-function isWeight(label) {
-  return / (param|param_grad|update)\b/.test(label);
-}
+const NO_TAP = { kind: "", label: "" };
 
 /** @param {string} name @param {string} words @param {View["pickers"]} pickers @param {View["draws"]} [draws]
  * @returns {View} */
@@ -30,19 +27,19 @@ function view(name, words, pickers, draws = "tiles") {
 }
 
 /** The ways to look at a tensor, the best first.
- * @param {number[]} shape @param {string} [label] of the tap @returns {View[]} */
-export function viewsOf(shape, label = "") {
+ * @param {number[]} shape @param {{kind: string, label: string}} [tap] @returns {View[]} */
+export function viewsOf(shape, tap = NO_TAP) {
   const many = shape.length;
   if (!many) return [view("trace", "value", [], "trace")];
-  const weight = isWeight(label);
+  const weight = ofParameters(tap.kind);
   const first = weight ? "output channel" : "sample";
   const pick = (/** @type {number} */ count, /** @type {string[]} */ words) =>
     shape.slice(0, count).map((size, axis) => ({ axis, size, words: words[axis] ?? `dimension ${axis}` }));
-  const isMap = isAttention(shape, label);
+  const isMap = isAttention(shape, tap);
   const row = weight ? "input channel" : many > 3 ? "channel" : "row";
   const picks = [pick(1, [first])[0], { axis: 2, words: "channel", size: shape[2] }];
   const views = [
-    view("tiles", wordsOf(shape, label), many > 3 ? pick(many - 3, [first]) : []),
+    view("tiles", wordsOf(shape, tap), many > 3 ? pick(many - 3, [first]) : []),
     view("every", weight ? "all filters" : "all samples", []),
     view("matrix", many === 3 && !isMap ? "sequence: positions by channels" : "matrix", pick(many - 2, [first, row])),
     view("trace", "line along the last dimension", pick(many - 1, [first, "row", "row"]), "trace"),
@@ -53,10 +50,10 @@ export function viewsOf(shape, label = "") {
   return order.flatMap((name) => views.filter((each) => each.name === name));
 }
 
-/** @param {number[]} shape @param {string} label */
-function wordsOf(shape, label) {
-  if (isWeight(label)) return shape.length > 3 ? "filters of one output" : "filters";
-  if (isAttention(shape, label)) return shape.length > 3 ? "attention heads" : "attention maps";
+/** @param {number[]} shape @param {{kind: string, label: string}} tap */
+function wordsOf(shape, tap) {
+  if (ofParameters(tap.kind)) return shape.length > 3 ? "filters of one output" : "filters";
+  if (isAttention(shape, tap)) return shape.length > 3 ? "attention heads" : "attention maps";
   return shape.length > 3 ? "feature maps" : "tiles";
 }
 

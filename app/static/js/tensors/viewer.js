@@ -51,7 +51,7 @@ export class Viewer {
   get wanted() {
     const { state } = this.page;
     const { kept_shape: shape, tap } = this.sides[0].entry;
-    const views = viewsOf(shape, tap.label);
+    const views = viewsOf(shape, tap);
     const view = views.find(({ name }) => name === state.get("view")) ?? views[0];
     const given = state.get("at").split(",").map(Number);
     const picks = view.pickers.map(({ size }, place) => Math.max(0, Math.min(size - 1, Math.floor(given[place]) || 0)));
@@ -109,7 +109,7 @@ export class Viewer {
   #controls({ view, picks }) {
     const { entry } = this.sides[0];
     byId("viewer-title").textContent = tapWords(entry.tap);
-    const views = viewsOf(entry.kept_shape, entry.tap.label);
+    const views = viewsOf(entry.kept_shape, entry.tap);
     byId("view").replaceChildren(
       ...views.map(({ name, words }) => h("option", { value: name, selected: name === view.name }, words)),
     );
