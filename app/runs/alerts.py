@@ -188,7 +188,7 @@ class Explainer:
         kept = replaying.run(self._max_s)
         with self._lock:
             self._running.pop(found.path, None)
-        if self._closed:
+        if self._closed or replaying.was_elsewhere:
             return
         for event in events_of(found, kept):
             run.store.add_event(event)

@@ -6,6 +6,7 @@ A server starts one when someone asks for it; a trainer does once, for the step 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,13 +14,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 
-from hookcore.delivery.dashboard.capsules import MAX_EXPLANATION, Saved, keep_explanation
+from hookcore.delivery.dashboard.capsules import MAX_EXPLANATION, Saved, explanation_of, keep_explanation
 from hookcore.reading import answers
 from hookcore.records import Event, Value
 from hookcore.records.flow import EXPLAINED, REPLAYED, ReplayedTap, packed
@@ -29,6 +30,7 @@ MAX_MEMORY: Final = "16GiB"  # of one replay
 FAILED: Final = "explanation-failed"
 _MAX_SAID: Final = 2000  # characters of what a failed replay printed
 _MAX_CODE: Final = 400  # characters of a line
+_POLL_S: Final = 0.2
 
 
 class Kept(msgspec.Struct):
@@ -58,18 +60,40 @@ class Replaying:
         self._found, self._environment, self._by_itself = found, environment, by_itself
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
+        self.was_elsewhere = False  # whether another process has replayed it, which reports the events, too
         self._lock = threading.Lock()
 
     def run(self, max_s: float = MAX_S) -> Kept:
-        """Replay the capsule, and write the result next to it, unless it was killed, which says nothing of the step."""
-        try:
-            kept = self._run(max_s)
-        except Exception as error:  # for example, no more processes
-            kept = Kept(failure=f"the replay could not be started: {type(error).__name__}: {error}")
-        if not self._killed:
-            with contextlib.suppress(OSError):
-                keep_explanation(self._found.path, msgspec.json.encode(kept))
-        return kept
+        """Replay the capsule, and write the result next to it, unless it was killed, which says nothing of the step.
+
+        While another process replays it, wait for that one's result.
+        """
+        with self._turn(max_s):
+            if self.was_elsewhere and (kept := read(explanation_of(self._found.path))) and not kept.failure:
+                return kept
+            self.was_elsewhere = False
+            try:
+                kept = self._run(max_s)
+            except Exception as error:  # for example, no more processes
+                kept = Kept(failure=f"the replay could not be started: {type(error).__name__}: {error}")
+            if not self._killed:
+                with contextlib.suppress(OSError):
+                    keep_explanation(self._found.path, msgspec.json.encode(kept))
+            return kept
+
+    @contextlib.contextmanager
+    def _turn(self, max_s: float) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # it was removed: the replay says so
+                file = stack.enter_context(self._found.path.open("rb"))
+                until = time.monotonic() + max_s
+                while not self._killed and time.monotonic() < until:
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    self.was_elsewhere = True
+                    time.sleep(_POLL_S)
+            yield
 
     def kill(self) -> None:
         """End it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,8 @@ import hookcore
 from hookcore.delivery.dashboard import capsules as folder
 from hookcore.errors import CapsuleError, ServerError
 from hookcore.reading import Client
-from hookcore.reading.answers import Capsule
+from hookcore.reading.answers import Capsule, Explanation
+from hookcore.reading.replaying import Kept, Replaying
 from hookcore.records import Command
 from hookcore_app.runs import alerts
 from hookcore_app.runs.alerts import Explainer
@@ -130,6 +133,30 @@ def test_a_saved_step_is_explained_and_stays_so_after_a_restart(layers: Any, ser
     with served() as again, Client(again.url, TOKEN) as client:
         again.runs.open(make_info(run))
         assert client.capsules(run) == [found]
+
+
+def test_a_step_that_another_process_replays_is_not_replayed_again(
+    layers: Any, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = save(nn.Sequential(nn.Linear(4, 4), layers.Standardize()), torch.full((8, 4), 3.0) * 0)
+    server.runs.open(make_info(run))
+    (found,) = folder.saved(folder.folder_of(run))
+    began = []
+    command = Replaying._command
+    monkeypatch.setattr(Replaying, "_command", lambda self: [began.append(self), *command(self)][1:])
+    with Client(server.url, TOKEN) as client:
+        with found.path.open("rb") as by_the_trainer:
+            fcntl.flock(by_the_trainer, fcntl.LOCK_EX)
+            assert client.explain(found.id, run).state == "running"
+            by_itself = Explanation("as the trainer found", None, (), (), 0, True, (), "")
+            folder.keep_explanation(found.path, msgspec.json.encode(Kept(explanation=by_itself)))
+            (replaying,) = server.app.state.explainer._running.values()
+            wait_for(lambda: replaying.was_elsewhere)
+            assert client.capsules(run)[0].state == "running"
+        (kept,) = wait_for(lambda: [each for each in client.capsules(run) if each.state != "running"])
+        assert (kept.state, kept.explanation, began) == ("explained", by_itself, [])
+        assert not client.events(run=run, name="explained").events, "the trainer reports it"
+        assert explained(client, run).explanation != by_itself, "on request, it is replayed again"
 
 
 def test_the_line_of_code_is_named(layers: Any, server: Served) -> None:

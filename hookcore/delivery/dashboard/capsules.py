@@ -118,7 +118,7 @@ def saved(folder: Path) -> list[Saved]:
 def _saved(path: Path, size: int) -> Saved:
     try:
         about = read_about(path)
-        return Saved(path, about, msgspec.convert(about, Described), size, _explanation(path))
+        return Saved(path, about, msgspec.convert(about, Described), size, explanation_of(path))
     except (CapsuleError, msgspec.ValidationError) as error:
         step = int(path.stem.rpartition("-")[2])
         return Saved(path, {}, Described(min(step, 2**53 - 1)), size, None, str(error))
@@ -156,7 +156,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
         raise CapsuleError(f"{path} can't be read as a capsule: {error}") from None
 
 
-def _explanation(path: Path) -> bytes | None:
+def explanation_of(path: Path) -> bytes | None:
+    """Return the result of a replay that lies next to a capsule, or None."""
     try:
         return read_regular(path.with_suffix(_EXPLANATION), MAX_EXPLANATION)
     except FileNotFoundError:
