@@ -253,7 +253,7 @@ def test_a_request_to_a_dead_trainer_is_reported_as_lost(empty_site: Site, brows
         trainer.join()
         tab.page.click("#ask-button")
         expect(tab.page.locator("#asked li")).to_contain_text("Requested")
-        expect(tab.page.locator("#asked li")).to_contain_text("The trainer has stopped", timeout=60_000)
+        expect(tab.page.locator("#asked li")).to_contain_text("Not captured: the run is lost", timeout=60_000)
 
 
 def test_without_javascript_a_tensor_is_a_picture_with_its_statistics(

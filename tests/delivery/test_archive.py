@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ from hookcore.records.wire import EndItem
 from hookcore.store import Store
 from tests.archive_world import INFO, TAPS, make_frame
 from tests.waiting import wait_for
+from tests.warm import python
 
 ROOT = Path(__file__).parents[2]
 MODULE = ModuleRecord(
@@ -241,7 +241,7 @@ for step in range(10**6):
 @pytest.mark.parametrize("delay", [0.05, 0.2, 0.37, 0.8, 1.3])
 def test_a_killed_process_leaves_every_finished_part(tmp_path: Path, delay: float) -> None:
     code = WRITES.format(root=str(ROOT), folder=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([python(), "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"writing\n"
         folder = tmp_path / folder_name(INFO.name, INFO.id)

@@ -21,8 +21,16 @@ from hookcore.delivery.dashboard import process as dashboard
 from hookcore.delivery.dashboard.process import find, home, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
 from tests.waiting import wait_for
+from tests.warm import python
 
 ROOT = Path(__file__).parents[2]
+PYTHON = sys.executable
+
+
+@pytest.fixture(autouse=True)
+def quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start dashboards as forks of a Python that has already imported what they need."""
+    monkeypatch.setattr(sys, "executable", python())
 
 
 @pytest.fixture
@@ -115,7 +123,7 @@ def test_a_killed_dashboard_leaves_nothing_stale(environment: dict[str, str]) ->
 def test_a_dashboard_outlives_its_starter_and_is_not_in_its_session(environment: dict[str, str]) -> None:
     code = "from hookcore.delivery.dashboard.process import join_or_start; print(join_or_start().url)"
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, env=environment
+        [PYTHON, "-W", "error", "-c", code], check=True, capture_output=True, text=True, env=environment
     )
     assert not ran.stderr
     assert _answers(ran.stdout.strip())
@@ -227,7 +235,10 @@ def test_a_server_that_cannot_start_explains_itself_in_the_log(environment: dict
     assert join_or_start(environment).started
 
 
-def test_settings_of_a_training_do_not_reach_the_server(environment: dict[str, str]) -> None:
+def test_settings_of_a_training_do_not_reach_the_server(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", PYTHON)  # the system knows the variables of a process that isn't a fork
     given = {**environment, "HOOKCORE_MEMORY": "5MB", "HOOKCORE_KEEP": "/nowhere", "HOOKCORE_HOST": "0.0.0.0"}
     given |= {"HOOKCORE_TOKEN": "that of another server"}
     started = join_or_start(given)

@@ -10,7 +10,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from hookcore_app.runs import limits
 from tests.ports import free_port
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.waiting import wait_for
+from tests.warm import python
 
 TAP = Tap("layer", "output")
 GENEROUS_S = 10.0  # enough for an exit that takes 2 s, on a busy machine
@@ -682,7 +682,7 @@ while True:
 
 def test_a_killed_trainer_leaves_a_consistent_prefix_and_a_lost_run(receiver: Receiver, url: str) -> None:
     root = Path(__file__).parents[2]
-    trainer = subprocess.Popen([sys.executable, "-c", SENDING, url], cwd=root)
+    trainer = subprocess.Popen([python(), "-c", SENDING, url], cwd=root)
     try:
         wait_for(lambda: len(receiver.stored) > 50)
     finally:
@@ -718,7 +718,7 @@ for step in range(60):
 sink.close()
 assert sink.counters.acknowledged == 60, sink.counters
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
+    subprocess.run([python(), "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
     assert receiver.stored == list(range(60))
     assert [type(item) for batch in receiver.batches for item in batch.items].count(EndItem) == 1
 

@@ -21,7 +21,7 @@ test("a request is sent, pending, answered, or over, by the outcome of its comma
 test("a request that is over says why", () => {
   assert.equal(
     whyGone({ outcome: "refused", reason: "there is no watched module 'a'" }),
-    "there is no watched module 'a'",
+    "Not captured: there is no watched module 'a'",
   );
   assert.equal(whyGone({ outcome: "applied", reason: "a output of step 5" }), "No longer kept: a output of step 5");
 });

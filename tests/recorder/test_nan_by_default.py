@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ import pytest
 
 from tests.archive_world import kept_in
 from tests.serving import TOKEN, served
+from tests.warm import python
 
 pytestmark = pytest.mark.slow
 
@@ -306,7 +306,7 @@ def train(folder: Path, how: str, pause: float) -> tuple[Path, str]:
     """Train the project as a user does, and return the saved run, and what the terminal said."""
     project = folder / "project"
     write_project(project, SCRIPTS[how])
-    command = [sys.executable, *(["-m", "hookcore_app.cli", "run"] if how == "run" else []), "train.py"]
+    command = [python(), *(["-m", "hookcore_app.cli", "run"] if how == "run" else []), "train.py"]
     environment = {
         **os.environ,
         "HOOKCORE_HOME": str(folder / "home"),
@@ -331,7 +331,7 @@ def train(folder: Path, how: str, pause: float) -> tuple[Path, str]:
 
 def check(kept: Path, *options: str) -> str:
     """Return what `hookcore check` prints about the run."""
-    command = [sys.executable, "-m", "hookcore_app.cli", "check", str(kept), *options]
+    command = [python(), "-m", "hookcore_app.cli", "check", str(kept), *options]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     return ended.stdout

@@ -47,6 +47,7 @@ from tests.serving import (
     served,
 )
 from tests.waiting import wait_for
+from tests.warm import python
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
@@ -356,10 +357,10 @@ def test_settings_that_would_not_work_are_refused_with_advice(given: dict[str, A
 
 
 @contextmanager
-def _process(home: Path, *arguments: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+def _process(home: Path, *arguments: str, start: str = "", **more: Any) -> Iterator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOOKCORE_")}
     environment |= {"HOOKCORE_HOME": str(home), **more.pop("env", {})}
-    command = [sys.executable, "-m", "hookcore_app.cli", *arguments]
+    command = [start or python(), "-m", "hookcore_app.cli", *arguments]
     process = subprocess.Popen(
         command, env=environment, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more
     )
@@ -408,7 +409,8 @@ def test_a_dashboard_takes_over_a_socket_holds_its_lock_and_removes_its_own_file
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         handed = {"HOOKCORE_LOCK_FD": str(lock), "HOOKCORE_LISTEN_FD": str(listening.fileno()), "HOOKCORE_TOKEN": TOKEN}
-        with _process(tmp_path, "serve", "--dashboard", env=handed, pass_fds=(lock, listening.fileno())) as process:
+        handed_on = {"env": handed, "pass_fds": (lock, listening.fileno())}
+        with _process(tmp_path, "serve", "--dashboard", start=sys.executable, **handed_on) as process:
             wait_for(lambda: _is_up(port))
             assert os.readlink(f"/proc/{process.pid}/fd/{lock}").endswith("dashboard.lock")
             assert os.getpriority(os.PRIO_PROCESS, process.pid) - os.getpriority(os.PRIO_PROCESS, 0) in range(1, 6)

@@ -44,7 +44,7 @@ export function fateOfAll(fates) {
 
 /** The words for a tensor that isn't there although its request is over. Pure. @param {Outcome} outcome */
 export function whyGone({ outcome, reason }) {
-  return outcome === "applied" ? `No longer kept: ${reason}` : reason;
+  return `${outcome === "applied" ? "No longer kept" : WORDS.gone[0]}: ${reason}`;
 }
 
 /** @typedef {{numbers: number[], line: HTMLElement, words: HTMLElement}} Request */
