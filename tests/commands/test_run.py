@@ -16,6 +16,7 @@ import torch
 
 from hookcore.delivery.archive import Archive, read_archive
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss
+from hookcore_app import cli
 from tests.commanding import PATIENCE_S, PLAIN, SCRIPTS, WATCHED, assert_same_weights, run
 from tests.serving import TOKEN, served
 from tests.waiting import wait_for
@@ -288,10 +289,15 @@ def test_a_failure_of_watching_is_reported_and_does_not_reach_the_script(tmp_pat
         (["--epochs", "2", "train.py"], "Flags come before the script, the script's arguments"),
     ],
 )
-def test_the_error_for_an_invalid_command_says_what_to_change(arguments: list[str], words: str, tmp_path: Path) -> None:
-    told = run([*WATCHED, *arguments], tmp_path)
-    assert told.returncode == 2
-    assert re.search(words, told.stderr)
+def test_the_error_for_an_invalid_command_says_what_to_change(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(["run", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert re.search(words, capsys.readouterr().err)
 
 
 ARGPARSE = """
