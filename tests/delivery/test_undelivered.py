@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the home of a separate user."""
     folder = tmp_path / "home"
     monkeypatch.setenv("HOOKCORE_HOME", str(folder))
+    monkeypatch.setattr(sys, "executable", python())  # its dashboards are forks
     return folder
 
 
