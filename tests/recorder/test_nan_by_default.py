@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -306,7 +307,9 @@ def train(folder: Path, how: str, pause: float) -> tuple[Path, str]:
     """Train the project as a user does, and return the saved run, and what the terminal said."""
     project = folder / "project"
     write_project(project, SCRIPTS[how])
-    command = [python(), *(["-m", "hookcore_app.cli", "run"] if how == "run" else []), "train.py"]
+    # `hookcore run` needs a Python that isn't a fork, because it watches what that one imports.
+    started = [sys.executable, "-m", "hookcore_app.cli", "run"] if how == "run" else [python()]
+    command = [*started, "train.py"]
     environment = {
         **os.environ,
         "HOOKCORE_HOME": str(folder / "home"),
