@@ -6,12 +6,14 @@ import importlib
 import platform
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from hookcore.capsules.entries import SMALL_BYTES, STATISTICS, Entry, Members, bytes_of, is_tracking, state_of
+from hookcore.errors import CapsuleError
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.internals import (
     any_autocast,
@@ -21,7 +23,6 @@ from hookcore.hooks.internals import (
     is_wrapped,
     tracing_state,
     tree_map,
-    version_of,
 )
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.generators import device_generators, generators
@@ -131,53 +132,6 @@ _PLAIN: Final = (Tensor, nn.Parameter)
 _FLAT: Final = (Tensor, int, float, str, type(None))  # everything else may contain tensors
 
 
-class Members:
-    """A model's weights and buffers, found through its modules, so that nothing is kept alive.
-
-    A weak reference to a weight would make `torch.utils.swap_tensors` raise.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = list(model.named_modules())
-        self._weights = [(weakref.ref(each), name) for _, each in modules for name in _names(each.named_parameters)]
-        self._buffers = [
-            (f"{path}.{name}" if path else name, weakref.ref(each), name)
-            for path, each in modules
-            for name in _names(each.named_buffers)
-        ]
-
-    def weights(self) -> Iterator[Tensor | None]:
-        """Return the weights as they are now; None for one that is gone."""
-        return (_member(ref(), "_parameters", name) for ref, name in self._weights)
-
-    def versions(self) -> list[tuple[int, int]]:
-        """Return a state that differs if a weight is changed or replaced."""
-        return [state_of(weight) for weight in self.weights()]
-
-    def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the buffers as they are now."""
-        for path, ref, name in self._buffers:
-            buffer = _member(ref(), "_buffers", name)
-            if buffer is not None:
-                yield path, buffer
-
-
-def state_of(tensor: Tensor | None) -> tuple[int, int]:
-    """Return a state that differs if a tensor is changed in place or replaced: its identity and version counter."""
-    return (0, -1) if tensor is None else (id(tensor), version_of(tensor))
-
-
-def _names(members: Callable[..., Iterable[tuple[str, Tensor]]]) -> list[str]:
-    return [name for name, _ in members(recurse=False)]
-
-
-def _member(module: nn.Module | None, table: str, name: str) -> Tensor | None:
-    # A user's module may compute any attribute; a scripted one has no usual dictionary.
-    known = getattr(module, table, None)
-    found = known.get(name) if type(known) is dict else getattr(module, name, None)
-    return found if isinstance(found, Tensor) else None
-
-
 @dataclass  # without slots: arrivals refer to it weakly, and before Python 3.11 no slot can be made for that
 class Call:
     """One call of the model. Tensors are aliases of the training's, without their graph and without copies."""
@@ -197,6 +151,8 @@ class Call:
     unkept: list[str] = field(default_factory=list)  # values that were too large to keep, or weren't held
     numbers: Numbers = field(default_factory=list)  # those that the model's own code changes in its calls
     notes: list[str] = field(default_factory=list)  # what is different, but doesn't change the results
+    entry: Entry | None = None  # the weights as they were, on a device that tells late whether a step was finite
+    weights: dict[int, Tensor] = field(default_factory=dict)  # of the call, by the id of those that the model has now
 
     @property
     def updated(self) -> bool:
@@ -286,11 +242,6 @@ def _is_part(tensor: Tensor, used: int) -> bool:
     return tensor.untyped_storage().nbytes() > used
 
 
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the memory that tensors take."""
-    return sum(each.numel() * each.element_size() for each in tensors)
-
-
 def bits_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
@@ -321,10 +272,6 @@ def autocast_types() -> dict[str, torch.dtype]:
 # Nothing is copied but the state of the generator. What can't be held at this price is said in the capsule.
 
 HELD_BYTES: Final = 64 << 20  # of outputs and their gradients, if a call's arguments take less
-_NORMS: Final = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
 _NUMBERS: Final = frozenset((int, float, bool, str, type(None)))
 _cpu: Final = torch.default_generator
 _RESET: Final = (
@@ -344,6 +291,7 @@ class Held:
         "__weakref__",
         "args",
         "autocast",
+        "entry",
         "generators",
         "gradients",
         "kwargs",
@@ -366,6 +314,7 @@ class Held:
         self.outputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.unkept: list[str] = []
+        self.entry: Entry | None = None  # the weights as they are now, on a device
 
     def _hold(self, values: Any, what: str) -> Any:
         """Return the values to hold, and note the versions of their tensors, which changes in place increment."""
@@ -422,10 +371,11 @@ class Held:
         `is_updated`: whether the weights were updated since. `moved` returns what to say of changed buffers.
         """
         members = Members(model)
+        modes = members.modes() if self.entry is None else self.entry.modes
         reset = {
             f"{path}.{name}" if path else name: value
             for path, module in model.named_modules()
-            for name, value in _reset_statistics(module).items()
+            for name, value in _reset_statistics(module, modes.get(path, False)).items()
         }
         now = members.versions()
         generators = self.generators if isinstance(self.generators, dict) else {"cpu": self.generators}
@@ -448,16 +398,13 @@ class Held:
         )
 
 
-def _reset_statistics(module: nn.Module) -> dict[str, Tensor]:
+def _reset_statistics(module: nn.Module, is_training: bool) -> dict[str, Tensor]:
     """Return the running statistics of a batch norm in training mode as they are at first."""
-    if not (isinstance(module, _NORMS) and module.training and module.track_running_stats):
+    if not is_tracking(module, is_training):
         return {}
-    found = {name: module._buffers.get(name) for name in ("running_mean", "running_var", "num_batches_tracked")}
+    found = {name: module._buffers.get(name) for name in STATISTICS}
     make = {"running_var": torch.ones_like}
     return {name: make.get(name, torch.zeros_like)(each) for name, each in found.items() if each is not None}
-
-
-_SMALL_BYTES: Final = 1 << 16  # of a buffer: the operator of BatchNorm changes its own without counting versions
 
 
 @dataclass(slots=True)
@@ -474,6 +421,8 @@ class KeptModel:
     call: Call | None = None
     runs: bool = False
     held: Held | None = None  # the call of an uncaptured step
+    is_late: bool = False  # whether it is on a device that tells late whether a step was finite
+    last_entry: Callable[[], Entry | None] = lambda: None
     _noted: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of all buffers, when seen last
 
     def __post_init__(self) -> None:
@@ -483,6 +432,30 @@ class KeptModel:
         """Return the held call of an uncaptured step as one that can be saved, after so many updates of any weights."""
         assert self.held is not None
         return self.held.as_call(model, self.held.updates != updates, self._moved_buffers)
+
+    def late_call(self, model: nn.Module, call: Call | Held) -> Call:
+        """Return a call of an earlier step as one that can be saved: with the weights that it began with."""
+        entry, members = call.entry, Members(model)
+        assert entry is not None
+        copies, weights = entry.copies, dict(members.named_weights())
+        gone = copies.keys() - weights.keys() - dict(members.buffers()).keys()
+        if gone:
+            raise CapsuleError(f"the model has changed since: {min(gone)} is gone")
+        missing = [f"the value of {path} when the call began" for path in entry.changed(members)]
+        kept = call if isinstance(call, Call) else call.as_call(model, False, lambda _: [])
+        return replace(
+            kept,
+            training=entry.modes,
+            buffers={path: copy for path, copy in copies.items() if path not in weights} | kept.buffers,
+            members=members,
+            weight_versions=members.versions(),
+            unkept=[*kept.unkept, *missing],
+            weights={
+                id(weight): nn.Parameter(copies[path], weight.requires_grad)
+                for path, weight in weights.items()
+                if path in copies
+            },
+        )
 
     def _moved_buffers(self, others: Container[str]) -> list[str]:
         """Return the buffers that have changed since they were seen last, perhaps in the running step."""
@@ -498,7 +471,7 @@ class KeptModel:
         copies = {}
         for name, buffer in self.members.buffers():
             self._noted[name] = state_of(buffer)
-            small = bytes_of((buffer,)) <= _SMALL_BYTES
+            small = bytes_of((buffer,)) <= SMALL_BYTES
             known = name in self.still
             if not small and self._moved(name, buffer) and known:
                 self.moving.add(name)

@@ -9,11 +9,12 @@ import io
 import json
 import linecache
 import os
+import pickle
 import re
 import sys
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -52,16 +53,41 @@ class _Limited(io.RawIOBase):
         return self._stream.write(data)
 
 
+class _Substitutes:
+    """Python's pickle with other tensors in place of some, given by id."""
+
+    __name__ = "pickle"
+
+    def __init__(self, tensors: Mapping[int, Tensor]) -> None:
+        class Substituting(pickle.Pickler):
+            def reducer_override(self, value: Any) -> Any:
+                other = tensors.get(id(value))
+                if other is None:
+                    return NotImplemented
+                return other.__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
+
+        self.Pickler = Substituting  # torch makes its own class of it
+
+
 def write_capsule(
-    path: Path, about: dict[str, Any], step: dict[str, Any], max_bytes: int, frames: bytes | None = None
+    path: Path,
+    about: dict[str, Any],
+    step: dict[str, Any],
+    max_bytes: int,
+    frames: bytes | None = None,
+    weights: Mapping[int, Tensor] | None = None,
 ) -> int:
-    """Write a capsule and return its size. The file appears whole or not at all."""
+    """Write a capsule and return its size. The file appears whole or not at all.
+
+    `weights` replace tensors of the model, given by id: those that it had when the step began.
+    """
     with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.writestr(ABOUT, json.dumps(about, indent=2))
         if frames is not None:
             archive.writestr(FRAMES, frames, zipfile.ZIP_DEFLATED, compresslevel=1)
         with archive.open(_STEP, "w", force_zip64=True) as stream:
-            torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)))
+            pickles = _Substitutes(weights) if weights else pickle
+            torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)), pickle_module=pickles)
     return path.stat().st_size
 
 

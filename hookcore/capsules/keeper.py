@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,17 +22,17 @@ from hookcore.capsules.calls import (
     Counters,
     Held,
     KeptModel,
-    Members,
     NotHeldError,
     alias_of,
     aliases_in,
     autocast_types,
-    bytes_of,
     has_data,
     is_traced,
     versions_of,
 )
 from hookcore.capsules.content import about, step_of, write_capsule
+from hookcore.capsules.entries import Members, bytes_of
+from hookcore.capsules.late import LateStep, LateSteps, Reason
 from hookcore.config import Capsule
 from hookcore.delivery.dashboard.capsules import (
     FRAMES,
@@ -44,6 +45,8 @@ from hookcore.delivery.dashboard.capsules import (
 )
 from hookcore.errors import CapsuleError, WireError
 from hookcore.hooks.tensors import hook_gradient
+from hookcore.observe.copies import is_capturing
+from hookcore.observe.finite import is_elsewhere
 from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Emit, FirstBad, Place
@@ -84,16 +87,16 @@ class RecentFrames:
             while len(self._steps) > MAX_STEPS or self._nbytes > MAX_BYTES:
                 self._nbytes -= sum(each.stats.nbytes for each in self._steps.popleft())
 
-    @property
-    def steps(self) -> list[int]:
-        """The kept steps, oldest first."""
+    def steps(self, last: int) -> list[int]:
+        """Return the kept steps up to this one, oldest first."""
         with self._lock:
-            return [parts[0].step for parts in self._steps]
+            return [parts[0].step for parts in self._steps if parts[0].step <= last]
 
-    def packed(self) -> bytes:
-        """Return the kept steps as a message."""
+    def packed(self, last: int) -> bytes:
+        """Return the kept steps up to this one as a message."""
         with self._lock:
-            frames, taps = [frame for parts in self._steps for frame in parts], tuple(self._taps)
+            frames = [frame for parts in self._steps for frame in parts if frame.step <= last]
+            taps = tuple(self._taps)
         items = tuple(wire.frame_item(number, frame) for number, frame in enumerate(frames))
         return wire.encode(wire.Batch(run=_RUN, taps=taps, items=items))
 
@@ -130,6 +133,8 @@ MAX_FAILED: Final = 3  # attempts
 MAX_MODELS: Final = 8  # whose newest calls are kept
 MAX_TURNS: Final = 16  # captured steps of other models, such as a GAN's other half
 LATE: Final = "the step can't be repeated: its weights were updated before the value was known"
+_SAVED: Final = Reason("saved", "an earlier step of a device was saved, so no weights are copied any more")
+_UNARMED: Final = Reason("not-held", "no more steps of this run are saved")
 _NOT_CALLED: Final = "the training called no model that contains it, or its call was not held"
 
 
@@ -139,6 +144,14 @@ class Fired:
 
     what: str
     module: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    """A step of a device that is to be saved at the end of the running one, by the thread that trains."""
+
+    kept: LateStep
+    fired: Fired
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +175,14 @@ class CapsuleKeeper:
         self._occasion: Occasion | None = None  # the incident after which to save a step
         self._turns = 0  # captured steps to wait for
         self._tried = -1  # the newest step that it tried to save
-        self._late = -1  # a step in which a device measured non-finite values
+        self._late = -1  # a step in which a device measured non-finite values, and that could not be saved
+        self._late_tried = -1  # the newest step of a device that it tried to save
         self._bad, self._was_bad = False, False  # in this step, and in the one before
         self._looked = False
         self._fired: Fired | None = None  # why to save the running step, captured or not
         self._why_not = _NOT_CALLED
+        self._late_steps = LateSteps(plan.max_bytes)
+        self._parked: _Parked | None = None
         self._recent = RecentFrames()
         self.updates = 0  # of any weights, by optimizers
         self.written: list[Path] = []
@@ -224,6 +240,7 @@ class CapsuleKeeper:
         with unseen():
             known = self._known(place, model)
             known.call = None  # the last micro-batch may be freed first
+            known.is_late = _is_late(known)
             known.call = Call(
                 args=aliases_in(args),
                 kwargs=aliases_in(keywords),
@@ -236,6 +253,7 @@ class CapsuleKeeper:
                 weight_versions=known.members.versions(),
                 versions=versions_of(tensors),
                 numbers=known.counters.at_call(),
+                entry=self._late_steps.enter(known, self.updates) if known.is_late else None,
             )
             known.runs = True
 
@@ -246,9 +264,12 @@ class CapsuleKeeper:
             known = self._known(place, model)
         known.held = None  # the last micro-batch may be freed first
         try:
-            known.held = Held(args, self.updates, known.counters.at_call())
+            known.held = held = Held(args, self.updates, known.counters.at_call())
         except NotHeldError as error:
             self._why_not = str(error)
+            return
+        if known.is_late:
+            held.entry = self._late_steps.enter(known, self.updates)
 
     def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
         """Hold what a held call returned, and wait for its gradients."""
@@ -267,6 +288,7 @@ class CapsuleKeeper:
         known = self._models.pop(id(model), None)
         if known is None or known.ref() is not model:
             known = KeptModel(weakref.ref(model), place.path, place.below, Members(model), Counters(model))
+            known.is_late = _is_late(known)
         if len(self._models) >= MAX_MODELS:
             self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
         self._models[id(model)] = known
@@ -341,6 +363,8 @@ class CapsuleKeeper:
 
     def end_step(self) -> None:
         """Release the step."""
+        if self._parked is not None and not is_capturing():
+            self.settle_late()
         models = self._models
         if not models and not self._looked:
             return
@@ -361,6 +385,8 @@ class CapsuleKeeper:
     def _give(self, is_end: bool) -> None:
         """Write the step if it was asked for; after an incident, the first one that calls the model of its culprit."""
         occasion = self._occasion
+        if occasion is not None and self._awaits(occasion.step):
+            return
         if occasion is not None and (self._of(occasion.module) is not None or (is_end and self._turns <= 0)):
             self._occasion = None
             self._write(occasion.reason, occasion.module, occasion, is_error=True)
@@ -370,11 +396,58 @@ class CapsuleKeeper:
             if self._tried != self._step():
                 self._write("asked for", None)
 
+    def _awaits(self, step: int) -> bool:
+        """Return whether a device has yet to say whether this step was finite: then that step itself may be saved."""
+        return self._parked is not None or self._late_steps.of_step(step) is not None
+
+    def defer(self) -> LateStep | None:
+        """Return what makes the running step repeatable, to be held until its values are known; None if unarmed."""
+        if self._plan.when != "error" or not self.armed:
+            return None
+        return self._late_steps.keep(self._step(), self._all, self._why_not)
+
+    def fire_late(self, kept: LateStep, what: str, module: str | None) -> None:
+        """Save a step that a device has computed by now, at the end of the running one. Called on any thread."""
+        if not self._may_write or kept.step <= self._late_tried:
+            return
+        if kept.of(module) is not None:
+            self._parked = _Parked(kept, Fired(what, module))
+            self._tried = max(self._tried, kept.step)
+            if self._occasion is not None and self._occasion.step >= kept.step:
+                self._occasion = None  # a consequence
+        else:
+            self._miss_late(kept.step, what, kept.why)
+
     def alarm(self, step: int) -> None:
-        """Report that a step of which a device measured non-finite values can't be saved: it is over."""
-        self._late = step
-        if self.armed and self._plan.when == "error":
-            self._miss("non-finite values that a device measured", LATE, step)
+        """Handle a captured step of which a device measured non-finite values. It is over. Called on any thread."""
+        if self._plan.when != "error" or not self.armed or step <= self._late_tried:
+            return
+        what = "non-finite values that a device measured"
+        if (kept := self._late_steps.of_step(step)) is not None:
+            self.fire_late(kept, what, None)
+        elif self._parked is None or self._parked.kept.step != step:
+            text = "its loss and the gradients that were looked at were finite, so its weights were not kept"
+            self._miss_late(step, what, Reason("looked-finite", text))
+
+    def settle_late(self) -> None:
+        """Write the step that a device has computed by now."""
+        parked, self._parked = self._parked, None
+        if parked is None or not self._may_write or parked.kept.step <= self._late_tried:
+            return
+        kept, fired = parked.kept, parked.fired
+        found = kept.of(fired.module)
+        self._late_tried = kept.step
+        if found is None:
+            self._miss_late(kept.step, fired.what, kept.why)
+            return
+        known, call = found
+        reason = f"{fired.what}, known in step {self._step():,}"
+        if self._write_call(known, lambda model: known.late_call(model, call), reason, kept.step):
+            self._late_steps.stop(_SAVED)
+
+    def _miss_late(self, step: int, what: str, why: Reason) -> None:
+        self._late = self._late_tried = step
+        self._miss(what, f"{LATE}, and {why.text}", step, why.code)
 
     def fail(self, error: str) -> None:
         """Write the running step, which an exception ended."""
@@ -384,6 +457,7 @@ class CapsuleKeeper:
     def close(self) -> None:
         """Release everything."""
         self._models.clear()
+        self._late_steps.stop(_UNARMED)
 
     def remember(self, frame: Frame) -> None:
         """Keep the numbers of the newest steps."""
@@ -395,48 +469,71 @@ class CapsuleKeeper:
     def _write(self, reason: str, module: str | None, occasion: Occasion | None = None, is_error: bool = False) -> None:
         self._tried = self._step()
         known = self._of(module, occasion is None)
-        model = None if known is None else known.ref()
-        if known is None or model is None:
+        if known is None:
             self._miss(reason, self._why_not)
             return
+        make = partial(self._running_call, known)
+        self._write_call(known, make, reason, self._step(), occasion, is_error)
+
+    def _running_call(self, known: KeptModel, model: nn.Module) -> Call:
+        return known.call or known.held_call(model, self.updates)
+
+    def _write_call(
+        self,
+        known: KeptModel,
+        make: Callable[[nn.Module], Call],
+        reason: str,
+        step: int,
+        occasion: Occasion | None = None,
+        is_error: bool = True,
+    ) -> bool:
+        """Write a call of a model. Return whether that worked."""
+        model = known.ref()
+        if model is None:
+            self._miss(reason, self._why_not, step)
+            return False
         try:
             with unseen():
-                call = known.call or known.held_call(model, self.updates)
-                path, size = self._save(known, model, call, reason, occasion)
+                path, size = self._save(known, model, make(model), reason, step, occasion)
         except Exception as error:
             self.failed += 1
-            self._miss(reason, f"{type(error).__name__}: {error}")
-            return
+            self._miss(reason, f"{type(error).__name__}: {error}", step)
+            return False
+        finally:
+            if not self._may_write:
+                self._late_steps.stop(_UNARMED)
         self.written.append(path)
         removed = remove_old(path.parent)
         old = f" (The capsules of {removed} older runs were removed; {MAX_RUNS} runs keep theirs.)" if removed else ""
         left = remove_unfinished()
         old += f" (Removed {counted(left, 'unfinished file')} of killed processes.)" if left else ""
-        saved = f"step {self._step():,} was saved ({size / 1e6:,.1f} MB): {reason}."
+        saved = f"step {step:,} was saved ({size / 1e6:,.1f} MB): {reason}."
         replay = f"To find the operator and the line, run: hookcore replay {path}"
-        self._emit("capsule", f"{saved} {replay}{old}", "info", known.path)
+        self._emit("capsule", f"{saved} {replay}{old}", "info", known.path, at=step)
         if is_error:
             self._plan.saw_error(path)
+        return True
 
     def _save(
-        self, known: KeptModel, model: nn.Module, call: Call, reason: str, occasion: Occasion | None
+        self, known: KeptModel, model: nn.Module, call: Call, reason: str, step: int, occasion: Occasion | None
     ) -> tuple[Path, int]:
         weights = bytes_of(each for each in known.members.weights() if each is not None)
         if weights > self._plan.max_bytes:
             raise CapsuleError(f"the weights take {weights:,} bytes, more than capsule_size={self._plan.max_bytes:,}")
         folder = self._plan.folder()
         prepare(folder)
-        described = about(model, call, reason, self._step())
+        described = about(model, call, reason, step)
         if call is known.call:
             described["changed"] += known.changed(call)
         described["path"], described["below"] = known.path, known.below
-        described["frames"] = self._recent.steps
+        described["frames"] = self._recent.steps(step)
         if occasion is not None:
             described["occasion"] = asdict(occasion)
-            described["reason"] += f"; this is step {self._step():,}, with the weights {described['weights']}"
-        frames = self._recent.packed() if described["frames"] else None
-        path = path_of(folder, self._step())
-        return path, write_capsule(path, described, step_of(model, call), self._plan.max_bytes, frames)
+            described["reason"] += f"; this is step {step:,}, with the weights {described['weights']}"
+        frames = self._recent.packed(step) if described["frames"] else None
+        path = path_of(folder, step)
+        contents = step_of(model, call)
+        return path, write_capsule(path, described, contents, self._plan.max_bytes, frames, call.weights)
 
     def _of(self, module: str | None, may_be_held: bool = False) -> KeptModel | None:
         """Return the called model that contains a module; without one, the model that was called last."""
@@ -445,6 +542,12 @@ class CapsuleKeeper:
             held = [each for each in held if each.contains(module)]
         return held[-1] if held else None
 
-    def _miss(self, reason: str, why: str, step: int | None = None) -> None:
+    def _miss(self, reason: str, why: str, step: int | None = None, code: str = "") -> None:
         missed = self._step() if step is None else step
-        self._emit("capsule-missed", f"step {missed:,} was not saved: {why} ({reason})", "info", "")
+        facts = {"why": code} if code else {}
+        self._emit("capsule-missed", f"step {missed:,} was not saved: {why} ({reason})", "info", "", at=missed, **facts)
+
+
+def _is_late(known: KeptModel) -> bool:
+    """Return whether a model is on a device, which tells late whether a step was finite."""
+    return any(weight is not None and is_elsewhere(weight) for weight in known.members.weights())

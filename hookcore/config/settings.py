@@ -218,7 +218,8 @@ SETTINGS: Final = (
         "capsule_size",
         "1GB",
         'a number of bytes or a size such as "512MB" or "4GiB"',
-        "The largest capsule to write. A larger step is not saved, and an event says so.",
+        "The largest capsule to write. A larger step is not saved, and an event says so. On a GPU, also the memory for "
+        "the [weights and batches of the last steps](capsules.md#on-a-gpu).",
         read_size,
     ),
     Setting(

@@ -277,6 +277,16 @@ def zero_all(tensors: list[Tensor]) -> None:
         tensor.zero_()
 
 
+def copy_together(copies: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors of one device and one type with as few kernels as torch can."""
+    together = getattr(torch, "_foreach_copy_", None)
+    if together is not None:
+        together(copies, sources)
+        return
+    for copy, source in zip(copies, sources, strict=True):
+        copy.copy_(source)
+
+
 # The methods in which a thread starts a DataLoader, or waits for a batch. None of them if the private class is another
 # one: data loading is then not seen.
 _BATCHES: Final[Any] = getattr(_dataloader, "_BaseDataLoaderIter", object)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.hooks.internals import is_wrapped
+from hookcore.hooks.internals import copy_together, is_wrapped
 from hookcore.observe.plain import _COMPRESSED, INSIDE_FUNC, _has_memory, _make_strided, kept_elsewhere, unseen
 
 # Waiting for a device while the training may capture a CUDA graph.
@@ -171,3 +171,36 @@ def start_copy(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Any]:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
     return values, done
+
+
+# Copies that stay on the device of their tensors.
+
+
+class Standing:
+    """Copies of plain tensors where they are, renewed in the same memory. Nothing waits for them."""
+
+    __slots__ = ("_alike", "nbytes", "tensors")
+
+    def __init__(self, sources: Sequence[Tensor]) -> None:
+        self.tensors = [torch.empty_like(each.detach()) for each in sources]
+        self.nbytes = sum(each.numel() * each.element_size() for each in sources)
+        alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, each in enumerate(sources):
+            alike.setdefault((each.device, each.dtype), []).append(place)
+        self._alike = list(alike.values())
+
+    def renew(self, sources: Sequence[Tensor]) -> None:
+        """Copy the tensors again, on the stream that runs now. Within `unseen()` only."""
+        for places in self._alike:  # a few kernels for all of one device and type
+            copy_together([self.tensors[each] for each in places], [sources[each] for each in places])
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the free memory of a device, which excludes what torch has cached; None if it is the host's."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def is_capturing() -> bool:
+    """Return whether what this thread does on a device now becomes a part of a CUDA graph: then it may ask nothing."""
+    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return on_device and torch.cuda.is_current_stream_capturing()

@@ -80,7 +80,7 @@ class Recorder:
         self.add_events = collector.add_events
         dispatcher.keeper = make_keeper(lambda: self.step, emit, lambda: models.changes)
         self.keeping = Keeping(dispatcher, cadence, lock)
-        sentinel = Sentinel(parameters, collector, cadence, self.keeping, current, errors, lock)
+        sentinel = self._sentinel = Sentinel(parameters, collector, cadence, self.keeping, current, errors, lock)
         self.placement = Placement(settings, dispatcher, models, emit, lock)
         self._observers = observers = Observers(
             settings, dispatcher, models, collector, cadence, self.placement, lambda kind: self.steps.scale_of(kind)
@@ -176,6 +176,14 @@ class Recorder:
         """Return every module: captured, or not and why, by the frames that have been built."""
         self.worker.flush(COVERAGE_WAIT_S)
         return self.models.coverage(self._dispatcher.statistics.table)
+
+    def settle_late(self, timeout_s: float) -> None:
+        """Save the step that a device has found to be bad, before the training ends."""
+        if not self.closed:
+            if self._sentinel.waits:
+                self.worker.flush(timeout_s)
+            with self._lock:
+                self.keeping.settle_late()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Ship the remaining data, remove every hook, and end the thread."""

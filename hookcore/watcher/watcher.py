@@ -243,7 +243,7 @@ class Watcher:
 
     def _close(self, error: BaseException | None) -> None:
         self._guarded("close", self._say_why, error)
-        self._explainer.wait()
+        self._end_explaining()
         self._recorder.close(CLOSE_TIMEOUT_S)
         self._close_bridge()
         self._callbacks.close()
@@ -256,6 +256,11 @@ class Watcher:
             _signals.leave()
             if _watchers:  # another thread has opened one meanwhile
                 _signals.follow()
+
+    def _end_explaining(self) -> None:
+        """Save a step that a device has only just found to be bad, and wait for the replay of the run's first error."""
+        self._guarded("close", self._recorder.settle_late, CLOSE_TIMEOUT_S)
+        self._explainer.wait()
 
     def _stop(self, number: int, deadline: float) -> None:
         """Send the rest, because a signal ends this process."""
@@ -582,7 +587,7 @@ def detached() -> Iterator[None]:
 
 def _close_all() -> None:
     for watcher in list(_watchers):
-        watcher._explainer.wait()
+        watcher._end_explaining()
     deadline, error = time.monotonic() + CLOSE_TIMEOUT_S, uncaught()
     for watcher in list(_watchers):
         watcher._delivery.sink.limit_close_time(deadline - time.monotonic())

@@ -451,10 +451,10 @@ def test_the_steps_before_take_bounded_memory_and_nothing_once_no_more_is_saved(
     for step in range(80):
         recent.add(make_frame(step, stats_of(4000, 1.0), taps if step == 0 else ()))
     assert recent._nbytes <= MAX_BYTES
-    assert recent.steps == list(range(80 - len(recent.steps), 80))
-    assert 1 < len(recent.steps) < MAX_STEPS
+    assert recent.steps(79) == list(range(80 - len(recent.steps(79)), 80))
+    assert 1 < len(recent.steps(79)) < MAX_STEPS
     recent.add(make_frame(80, stats_of(4001, 1.0), (Tap("late", "output"),)), keep=False)
-    assert (recent.steps, recent._nbytes) == ([], 0)
+    assert (recent.steps(79), recent._nbytes) == ([], 0)
     assert len(recent._taps) == 4001
 
 

@@ -14,6 +14,7 @@ from hookcore import hooks
 from hookcore.capsules import Recording, record, replay
 from hookcore.delivery.dashboard.capsules import folder_of
 from tests.harness import run_case
+from tests.late import late_device
 from tests.zoo import CASES, Case, Trial
 
 STEPS: Final = 2
@@ -78,3 +79,20 @@ def test_a_watch_that_keeps_steps_changes_no_bit_and_what_it_saves_is_replayed_t
     found = replay(saved[0])
     assert found.exact == (case.name not in DIFFERENT_IF_KEPT), found.differences
     assert (found.culprit is None) == (case.name not in BAD)
+
+
+@pytest.mark.rota("case", of="zoo")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_keeping_the_weights_of_the_last_steps_changes_no_bit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def attach(trial: Trial) -> Iterator[None]:
+        with (
+            late_device(monkeypatch),
+            hookcore.watch(trial.model, server=None, budget=None, every=2, capsule="error") as watcher,
+        ):
+            yield
+            assert not watcher.errors
+
+    unwatched, watched = run_case(case), run_case(case, attach)
+    assert watched.steps == unwatched.steps
+    assert watched.hooks_afterwards == unwatched.hooks_afterwards

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import hookcore
 from hookcore.capsules import record, replay
 from hookcore.records import TENSOR_KINDS
+from tests.capsule_files import capsules_of
 from tests.gpu_world import GPU, MARKS, Run, batch, repeatable
 from tests.harness import assert_stats, read_step, seed_all, watch
 
@@ -408,6 +409,62 @@ def test_nan_on_a_gpu_is_an_incident_at_its_step() -> None:
         incidents = watcher.store.incidents()
     assert incidents
     assert min(incident.first_step for incident in incidents) == 30
+
+
+def spoiled(run: Run, number: int) -> None:
+    """Take a step whose batch is infinite in step 30, and let the host wait as a loop does that prints its loss."""
+    run.optimizer.zero_grad()
+    loss = run.model(batch(number, 32, 64) * (float("inf") if number == 30 else 1.0)).square().mean()
+    loss.backward()
+    run.optimizer.step()
+    loss.item()
+
+
+def test_the_step_that_became_nan_on_a_gpu_is_saved_with_the_weights_that_it_began_with() -> None:
+    with repeatable():
+        seed_all()
+        run = perceptron()
+        with hookcore.watch(run.model, server=None, capsule="error") as watcher:
+            for number in range(40):
+                spoiled(run, number)
+        assert not watcher.errors
+        (path, *_) = capsules_of(watcher)
+        found = replay(path)
+    assert float(found.about["step"]) == 30
+    assert found.about["weights"] == "before the update"
+    assert found.exact, found.differences
+    assert found.culprit is not None
+    assert found.culprit.operator.startswith("argument")
+
+
+@by_run
+def test_keeping_the_weights_of_the_last_steps_changes_no_bit(name: str) -> None:
+    watchers: list[hookcore.Watcher] = []
+
+    @contextlib.contextmanager
+    def kept(run: Run) -> Iterator[None]:
+        with hookcore.watch(run.model, server=None, budget=None, every=1 << 20, capsule="error") as watcher:
+            watchers.append(watcher)
+            yield
+
+    assert train(name, kept) == train(name, lambda _: contextlib.nullcontext())
+    assert [event.message for each in watchers for event in each.errors] == []
+
+
+def test_keeping_the_weights_of_the_last_steps_never_waits_for_the_gpu() -> None:
+    run = perceptron()
+    with hookcore.watch(run.model, server=None, budget=None, every=1 << 20, capsule="error") as watcher:
+        for number in range(3):
+            run.step(number)
+        inputs = [batch(number, 32, 64) for number in range(40)]
+        with no_waiting():
+            for x in inputs:
+                run.optimizer.zero_grad()
+                run.model(x).square().mean().backward()
+                run.optimizer.step()
+        keeper: Any = watcher._recorder._dispatcher.keeper
+        assert keeper._late_steps.used > 0
+        assert [event.message for event in watcher.errors] == []
 
 
 def test_a_recorded_step_is_replayed_to_the_bit(tmp_path: Path) -> None:

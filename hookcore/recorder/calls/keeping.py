@@ -16,6 +16,7 @@ from hookcore.hooks.compiled import guarded, has_compiled, is_region
 from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, pipeline_call, tracing_state, transform
 from hookcore.hooks.nextcalls import NextCalls
 from hookcore.recorder.calls.dispatch import Dispatcher
+from hookcore.recorder.calls.plans import LateStep
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.known.roots import Root
@@ -77,6 +78,21 @@ class Keeping:
         keeper, statistics = self._dispatcher.keeper, self._dispatcher.statistics
         if keeper is not None and statistics.devices.arenas and not clock.owners.scalers():
             keeper.alarm(step)
+
+    def defer(self) -> LateStep | None:
+        """Return what makes the running step repeatable, until a device has said whether it is finite."""
+        keeper = self._dispatcher.keeper
+        return None if keeper is None else keeper.defer()
+
+    def fire_late(self, kept: LateStep, what: str, module: str | None) -> None:
+        """Save such a step at the end of the running one: `what` was non-finite in it."""
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.keeper.fire_late(kept, what, module)
+
+    def settle_late(self) -> None:
+        """Save such a step now, because the training has ended."""
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.keeper.settle_late()
 
     def remember(self, frame: Frame) -> None:
         """Let the keeper remember a sent frame."""

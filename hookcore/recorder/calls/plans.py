@@ -344,7 +344,7 @@ class Observer(Protocol):
 
 # What keeps the running step, so that it can be run again elsewhere.
 
-Emit = Callable[..., None]  # adds an event: name, message, severity, module
+Emit = Callable[..., None]  # adds an event: name, message, severity, module, at, and what it is about
 # Makes a keeper from functions that return the running step, emit an event, and count the changes of models.
 MakeKeeper = Callable[[Callable[[], int], Emit, Callable[[], int]], "StepKeeper | None"]
 FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-finite value
@@ -358,6 +358,20 @@ class Place(Protocol):
     @property
     def below(self) -> str:
         """What the paths of the modules inside it begin with."""
+
+
+class LateStep(Protocol):
+    """What makes a step of a device repeatable. Whoever holds it keeps the copies of its weights."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is anything to let go of."""
+
+    def release(self) -> None:
+        """Let go of everything: its values were finite."""
+
+    def weight_at_entry(self, weight: Tensor) -> Tensor | None:
+        """Return a weight as it was when the step's call of its model began; None if it wasn't copied."""
 
 
 class StepKeeper(Protocol):
@@ -408,6 +422,15 @@ class StepKeeper(Protocol):
 
     def end_step(self) -> None:
         """Handle the end of a step, captured or not."""
+
+    def defer(self) -> LateStep | None:
+        """Return what makes the running step repeatable, to be held until a device has said whether it is finite."""
+
+    def fire_late(self, kept: Any, what: str, module: str | None) -> None:
+        """Save such a step: `what` was non-finite in it. It is saved by `settle_late`. Called on any thread."""
+
+    def settle_late(self) -> None:
+        """Handle a moment at which the training makes no step."""
 
     def alarm(self, step: int) -> None:
         """Handle non-finite values of an earlier step, which another device measured. Called on any thread."""

@@ -241,10 +241,22 @@ class Collector:
     _labels: dict[str, str] = field(default_factory=dict, init=False)
     _flow: Flow | None = field(default=None, init=False)
 
-    def emit(self, name: str, message: str, severity: Severity = "info", module: str = "", **about: Value) -> None:
-        """Add an event to the next frame, with what it is `about`. Any thread may call it."""
+    def emit(
+        self,
+        name: str,
+        message: str,
+        severity: Severity = "info",
+        module: str = "",
+        at: int | None = None,
+        **about: Value,
+    ) -> None:
+        """Add an event to the next frame, with what it is `about`. Any thread may call it.
+
+        `at` is its step, if that isn't the running one.
+        """
+        step = self._step() if at is None else at
         with self._lock:
-            self.events.append(Event(self._step(), time.time(), name, message, severity, module, about=about))
+            self.events.append(Event(step, time.time(), name, message, severity, module, about=about))
 
     def explain(self, captured: bool) -> None:
         """Add why the running step is captured, if it isn't for its number."""

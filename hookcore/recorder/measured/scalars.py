@@ -49,6 +49,11 @@ class _Pending:
         self._done: Any = None
         self._value, self._done = start_copy(first, first.dtype) if value.is_cuda else (first.clone(), None)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `resolve` returns at once."""
+        return self._done is None or bool(self._done.query())
+
     def resolve(self) -> float:
         """Wait for the value."""
         if self._done is not None:
@@ -129,6 +134,11 @@ def number_of(value: Any) -> float:
         return float(value)
     with apart_from_captures():
         return float(value.resolve())
+
+
+def is_known(value: Any) -> bool:
+    """Return whether `number_of` returns at once."""
+    return isinstance(value, float) or bool(value.is_done)
 
 
 # The loss of a script that logs none: what `backward()` was called on.

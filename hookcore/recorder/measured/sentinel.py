@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from hookcore.observe.copies import apart_from_captures, is_capturing
 from hookcore.observe.finite import (
     MAX_VALUES,
     NonFinite,
@@ -25,6 +26,7 @@ from hookcore.observe.finite import (
     word_of,
 )
 from hookcore.recorder.calls.keeping import Keeping
+from hookcore.recorder.calls.plans import LateStep
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.clock.current import CurrentStep
@@ -32,7 +34,7 @@ from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.clock.owners import instances_of, spread
 from hookcore.recorder.known.parameters import Parameter, Parameters
 from hookcore.recorder.leaving.frames import Collector
-from hookcore.recorder.measured.scalars import number_of
+from hookcore.recorder.measured.scalars import is_known, number_of
 from hookcore.records import ROOT, Event, Value
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.vocabulary import FOUND_LOSS, NONFINITE_STEP
@@ -159,6 +161,15 @@ class _Later:
     losses: tuple[Any, ...]
     lookouts: tuple[tuple[str, str], ...]  # module and name of each gradient that is read
     reading: SumsUnderway | None
+    kept: LateStep | None  # what makes the step repeatable
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it is known by now that all of it is finite. Waits for nothing."""
+        reading = self.reading
+        if not all(map(is_known, self.losses)) or not (reading is None or reading.is_done):
+            return False
+        return all_finite([*map(number_of, self.losses), *(reading.finish() if reading is not None else ())])
 
 
 @dataclass(slots=True, eq=False)
@@ -366,16 +377,25 @@ class Sentinel:
 
     def _look_later(self, clock: Clock, losses: list[Any], grads: Sequence[tuple[Parameter, Tensor]]) -> None:
         """Let the recorder's thread look at what a device has yet to compute."""
+        self._release()
         if len(self._waiting) >= MAX_WAITING:
             return
-        alike: dict[Any, list[tuple[Parameter, Tensor]]] = {}
-        for pair in grads:
-            alike.setdefault((pair[1].device, pair[1].dtype), []).append(pair)
-        for pairs in alike.values() or ([],):
+        kept = self._keeping.defer()
+        for pairs in _alike(grads) or ([],):
             reading = start_reading([grad for _, grad in pairs]) if pairs else None
             names = tuple((each.plan.path, each.name) for each, _ in pairs)
-            self._waiting.append(_Later(clock.step, self._current.captured, tuple(losses), names, reading))
+            self._waiting.append(_Later(clock.step, self._current.captured, tuple(losses), names, reading, kept))
             losses = []
+
+    def _release(self) -> None:
+        """Let go of what was held for steps that are known to be finite by now, before the next step needs memory."""
+        if is_capturing():
+            return
+        held = [each for each in list(self._waiting) if each.kept is not None and each.kept.is_held]
+        unknown = {id(each.kept) for each in held if not each.is_finite}
+        for each in held:
+            if each.kept is not None and id(each.kept) not in unknown:
+                each.kept.release()
 
     @property
     def waits(self) -> bool:
@@ -389,11 +409,34 @@ class Sentinel:
             onset.enter(later.step)
             found = self._find_late(later, clock)
             if onset.saw(found is not None) and found is not None:
+                found = self._first_bad_at_entry(later.kept) or found
                 with self._lock:
                     is_known = self._now.is_bad or self._now.was_bad or self._is_done
                     if not is_known:
                         self._report(found, onset, later.captured, late=True)
-                        self._keeping.alarm(later.step, clock)
+                        if later.kept is not None:
+                            what = f"non-finite values in {found.where}"
+                            self._keeping.fire_late(later.kept, what, found.module or None)
+        if is_last:
+            self._keeping.settle_late()
+
+    def _first_bad_at_entry(self, kept: LateStep | None) -> Found | None:
+        """Return the first parameter that wasn't finite when the step's call of its model began."""
+        if kept is None or not kept.is_held:
+            return None
+        pairs = []
+        for each in self._parameters.all():
+            if (tensor := each.tensor) is not None and (copy := kept.weight_at_entry(tensor)) is not None:
+                pairs.append((each, copy))
+        words: dict[int, NonFinite] = {}
+        with apart_from_captures():
+            for group in _alike([pair for pair in pairs if is_elsewhere(pair[1])]):
+                reading = start_reading([copy for _, copy in group])
+                for (each, _), number in zip(group, reading.finish() if reading is not None else (), strict=False):
+                    if (word := word_of(number)) is not None:
+                        words[id(each)] = word
+        first = next((each for each, _ in pairs if id(each) in words), None)
+        return None if first is None else Found("weights", first.name, words[id(first)], first.plan.path)
 
     def _find_late(self, later: _Later, clock: Clock) -> Found | None:
         for loss in later.losses:
@@ -405,3 +448,11 @@ class Sentinel:
             if (word := word_of(number)) is not None and (is_bad or not self._is_scaled(clock)):
                 return Found("gradient", name, word, module)
         return None
+
+
+def _alike(pairs: Iterable[tuple[Parameter, Tensor]]) -> list[list[tuple[Parameter, Tensor]]]:
+    """Group tensors by what can be read together: one device and one type."""
+    groups: dict[Any, list[tuple[Parameter, Tensor]]] = {}
+    for pair in pairs:
+        groups.setdefault((pair[1].device, pair[1].dtype), []).append(pair)
+    return list(groups.values())

@@ -1,0 +1,201 @@
+"""A model's weights and buffers: as they are, and as they were when one of the last calls on a device began."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from hookcore.hooks.internals import is_wrapped, version_of
+from hookcore.observe.copies import Standing
+
+SMALL_BYTES: Final = 1 << 16  # of a buffer: the operator of BatchNorm changes its own without counting versions
+STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
+_PLAIN: Final = frozenset((Tensor, nn.Parameter))
+
+
+class Members:
+    """A model's weights and buffers, found through its modules, so that nothing is kept alive.
+
+    A weak reference to a weight would make `torch.utils.swap_tensors` raise.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.named_modules())
+        self._weights = [
+            (f"{path}.{name}" if path else name, weakref.ref(each), name)
+            for path, each in modules
+            for name in _names(each.named_parameters)
+        ]
+        self._modules = [(path, weakref.ref(each)) for path, each in modules]
+        self._buffers = [
+            (f"{path}.{name}" if path else name, weakref.ref(each), name)
+            for path, each in modules
+            for name in _names(each.named_buffers)
+        ]
+
+    def weights(self) -> Iterator[Tensor | None]:
+        """Return the weights as they are now; None for one that is gone."""
+        return (_member(ref(), "_parameters", name) for _, ref, name in self._weights)
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the weights that are there now, by path. Tied ones have several."""
+        for (path, _, _), weight in zip(self._weights, self.weights(), strict=True):
+            if weight is not None:
+                yield path, weight
+
+    def modes(self) -> dict[str, bool]:
+        """Return which modules are in training mode now."""
+        return {path: module.training for path, ref in self._modules if (module := ref()) is not None}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """Return the weights and buffers as they are now, and whether a step changes them as a rule.
+
+        Without the running statistics of a batch norm in training mode, on which no result depends.
+        """
+        for path, weight in self.named_weights():
+            yield path, weight, weight.requires_grad
+        for path, ref, name in self._buffers:
+            module = ref()
+            skips = name in STATISTICS and module is not None and is_tracking(module, module.training)
+            if not skips and (buffer := _member(module, "_buffers", name)) is not None:
+                yield path, buffer, bytes_of((buffer,)) <= SMALL_BYTES
+
+    def versions(self) -> list[tuple[int, int]]:
+        """Return a state that differs if a weight is changed or replaced."""
+        return [state_of(weight) for weight in self.weights()]
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the buffers as they are now."""
+        for path, ref, name in self._buffers:
+            buffer = _member(ref(), "_buffers", name)
+            if buffer is not None:
+                yield path, buffer
+
+
+def state_of(tensor: Tensor | None) -> tuple[int, int]:
+    """Return a state that differs if a tensor is changed in place or replaced: its identity and version counter."""
+    return (0, -1) if tensor is None else (id(tensor), version_of(tensor))
+
+
+def _names(members: Callable[..., Iterable[tuple[str, Tensor]]]) -> list[str]:
+    return [name for name, _ in members(recurse=False)]
+
+
+def _member(module: nn.Module | None, table: str, name: str) -> Tensor | None:
+    # A user's module may compute any attribute; a scripted one has no usual dictionary.
+    known = getattr(module, table, None)
+    found = known.get(name) if type(known) is dict else getattr(module, name, None)
+    return found if isinstance(found, Tensor) else None
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the memory that tensors take."""
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+_NORMS: Final = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+
+
+def is_tracking(module: nn.Module, is_training: bool) -> bool:
+    """Return whether a module is a batch norm that changes its running statistics in training mode."""
+    return is_training and isinstance(module, _NORMS) and module.track_running_stats
+
+
+# How a model was when a call began, on a device that tells late whether the call was finite.
+
+
+class NotCopiedError(Exception):
+    """Why a model's weights can't be copied: a word for programs, and a sentence."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+class Slot:
+    """Memory for the copies of one model's weights, and the entries that use it."""
+
+    __slots__ = ("copies", "key", "users")
+
+    def __init__(self, sources: list[Tensor]) -> None:
+        self.key, self.copies = key_of(sources), Standing(sources)
+        self.users: weakref.WeakSet[Entry] = weakref.WeakSet()
+
+
+def key_of(sources: Iterable[Tensor]) -> list[tuple[int, torch.Size]]:
+    """Return what copies must have been made for, so that they can be renewed from these tensors."""
+    return [(id(each), each.shape) for each in sources]
+
+
+class Entry:
+    """A model as it was when a call began: what its steps change as copies, the rest by version.
+
+    Whoever holds it keeps the copies. Once nobody does, another call uses their memory.
+    """
+
+    __slots__ = ("__weakref__", "_copied", "_ids", "_rest", "_slot", "_states", "_updates", "modes")
+
+    def __init__(self, members: Members, updates: int) -> None:
+        self.modes = members.modes()
+        self._updates = updates  # of any weights by optimizers, before the call
+        self._copied: list[tuple[str, int]] = []  # path, and place among the copies
+        self._ids: dict[int, int] = {}  # the same place, by the id of what was copied
+        self._states: list[tuple[int, int]] = []
+        self._rest: dict[str, tuple[int, int]] = {}
+        self._slot: Slot | None = None
+
+    def sources(self, members: Members) -> list[Tensor]:
+        """Note the versions of all tensors. Return those to copy, each once."""
+        found: list[Tensor] = []
+        for path, each, changes in members.tensors():
+            state = state_of(each)
+            if not changes:
+                self._rest[path] = state
+                continue
+            place = self._ids.setdefault(state[0], len(found))
+            if place == len(found):
+                if type(each) not in _PLAIN or each.layout is not torch.strided or is_wrapped(each):
+                    raise NotCopiedError("tensor-class", f"{path} is a {type(each).__name__}, which isn't copied")
+                found.append(each)
+                self._states.append(state)
+            self._copied.append((path, place))
+        return found
+
+    def is_as(self, other: Entry) -> bool:
+        """Return whether nothing that is copied has changed between the two."""
+        return self._updates == other._updates and self._states == other._states
+
+    def share(self, other: Entry) -> None:
+        """Use the copies of another entry."""
+        assert other._slot is not None
+        self._slot = other._slot
+        self._slot.users.add(self)
+
+    def fill(self, slot: Slot, sources: list[Tensor]) -> None:
+        """Copy the tensors into this memory."""
+        self._slot = slot
+        slot.users.add(self)
+        slot.copies.renew(sources)
+
+    @property
+    def copies(self) -> dict[str, Tensor]:
+        """The copies by path."""
+        assert self._slot is not None
+        return {path: self._slot.copies.tensors[place] for path, place in self._copied}
+
+    def copy_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the copy of a tensor; None if it wasn't copied."""
+        place = self._ids.get(id(tensor))
+        return None if place is None or self._slot is None else self._slot.copies.tensors[place]
+
+    def changed(self, members: Members) -> list[str]:
+        """Return the tensors that were not copied and have changed since."""
+        now = {path: state_of(each) for path, each, _ in members.tensors()}
+        return [path for path, state in self._rest.items() if now.get(path) != state]
