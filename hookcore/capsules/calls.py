@@ -371,7 +371,7 @@ class Held:
         `is_updated`: whether the weights were updated since. `moved` returns what to say of changed buffers.
         """
         members = Members(model)
-        modes = members.modes() if self.entry is None else self.entry.modes
+        modes = dict(members.modes() if self.entry is None else self.entry.modes)
         reset = {
             f"{path}.{name}" if path else name: value
             for path, module in model.named_modules()
@@ -445,7 +445,7 @@ class KeptModel:
         kept = call if isinstance(call, Call) else call.as_call(model, False, lambda _: [])
         return replace(
             kept,
-            training=entry.modes,
+            training=dict(entry.modes),
             buffers={path: copy for path, copy in copies.items() if path not in weights} | kept.buffers,
             members=members,
             weight_versions=members.versions(),

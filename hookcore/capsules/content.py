@@ -87,7 +87,7 @@ def write_capsule(
             archive.writestr(FRAMES, frames, zipfile.ZIP_DEFLATED, compresslevel=1)
         with archive.open(_STEP, "w", force_zip64=True) as stream:
             pickles = _Substitutes(weights) if weights else pickle
-            torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)), pickle_module=pickles)
+            torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)), pickles)
     return path.stat().st_size
 
 

@@ -37,32 +37,32 @@ class Members:
             for name in _names(each.named_buffers)
         ]
 
-    def weights(self) -> Iterator[Tensor | None]:
+    def weights(self) -> list[Tensor | None]:
         """Return the weights as they are now; None for one that is gone."""
-        return (_member(ref(), "_parameters", name) for _, ref, name in self._weights)
+        try:
+            return [ref().__dict__["_parameters"].get(name) for _, ref, name in self._weights]
+        except (AttributeError, KeyError):  # a module that is gone, or a scripted one
+            return [_member(ref(), "_parameters", name) for _, ref, name in self._weights]
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self) -> list[tuple[str, Tensor]]:
         """Return the weights that are there now, by path. Tied ones have several."""
-        for (path, _, _), weight in zip(self._weights, self.weights(), strict=True):
-            if weight is not None:
-                yield path, weight
+        weights = self.weights()
+        return [(path, each) for (path, _, _), each in zip(self._weights, weights, strict=True) if each is not None]
 
-    def modes(self) -> dict[str, bool]:
+    def modes(self) -> list[tuple[str, bool]]:
         """Return which modules are in training mode now."""
-        return {path: module.training for path, ref in self._modules if (module := ref()) is not None}
+        return [(path, module.training) for path, ref in self._modules if (module := ref()) is not None]
 
-    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """Return the weights and buffers as they are now, and whether a step changes them as a rule.
+    def other_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the buffers without the running statistics of batch norms in training mode.
 
-        Without the running statistics of a batch norm in training mode, on which no result depends.
+        No result depends on those.
         """
-        for path, weight in self.named_weights():
-            yield path, weight, weight.requires_grad
         for path, ref, name in self._buffers:
             module = ref()
             skips = name in STATISTICS and module is not None and is_tracking(module, module.training)
             if not skips and (buffer := _member(module, "_buffers", name)) is not None:
-                yield path, buffer, bytes_of((buffer,)) <= SMALL_BYTES
+                yield path, buffer
 
     def versions(self) -> list[tuple[int, int]]:
         """Return a state that differs if a weight is changed or replaced."""
@@ -111,6 +111,13 @@ def is_tracking(module: nn.Module, is_training: bool) -> bool:
 # How a model was when a call began, on a device that tells late whether the call was finite.
 
 
+def check_plain(sources: Iterable[Tensor]) -> None:
+    """Raise NotCopiedError for a tensor whose class may keep its values elsewhere."""
+    for each in sources:
+        if type(each) not in _PLAIN or each.layout is not torch.strided or is_wrapped(each):
+            raise NotCopiedError("tensor-class", f"one of its weights is a {type(each).__name__}, which isn't copied")
+
+
 class NotCopiedError(Exception):
     """Why a model's weights can't be copied: a word for programs, and a sentence."""
 
@@ -122,16 +129,17 @@ class NotCopiedError(Exception):
 class Slot:
     """Memory for the copies of one model's weights, and the entries that use it."""
 
-    __slots__ = ("copies", "key", "users")
+    __slots__ = ("copies", "ids", "shapes", "users")
 
     def __init__(self, sources: list[Tensor]) -> None:
-        self.key, self.copies = key_of(sources), Standing(sources)
+        self.ids, self.shapes = [id(each) for each in sources], [each.shape for each in sources]
+        self.copies = Standing(sources)
         self.users: weakref.WeakSet[Entry] = weakref.WeakSet()
 
-
-def key_of(sources: Iterable[Tensor]) -> list[tuple[int, torch.Size]]:
-    """Return what copies must have been made for, so that they can be renewed from these tensors."""
-    return [(id(each), each.shape) for each in sources]
+    def fits(self, sources: list[Tensor]) -> bool:
+        """Return whether it is of these tensors."""
+        ids, shapes = [id(each) for each in sources], [each.shape for each in sources]
+        return self.ids == ids and self.shapes == shapes
 
 
 class Entry:
@@ -140,32 +148,38 @@ class Entry:
     Whoever holds it keeps the copies. Once nobody does, another call uses their memory.
     """
 
-    __slots__ = ("__weakref__", "_copied", "_ids", "_rest", "_slot", "_states", "_updates", "modes")
+    __slots__ = ("__weakref__", "_copied", "_places", "_rest", "_slot", "_states", "_updates", "modes")
 
     def __init__(self, members: Members, updates: int) -> None:
         self.modes = members.modes()
         self._updates = updates  # of any weights by optimizers, before the call
-        self._copied: list[tuple[str, int]] = []  # path, and place among the copies
-        self._ids: dict[int, int] = {}  # the same place, by the id of what was copied
+        self._copied: list[tuple[str, int]] = []  # path, and id of what was copied
+        self._places: dict[int, int] = {}  # among the copies, by that id
         self._states: list[tuple[int, int]] = []
-        self._rest: dict[str, tuple[int, int]] = {}
+        self._rest: list[tuple[str, tuple[int, int]]] = []
         self._slot: Slot | None = None
 
     def sources(self, members: Members) -> list[Tensor]:
         """Note the versions of all tensors. Return those to copy, each once."""
         found: list[Tensor] = []
-        for path, each, changes in members.tensors():
-            state = state_of(each)
-            if not changes:
-                self._rest[path] = state
-                continue
-            place = self._ids.setdefault(state[0], len(found))
-            if place == len(found):
-                if type(each) not in _PLAIN or each.layout is not torch.strided or is_wrapped(each):
-                    raise NotCopiedError("tensor-class", f"{path} is a {type(each).__name__}, which isn't copied")
+        places, copied = self._places, self._copied
+        for path, each in members.named_weights():
+            if each.requires_grad:
+                key = id(each)
+                if key not in places:
+                    places[key] = len(found)
+                    found.append(each)
+                copied.append((path, key))
+            else:
+                self._rest.append((path, state_of(each)))
+        for path, each in members.other_buffers():
+            if bytes_of((each,)) > SMALL_BYTES:
+                self._rest.append((path, state_of(each)))
+            elif (key := id(each)) not in places:
+                places[key] = len(found)
                 found.append(each)
-                self._states.append(state)
-            self._copied.append((path, place))
+                copied.append((path, key))
+        self._states = [state_of(each) for each in found]
         return found
 
     def is_as(self, other: Entry) -> bool:
@@ -188,14 +202,14 @@ class Entry:
     def copies(self) -> dict[str, Tensor]:
         """The copies by path."""
         assert self._slot is not None
-        return {path: self._slot.copies.tensors[place] for path, place in self._copied}
+        return {path: self._slot.copies.tensors[self._places[key]] for path, key in self._copied}
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
         """Return the copy of a tensor; None if it wasn't copied."""
-        place = self._ids.get(id(tensor))
+        place = self._places.get(id(tensor))
         return None if place is None or self._slot is None else self._slot.copies.tensors[place]
 
     def changed(self, members: Members) -> list[str]:
         """Return the tensors that were not copied and have changed since."""
-        now = {path: state_of(each) for path, each, _ in members.tensors()}
-        return [path for path, state in self._rest.items() if now.get(path) != state]
+        now = {path: state_of(each) for path, each in (*members.named_weights(), *members.buffers())}
+        return [path for path, state in self._rest if now.get(path) != state]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hookcore.capsules.calls import Call, Held, KeptModel
-from hookcore.capsules.entries import Entry, NotCopiedError, Slot, bytes_of, key_of
+from hookcore.capsules.entries import Entry, NotCopiedError, Slot, bytes_of, check_plain
 from hookcore.observe.copies import free_bytes, is_capturing
 from hookcore.observe.plain import unseen
 from hookcore.recorder.known.roots import find_tensors
@@ -114,10 +114,10 @@ class LateSteps:
         if is_capturing():
             raise NotCopiedError("capturing", "it ran inside the capture of a CUDA graph")
         self._look_for_room({each.device for each in sources}, updates)
-        key = key_of(sources)
         for slot in self._slots:
-            if not slot.users and slot.key == key:
+            if not slot.users and slot.fits(sources):
                 return slot
+        check_plain(sources)
         needed = bytes_of(sources)
         if self.used + needed > self._room:
             self._forget_free()  # of weights that are there no more
