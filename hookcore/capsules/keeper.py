@@ -52,7 +52,7 @@ from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Emit, FirstBad, Place
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.records import ROOT, Frame, Occasion, SketchBlock, Tap, wire
-from hookcore.records.vocabulary import KIND_WORDS, counted
+from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_WORDS, counted
 from hookcore.store import Store
 
 # The newest captured steps before a saved one, which a capsule contains as numbers.
@@ -447,7 +447,7 @@ class CapsuleKeeper:
 
     def _miss_late(self, step: int, what: str, why: Reason) -> None:
         self._late = self._late_tried = step
-        self._miss(what, f"{LATE}, and {why.text}", step, why.code)
+        self._miss(what, f"{LATE}, and {why.text}", step, why=why.code, because=why.text)
 
     def fail(self, error: str) -> None:
         """Write the running step, which an exception ended."""
@@ -542,10 +542,9 @@ class CapsuleKeeper:
             held = [each for each in held if each.contains(module)]
         return held[-1] if held else None
 
-    def _miss(self, reason: str, why: str, step: int | None = None, code: str = "") -> None:
+    def _miss(self, reason: str, text: str, step: int | None = None, **facts: str) -> None:
         missed = self._step() if step is None else step
-        facts = {"why": code} if code else {}
-        self._emit("capsule-missed", f"step {missed:,} was not saved: {why} ({reason})", "info", "", at=missed, **facts)
+        self._emit(CAPSULE_MISSED, f"step {missed:,} was not saved: {text} ({reason})", "info", "", at=missed, **facts)
 
 
 def _is_late(known: KeptModel) -> bool:

@@ -55,6 +55,7 @@ TABLE_TYPE: Final = "application/json"
 FIGURE_TYPE: Final = "application/vnd.plotly.v1+json"
 MAX_MEDIA_BYTES: Final = 2**20  # of one of them
 
+CAPSULE_MISSED: Final = "capsule-missed"  # the event of a step that could not be saved
 NONFINITE_STEP: Final = "nonfinite-step"  # the event of a step in which the trainer found a NaN or an infinity
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 

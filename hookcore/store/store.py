@@ -34,7 +34,7 @@ from hookcore.records import (
 from hookcore.records.flow import REPLAYED, Flow
 from hookcore.records.masks import no_masks
 from hookcore.records.sketch import MAX_EXPONENT, rows_of
-from hookcore.records.vocabulary import GRAD_SCALE, NONFINITE_STEP, SYSTEM
+from hookcore.records.vocabulary import CAPSULE_MISSED, GRAD_SCALE, NONFINITE_STEP, SYSTEM
 from hookcore.store import checks
 from hookcore.store.answers import Channels, Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList, Usage
 from hookcore.store.bounded import bytes_of, scalars_of, texts_bytes
@@ -377,6 +377,8 @@ class Store:
             self._parts.incidents.alarm(Alarm.of(event))
         if event.name == REPLAYED and (replay := replay_of(event)) is not None:
             self.explain(replay)
+        if event.name == CAPSULE_MISSED and isinstance(because := event.about.get("because"), str):
+            self._parts.incidents.note_unsaved(event.step, because)
         self.keep_event(event)
 
     def keep_event(self, event: Event) -> None:

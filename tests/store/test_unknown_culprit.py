@@ -58,6 +58,19 @@ def test_a_gap_before_the_first_captured_bad_step_leaves_the_layer_unknown() -> 
     assert finding.message == "NaN began between steps 97 and 128; the layer isn't known"
 
 
+def test_an_incident_says_why_its_step_cannot_be_repeated() -> None:
+    store = store_of(0, 64, 96)
+    because = "a copy of its weights takes 9.0 MB on the device, more than capsule_size=8 bytes"
+    missed = Event(120, 120.0, "capsule-missed", "not saved", about={"why": "capsule-size", "because": because})
+    store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119), missed)))
+    found = only(store)
+    assert found.remedy == (
+        f"The step can't be repeated: {because}. "
+        "To find the layer, train again with budget=None or with hookcore.record."
+    )
+    assert found.remedy in found.sentence
+
+
 def test_the_check_of_every_step_gives_the_exact_step_and_no_layer() -> None:
     store = store_of(0, 64, 96)
     store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119),)))
@@ -256,6 +269,21 @@ def test_rules_are_exact_if_every_step_was_captured() -> None:
     rms[80:, 1] *= 1e5
     (found,) = [each for each in FindingsCache(filled(rms)).current() if each.rule == "exploding"]
     assert (found.earliest_step, found.since_step) == (80, 80)
+
+
+def test_page_and_rest_say_why_the_step_of_an_incident_cannot_be_repeated() -> None:
+    world = make_world()
+    run = open_run(world.runs)
+    run.store.announce(TAPS)
+    run.store.append(frame(0, stats_of_magnitudes(FINE, "rms")))
+    missed = Event(120, 120.0, "capsule-missed", "not saved", about={"why": "late", "because": "its copies were gone"})
+    run.store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119), missed)))
+    page = html.unescape(world.client.get("/runs/one/incident?id=nonfinite-120").text)
+    assert "Step 120 can't be repeated, so the operator and the line of code are unknown: its copies were gone." in page
+    incident = world.client.get("/api/v1/incidents?run=one").json()["incidents"][0]
+    assert incident["remedy"].startswith("The step can't be repeated: its copies were gone. To find the layer, train")
+    (event,) = world.client.get("/api/v1/events?run=one&name=capsule-missed").json()["events"]
+    assert event["about"]["why"] == "late"
 
 
 @pytest.mark.parametrize("found", ["loss", "weights"])

@@ -275,6 +275,7 @@ class Incidents:
     whose: Callable[[int, int], str] = lambda number, step: ""  # in which ranks a tap had a non-finite value in a step
     _known: int = 0  # taps before this frame
     _replays: dict[int, Replay] = field(default_factory=dict)  # by step
+    _unsaved: dict[int, tuple[str, int]] = field(default_factory=dict)  # why steps can't be repeated, and the version
     _open: Open | None = None
     _over: list[Over] = field(default_factory=list)
     _unfinished: list[Gathering] = field(default_factory=list)  # the steps after the onset are still to come
@@ -341,6 +342,14 @@ class Incidents:
             self._replays[replay.step] = replace(replay, version=self.version)
             while len(self._replays) > MAX_REPLAYS:
                 del self._replays[next(iter(self._replays))]
+
+    def note_unsaved(self, step: int, because: str) -> None:
+        """Note why a step in which an incident began can't be repeated."""
+        with self._lock:
+            self.version += 1
+            self._unsaved[step] = because, self.version
+            while len(self._unsaved) > MAX_REPLAYS:
+                del self._unsaved[next(iter(self._unsaved))]
 
     def _begin(self, step: int) -> Open:
         lanes = len(self.source.taps)
@@ -493,7 +502,16 @@ class Incidents:
         if self._replays:
             replays = ((each, self._replays.get(each.about.first_step)) for each in found)
             found = [each if replay is None else self._accounts.told(each, replay) for each, replay in replays]
+        if self._unsaved:
+            found = [self._with_reason(each) for each in found]
         return sorted(found, key=lambda each: each.about.first_step)
+
+    def _with_reason(self, each: Over) -> Over:
+        about = each.about
+        because, version = self._unsaved.get(about.first_step, ("", 0))
+        if not because:
+            return each
+        return replace(each, about=replace(about, unsaved=because, version=max(about.version, version)))
 
     def _note_bad(self, incident: Open, step: int, bad: Numbers, nan: Flags) -> None:
         if len(incident.onset) < len(self.source.taps):

@@ -127,6 +127,7 @@ class Incident:
     placed: bool = True  # whether it is about the culprit; if not, about the training, and that is the model's output
     source: Source = "capture"
     where: str = ""  # the line of code that a replay found, such as "norm.py:14"
+    unsaved: str = ""  # why its first step can't be repeated, if the training said so
 
     @property
     def id(self) -> str:
@@ -229,7 +230,11 @@ class Incident:
         """How to find an unknown culprit, as a sentence; empty if it is known."""
         if self.culprit_known:
             return ""
-        return f"To find the layer, {TO_FIND}." if self.unseen else f"To find it, explain the saved step, or {TO_FIND}."
+        if self.unseen:
+            return f"To find the layer, {TO_FIND}."
+        if self.unsaved:
+            return f"The step can't be repeated: {self.unsaved}. To find the layer, {TO_FIND}."
+        return f"To find it, explain the saved step, or {TO_FIND}."
 
     def _place(self) -> str:
         """Name the module, unless the message does."""
