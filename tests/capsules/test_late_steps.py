@@ -89,6 +89,19 @@ def test_the_exact_step_is_saved_with_the_weights_that_it_began_with(bad: int, d
     assert max(found.about["frames"], default=0) <= bad
 
 
+@pytest.mark.parametrize("settings", [{"budget": 0.05, "every": 1}, {"every": 1}, {"every": BAD}], ids=str)
+def test_the_exact_step_is_saved_captured_or_not(settings: dict[str, Any], device: Device) -> None:
+    seed_all()
+    model = Net()
+    with watch(model, **settings) as watcher:
+        train(model)
+        found = replay(the_capsule(watcher, device))
+    assert float(found.about["step"]) == BAD
+    assert found.about["weights"] == "before the update"
+    assert found.exact, found.differences
+    assert guilty(found)
+
+
 def test_keeping_the_last_steps_changes_no_bit_of_the_training(device: Device) -> None:
     def outcome(watched: bool, bad: int) -> tuple[str, str, list[str]]:
         seed_all()
@@ -437,6 +450,22 @@ def test_a_step_that_is_known_only_at_the_end_is_saved_by_the_close(device: Devi
     assert guilty(replay(path))
     (event,) = [each for each in watcher.store.events() if each.name == "capsule"]
     assert event.step == BAD
+
+
+def test_a_step_whose_captured_values_are_bad_is_saved_before_its_loss_is_known(device: Device) -> None:
+    device.lateness = 1000
+    seed_all()
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with watch(model) as watcher:
+        train(model, steps=BAD + 1, optimizer=optimizer)
+        keeper: Any = watcher._recorder._dispatcher.keeper
+        keeper.alarm(BAD)
+        train(model, bad=-1, steps=1, optimizer=optimizer)
+        found = replay(the_capsule(watcher, device))
+        assert not events_of(watcher, "capsule-missed")
+    assert float(found.about["step"]) == BAD
+    assert guilty(found)
 
 
 def test_an_error_while_copying_costs_the_copies_only(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
