@@ -422,7 +422,6 @@ class KeptModel:
     runs: bool = False
     held: Held | None = None  # the call of an uncaptured step
     is_late: bool = False  # whether it is on a device that tells late whether a step was finite
-    last_entry: Callable[[], Entry | None] = lambda: None
     _noted: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of all buffers, when seen last
 
     def __post_init__(self) -> None:

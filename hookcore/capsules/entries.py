@@ -44,6 +44,11 @@ class Members:
         except (AttributeError, KeyError):  # a module that is gone, or a scripted one
             return [_member(ref(), "_parameters", name) for _, ref, name in self._weights]
 
+    def first_weight(self) -> Tensor | None:
+        """Return the first weight, which is usually where the others are."""
+        _, ref, name = self._weights[0] if self._weights else ("", lambda: None, "")
+        return _member(ref(), "_parameters", name)
+
     def named_weights(self) -> list[tuple[str, Tensor]]:
         """Return the weights that are there now, by path. Tied ones have several."""
         weights = self.weights()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookcore.capsules.calls import (
     HELD_BYTES,
@@ -239,8 +239,9 @@ class CapsuleKeeper:
         conditions = autocast_types(), torch.is_grad_enabled()  # the block below may change both
         with unseen():
             known = self._known(place, model)
+            last = None if known.call is None else known.call.entry  # whose copies may serve this call, too
             known.call = None  # the last micro-batch may be freed first
-            known.is_late = _is_late(known)
+            known.is_late = known.is_late or _is_late(known.members.first_weight())
             known.call = Call(
                 args=aliases_in(args),
                 kwargs=aliases_in(keywords),
@@ -253,7 +254,7 @@ class CapsuleKeeper:
                 weight_versions=known.members.versions(),
                 versions=versions_of(tensors),
                 numbers=known.counters.at_call(),
-                entry=self._late_steps.enter(known, self.updates) if known.is_late else None,
+                entry=self._late_steps.enter(known, last, self.updates) if known.is_late else None,
             )
             known.runs = True
 
@@ -262,6 +263,7 @@ class CapsuleKeeper:
         known = self._models.get(id(model))
         if known is None or self._seen != self._structure() or known.ref() is not model or len(self._models) > 1:
             known = self._known(place, model)
+        last = None if known.held is None else known.held.entry  # whose copies may serve this call, too
         known.held = None  # the last micro-batch may be freed first
         try:
             known.held = held = Held(args, self.updates, known.counters.at_call())
@@ -269,7 +271,7 @@ class CapsuleKeeper:
             self._why_not = str(error)
             return
         if known.is_late:
-            held.entry = self._late_steps.enter(known, self.updates)
+            held.entry = self._late_steps.enter(known, last, self.updates)
 
     def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
         """Hold what a held call returned, and wait for its gradients."""
@@ -288,7 +290,7 @@ class CapsuleKeeper:
         known = self._models.pop(id(model), None)
         if known is None or known.ref() is not model:
             known = KeptModel(weakref.ref(model), place.path, place.below, Members(model), Counters(model))
-            known.is_late = _is_late(known)
+            known.is_late = any(map(_is_late, known.members.weights()))
         if len(self._models) >= MAX_MODELS:
             self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
         self._models[id(model)] = known
@@ -547,6 +549,6 @@ class CapsuleKeeper:
         self._emit(CAPSULE_MISSED, f"step {missed:,} was not saved: {text} ({reason})", "info", "", at=missed, **facts)
 
 
-def _is_late(known: KeptModel) -> bool:
-    """Return whether a model is on a device, which tells late whether a step was finite."""
-    return any(weight is not None and is_elsewhere(weight) for weight in known.members.weights())
+def _is_late(weight: Tensor | None) -> bool:
+    """Return whether a weight is on a device, which tells late whether a step was finite."""
+    return weight is not None and is_elsewhere(weight)

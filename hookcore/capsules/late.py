@@ -79,35 +79,36 @@ class LateSteps:
         self._room, self._check_at = min(max_bytes, FIRST_BYTES), FIRST_UPDATES
         self._slots: list[Slot] = []
         self._steps: weakref.WeakSet[LateStep] = weakref.WeakSet()
-        self._unasked = 0  # entries since a step was kept
+        self._unasked = 0  # copies since a step was kept
         self._why = _NOT_LOOKED
         self._stopped = False
 
-    def enter(self, known: KeptModel, updates: int) -> Entry | None:
-        """Copy the weights of a model that is about to be called; None if that is impossible."""
-        self._unasked += 1
+    def enter(self, known: KeptModel, last: Entry | None, updates: int) -> Entry | None:
+        """Copy the weights of a model that is about to be called; None if that is impossible.
+
+        `last` is the entry of its last call in this step.
+        """
         if self._stopped:
-            return None
-        if self._unasked > MAX_HELD:
-            self._why = _NOT_LOOKED
             return None
         try:
             with unseen():
-                return self._enter(known, updates)
+                return self._enter(known, last, updates)
         except NotCopiedError as error:
             self._why = Reason(error.code, error.text)
         except Exception as error:  # such as a device that is out of memory; the training goes on
             self.stop(Reason("failed", f"copying its weights failed: {type(error).__name__}: {error}"))
         return None
 
-    def _enter(self, known: KeptModel, updates: int) -> Entry:
-        entry, last = Entry(known.members, updates), known.last_entry()
+    def _enter(self, known: KeptModel, last: Entry | None, updates: int) -> Entry:
+        if last is None and self._unasked >= MAX_HELD:
+            raise NotCopiedError(_NOT_LOOKED.code, _NOT_LOOKED.text)
+        entry = Entry(known.members, updates)
         sources = entry.sources(known.members)
         if last is not None and last.is_as(entry):  # another micro-batch
             entry.share(last)
         else:
+            self._unasked += 1
             entry.fill(self._free_slot(sources, updates), sources)
-        known.last_entry = weakref.ref(entry)
         return entry
 
     def _free_slot(self, sources: list[Tensor], updates: int) -> Slot:
