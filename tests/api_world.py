@@ -133,9 +133,9 @@ def fill_ranks(runs: Runs, job: str = "4f2a", world: int = 2, steps: int = STEPS
         ranks.append(open_run(runs, f"{job}-{rank}", **{"name": f"ddp rank {rank}", "place": place, **others}))
         ranks[-1].store.announce(TAPS)
         ranks[-1].store.describe(modules, COVERAGE, HOOKS)
-        joint = ranks[-1].joint
-        assert joint is not None
-        joint.describe_of(ranks[-1], Description(0, tuple(modules), tuple(COVERAGE), tuple(HOOKS)))
+        training = ranks[-1].training
+        assert training is not None
+        training.describe_of(ranks[-1], Description(0, tuple(modules), tuple(COVERAGE), tuple(HOOKS)))
     for step in range(steps):
         for rank, run in enumerate(ranks):
             values = [value_at(step, row) * (1 + rank) for row in range(len(TAPS))]

@@ -21,8 +21,8 @@ from hookcore.store.rows import Rows
 from hookcore.store.store import MAX_ROWS
 from hookcore.store.together import RowsOf, rows_of_all
 
-from ..runs import JointRun
-from ..runs.ranked import members_at, shift_of, summary_of
+from ..runs import Joint
+from ..runs.ranked import members_at, shift_of, summary_of_ranks
 from ..runs.rounds import Member
 from .cost import run_rates
 
@@ -41,10 +41,11 @@ class OfRank:
     lanes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of its taps in the run of all
 
 
-def stores_of(joint: JointRun) -> list[OfRank]:
+def stores_of(joint: Joint) -> list[OfRank]:
     """Return the stores of the ranks of the newest attempt, by rank, as far as the sum of all ranks has begun it."""
-    joined = joint.joined  # first: until a rank's new run has joined, what is known of the rank is about its last one
-    known = joint.assembly.ranks
+    # First: until a rank's new run has joined, what is known of the rank is about its last one.
+    joined = joint.sum.joined
+    known = joint.sum.assembly.ranks
     return [
         OfRank(rank, each.run.store, shift, known[rank].lanes)
         for each in joint.current()
@@ -53,12 +54,12 @@ def stores_of(joint: JointRun) -> list[OfRank]:
     ]
 
 
-def stores_at(joint: JointRun, step: int) -> list[OfRank]:
+def stores_at(joint: Joint, step: int) -> list[OfRank]:
     """Return the stores of the ranks of the attempt that a step of the run of all ranks belongs to, by rank."""
     members, shift = members_at(joint, step)
     if members == joint.current():
         return stores_of(joint)
-    numbers = {tap: number for number, tap in joint.store.taps()}
+    numbers = {tap: number for number, tap in joint.run.store.taps()}
     found = []
     for each in members:
         if each.run.loaded:
@@ -67,10 +68,10 @@ def stores_at(joint: JointRun, step: int) -> list[OfRank]:
     return found
 
 
-def every_store_of(joint: JointRun) -> list[OfRank]:
+def every_store_of(joint: Joint) -> list[OfRank]:
     """Return the stores of all ranks of all attempts, the newest last."""
     members = sorted(joint.members.values(), key=lambda each: (each.round, each.place.rank))
-    shifts = joint.shifts
+    shifts = joint.sum.shifts
     return [
         OfRank(each.place.rank, each.run.store, shifts[each.round])
         for each in members
@@ -78,23 +79,23 @@ def every_store_of(joint: JointRun) -> list[OfRank]:
     ]
 
 
-def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None) -> answers.Ranks:
+def ranks_of(joint: Joint, first: int | None = None, last: int | None = None) -> answers.Ranks:
     """Return all ranks of the newest attempt, and how long they wait in these steps, or the newest."""
-    assembly, current = joint.assembly, joint.current()
+    assembly, current = joint.sum.assembly, joint.current()
     newest = {each.place.rank: each.run.store.steps().newest for each in current}
     farthest = max((step for step in newest.values() if step is not None), default=None)
     waits = waits_of(stores_of(joint), first, last)
     ranks = tuple(_rank_of(joint, each, newest[each.place.rank], farthest, waits) for each in current)
     counts = assembly.steps, assembly.absences.incomplete, assembly.partial, len(assembly.backlog), assembly.compared
-    unread = tuple(each.place.rank for each in current if each.run.id in joint.unread)
+    unread = tuple(each.place.rank for each in current if each.run.id in joint.sum.unread)
     unlisted = len(joint.unlisted_folders())
     return answers.Ranks(
-        joint.id,
-        summary_of(joint),
+        joint.run.id,
+        summary_of_ranks(joint),
         *counts,
         unread,
         unlisted,
-        _waits_of(waits, limits_of(joint.store, LATE_RANK)),
+        _waits_of(waits, limits_of(joint.run.store, LATE_RANK)),
         ranks,
     )
 
@@ -107,10 +108,10 @@ def _waits_of(waits: Waits | None, limits: Mapping[str, float]) -> answers.RankW
 
 
 def _rank_of(
-    joint: JointRun, member: Member, newest: int | None, farthest: int | None, waits: Waits | None
+    joint: Joint, member: Member, newest: int | None, farthest: int | None, waits: Waits | None
 ) -> answers.Rank:
     place, run, shift = member.place, member.run, shift_of(joint, member)
-    progress = joint.assembly.ranks.get(place.rank) if run.id in joint.joined else None
+    progress = joint.sum.assembly.ranks.get(place.rank) if run.id in joint.sum.joined else None
     at = None if waits is None else waits.of(place.rank)
 
     def waited(name: str) -> Number:

@@ -16,7 +16,7 @@ from hookcore.records import GRADIENT_KINDS, HookRecord, Kind, Phase, Tap
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Latest, Store, TapList
 
-from ..runs import JointRun, Run
+from ..runs import Run, ranks_in
 
 # A row for each module: its captured tensors, its number of calls, and its hooks.
 
@@ -276,9 +276,10 @@ def losses_of(run: Run) -> dict[str, int]:
     """Return how much was lost in the store, and on the way to it, by reason."""
     on_the_way = {f"sender {reason}": count for reason, count in run.received.counters.dropped.items()}
     on_the_way["commands queue-full"] = run.commands.dropped
-    if isinstance(run, JointRun):
-        on_the_way["steps without some rank"] = run.assembly.absences.incomplete
-        on_the_way["frames of ranks that came too late"] = sum(each.late for each in run.assembly.ranks.values())
+    if (joint := ranks_in(run)) is not None:
+        assembly = joint.sum.assembly
+        on_the_way["steps without some rank"] = assembly.absences.incomplete
+        on_the_way["frames of ranks that came too late"] = sum(each.late for each in assembly.ranks.values())
     return {reason: count for reason, count in (run.store.usage().dropped | on_the_way).items() if count}
 
 

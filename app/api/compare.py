@@ -26,7 +26,7 @@ from ..analysis.distributed import SpreadSort, every_store_of, layers_of, map_of
 from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, Table
-from ..runs import JointRun, Run
+from ..runs import Joint, Run
 from ..runs.query import Traits
 from ..runs.ranked import joint_of, read_every
 from .params import (
@@ -348,14 +348,15 @@ def differences(
 # The ranks of a distributed training.
 
 
-def _joint_of(run: RunParam, reply: ReplyParam) -> JointRun:
+def _joint_of(run: RunParam, reply: ReplyParam) -> Joint:
     joint = joint_of(run)
     for each in joint.current():
         reply.about(each.run)
-    return reply.about(joint)
+    reply.about(joint.run)
+    return joint
 
 
-JointParam = Annotated[JointRun, Depends(_joint_of)]
+JointParam = Annotated[Joint, Depends(_joint_of)]
 
 
 @router.reads("/ranks", "The ranks of a training", ARRAYS)
@@ -381,7 +382,7 @@ def rank_map(
     if tap is not None and name is not None:
         raise ArgumentError("use either tap= or name=, not both")
     require("stat", stat, STAT_NAMES)
-    shown = None if tap is None else joint.reader.find(tap)
+    shown = None if tap is None else joint.run.reader.find(tap)
     what = (name or ELAPSED) if shown is None else shown.record
     read_every(runs, joint)
     found = map_of(every_store_of(joint), what, stat, span.first, span.last, columns)
@@ -415,7 +416,7 @@ def rank_spread(
     """
     require("stat", stat, STAT_NAMES)
     read_every(runs, joint)
-    found = layers_of(joint.store, partial(stores_at, joint), joint.store.taps(match, kind), stat, step, step)
+    found = layers_of(joint.run.store, partial(stores_at, joint), joint.run.store.taps(match, kind), stat, step, step)
     places, page = page_of([] if found is None else found.order(sort), after, limit)
     first, last = (None, None) if found is None else (found.first_step, found.step)
     layers = () if found is None else spreads_of(found, places)

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from hookcore.delivery.http.outbox import Reason
 
 from ..live import Publisher, publisher_of
-from ..runs import STATES, JointRun, Run
+from ..runs import STATES, Run
 
 # Metrics for Prometheus, of a server and of a collector.
 
@@ -78,7 +78,7 @@ def metrics(request: Request) -> PlainTextResponse:
     state = request.app.state
     live = publisher_of(request.app)
     # What a run of all ranks has is what its ranks have taken, so sums over runs would count it twice.
-    runs = [run for run in state.runs.every() if run.loaded and not isinstance(run, JointRun)]
+    runs = [run for run in state.runs.every() if run.loaded and not run.is_derived]
     return exposition((*_of_server(state, live), *_of_runs(runs)))
 
 

@@ -22,7 +22,7 @@ from hookcore.errors import HookcoreError, WireError
 from hookcore.records import wire
 
 from ..clickhouse.client import shown
-from ..runs import AwayError, JointRun, Run, Runs, limits
+from ..runs import AwayError, Run, Runs, limits
 from ..runs.disk import WrongKeyError
 from ..serving.guard.security import ONLY_KNOWN
 from .health import Metric
@@ -159,7 +159,7 @@ def _add(state: Any, batch: wire.Batch, own: bool) -> wire.Receipt:
         if is_new:
             runs.drop(run)
         raise intake.refuse(403, str(error)) from None
-    if isinstance(run, JointRun) or not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
+    if run.is_derived or not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
         raise intake.refuse(403, f"another trainer opened the run {run.id}: each trainer needs its own run")
     runs.place(run, batch.run.place)
     try:

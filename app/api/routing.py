@@ -84,7 +84,6 @@ def _part_of(hint: Any) -> tuple[type[Any] | None, bool]:
     return part, are_many or origin is tuple
 
 
-SomeRun = TypeVar("SomeRun", bound=Run)
 Reading = TypeVar("Reading", bound=Callable[..., Any])
 _SALT: Final = secrets.token_hex(4)  # a restarted server counts its versions from the start
 Format = Annotated[
@@ -99,7 +98,7 @@ class Reply:
         self._request = request
         self.versions: list[str] = []  # of what the answer is about, read before it is made: it is never older
 
-    def about(self, run: SomeRun) -> SomeRun:
+    def about(self, run: Run) -> Run:
         """Note that the answer is about a run, and return the run."""
         described = f"{run.info.started_s!r}-{id(run)}-{run.changes.version}-{run.state}-{run.partial}"
         self.versions.append(f"{run.id}-{described}")

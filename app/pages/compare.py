@@ -29,7 +29,7 @@ from ..api.params import MAX_RUN_ID
 from ..formats import plain, script_json, text_of_setting
 from ..live.publisher import mark_of
 from ..live.views import news_of
-from ..runs import JointRun, Run, Runs
+from ..runs import Run, Runs, joint_in
 from ..runs.query import Traits
 from .frame import address_of, middle, ranks_to_pick, since
 from .page import FindText, Page, RunPage, Short, Text
@@ -350,8 +350,8 @@ class DifferencesPage(RunPage):
 
 def name_of(run: Run) -> str:
     """Return the name of a run among others. Ranks of one training may share a name, so theirs says the rank."""
-    name, joint = run.name or run.id, run.joint
-    if not isinstance(joint, JointRun):
+    name, joint = run.name or run.id, joint_in(run)
+    if joint is None:
         return name
     rank = next((each.place.rank for each in joint.members.values() if each.run is run), None)
     words = f"rank {rank:,}"

@@ -24,7 +24,7 @@ from .. import assets
 from ..analysis.modules import finder_of
 from ..analysis.numerals import pace, percent, shown, size, thousands
 from ..formats import words_of
-from ..runs import JointRun, Run, Runs, why_gone
+from ..runs import Run, Runs, joint_in, why_gone
 from ..runs.ranked import local_kinds
 from ..serving.guard.security import is_framed, may_change
 from .views.events import Line, alert_lines
@@ -321,8 +321,8 @@ class RanksToPick:
 
 def ranks_to_pick(run: Run, page: str) -> RanksToPick | None:
     """Return the ranks that the reader can choose; None for a single process."""
-    joint = run if isinstance(run, JointRun) else run.joint
-    if not isinstance(joint, JointRun):
+    joint = joint_in(run)
+    if joint is None:
         return None
     page = page if path_of(page) else "overview"
     current = joint.current()
@@ -332,7 +332,7 @@ def ranks_to_pick(run: Run, page: str) -> RanksToPick | None:
         RankLink(f"{each.place.rank:,}", each.run.id, address_of(each.run, page), each.run is run)
         for each in current[:MAX_PICKED]
     ]
-    links = (RankLink("All ranks", joint.id, address_of(joint, page), shown is None), *ranks)
+    links = (RankLink("All ranks", joint.run.id, address_of(joint.run, page), shown is None), *ranks)
     return RanksToPick(title, links, max(0, len(current) - MAX_PICKED))
 
 

@@ -20,8 +20,8 @@ from hookcore.store.incidents import Incident
 from ..analysis.distributed import layers_of, spreads_of, stores_at
 from ..analysis.modules import calls_of, finder_of, types_of, why_empty, why_uncaptured
 from ..formats import words_of
-from ..runs import JointRun, Run
-from ..runs.ranked import is_unsure, read_every
+from ..runs import Run
+from ..runs.ranked import is_unsure, joint_of, read_every
 from .frame import address_of
 from .overview import usual_kind
 from .page import FindText, Page, PartsPage, RowNumber, RunPage, Short, TablePage
@@ -165,7 +165,7 @@ class LayerPage(RunPage):
         """Return the module, its words, and the way to others."""
         words = {"kind_words": KIND_WORDS, "stat_words": STAT_WORDS, "half_lives": HALF_LIVES, "scales": LAYER_SCALES}
         way = _way(self.request, self.run)
-        asked = {"query": self.request.query_params, "is_joint": isinstance(self.run, JointRun)}
+        asked = {"query": self.request.query_params, "is_joint": self.run.is_derived}
         return {"layer": self.layer, "to": way, **asked, **words}
 
     @property
@@ -194,18 +194,19 @@ class LayerPage(RunPage):
 
     def part_ranks(self) -> dict[str, Any]:
         """Return how far the ranks of a training are apart in this module."""
-        joint, wanted = self.run, self.shown.taps
+        wanted = self.shown.taps
         stat = self.spread if self.spread in STAT_NAMES else "rms"
-        if not isinstance(joint, JointRun):
+        if not self.run.is_derived:
             return {"spread_steps": "", "spreads": (), "spread": stat, "no_spread": ""}
+        joint = joint_of(self.run)
         read_every(self.runs, joint)
-        found = layers_of(joint.store, partial(stores_at, joint), wanted, stat, *self.values_in)
+        found = layers_of(self.run.store, partial(stores_at, joint), wanted, stat, *self.values_in)
         spreads = () if found is None else spreads_of(found, range(len(found.taps.taps)))
         steps, nothing = "", "No step of this module was captured by all ranks."
         if found is not None:
             steps = words_of(found.first_step, found.step)
         elif self.span is not None and self.span.held:
-            nothing = nothing_in(joint.reader, self.span, "No tensor of this module was captured by all ranks in")
+            nothing = nothing_in(self.run.reader, self.span, "No tensor of this module was captured by all ranks in")
         return {"spread_steps": steps, "spreads": spreads, "spread": stat, "no_spread": nothing}
 
     def part_alerts(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ..analysis.distributed import (
 )
 from ..analysis.modules import finder_of
 from ..formats import words_of as words_of_steps
-from ..runs import JointRun
+from ..runs import Joint
 from ..runs.answering import tap_list
 from ..runs.ranked import joint_of, members_at, read_every
 from ..runs.ranks import words_of
@@ -59,7 +59,7 @@ class RanksPage(RunPage):
     f: FindText = ""
 
     @cached_property
-    def joint(self) -> JointRun | None:
+    def joint(self) -> Joint | None:
         """The run of all ranks; None for a single process."""
         try:
             return joint_of(self.run)
@@ -74,7 +74,7 @@ class RanksPage(RunPage):
     @cached_property
     def shown_kind(self) -> Kind | None:
         """The kind of the layers in the list: the chosen one, or the first of which there is something."""
-        found = {tap.kind for tap in self.joint.reader.taps().taps} if self.joint is not None else set()
+        found = {tap.kind for tap in self.joint.run.reader.taps().taps} if self.joint is not None else set()
         usual = next((kind for kind in KINDS if kind in found), None)
         return next((kind for kind in KINDS if kind == self.kind), usual)
 
@@ -104,14 +104,14 @@ class RanksPage(RunPage):
         by_state = {
             "lost": [each.rank for each in ranks.ranks if each.state == "lost"],
             "crashed": [each.rank for each in ranks.ranks if each.state == "crashed"],
-            "trained, but sent no values": [each.rank for each in joint.assembly.ranks.values() if each.is_silent],
+            "trained, but sent no values": [each.rank for each in joint.sum.assembly.ranks.values() if each.is_silent],
             "behind": [each.rank for each in ranks.ranks if each.state == "live" and (each.behind or 0) > SLOW_STEPS],
         }
         return {
             "ranks": ranks,
-            "desync": [each for each in joint.store.incidents() if each.rule == DESYNC],
-            "apart_steps": joint.assembly.apart,
-            "desync_is_off": joint.rules.get(DESYNC) is False,
+            "desync": [each for each in joint.run.store.incidents() if each.rule == DESYNC],
+            "apart_steps": joint.sum.assembly.apart,
+            "desync_is_off": joint.run.rules.get(DESYNC) is False,
             "troubled": [(word, words_of(some, -1)) for word, some in by_state.items() if some],
             "wait_words": WAITS,
             "about_waits": ABOUT_WAITS,
@@ -175,7 +175,7 @@ class RanksPage(RunPage):
         if self.joint is None or self.shown_kind is None:
             return None
         fits = finder_of(self.run, self.f).fits
-        every = self.joint.reader.taps().taps
+        every = self.joint.run.reader.taps().taps
         return tap_list(tap for tap in every if tap.kind == self.shown_kind and fits(tap.module))
 
     @cached_property
@@ -183,7 +183,7 @@ class RanksPage(RunPage):
         joint, wanted = self.joint, self._wanted
         if joint is None or wanted is None or self.span is None:
             return None
-        return layers_of(joint.store, partial(stores_at, joint), wanted, self.stat_name, *self.values_in)
+        return layers_of(joint.run.store, partial(stores_at, joint), wanted, self.stat_name, *self.values_in)
 
     def _why_no_layers(self) -> str:
         """Return what to say in place of an empty list of layers."""
@@ -191,7 +191,7 @@ class RanksPage(RunPage):
         if self.f and self._wanted is not None and not self._wanted.taps:
             return "No layer matches the filter."
         if joint is not None and span is not None and span.held:
-            return nothing_in(joint.reader, span, "No rank has a value of this kind in")
+            return nothing_in(joint.run.reader, span, "No rank has a value of this kind in")
         return "No step of this kind was captured by all ranks."
 
     @cached_property
@@ -256,9 +256,9 @@ RATES: Final = (
 MAX_TAPS: Final = 500  # that the box suggests
 
 
-def logged_values(joint: JointRun) -> dict[str, str]:
+def logged_values(joint: Joint) -> dict[str, str]:
     """Return the logged values that can be chosen: words, and the name of each."""
-    names = joint.reader.scalars().names
+    names = joint.run.reader.scalars().names
     own = {SECONDS: ELAPSED} | {WAITS[name]: name for name in WAITS if name in names}
     return own | {name: name for name in names if not name.startswith(OWN)}
 
@@ -268,17 +268,17 @@ def known_rates(ranks: Sequence[answers.Rank]) -> list[Rate]:
     return [rate for rate in RATES if any(getattr(each, rate.field) is not None for each in ranks)]
 
 
-def suggested_taps(joint: JointRun) -> list[str]:
+def suggested_taps(joint: Joint) -> list[str]:
     """Return the labels of taps that the box suggests."""
-    return [tap.label for tap in joint.reader.taps().taps[:MAX_TAPS]]
+    return [tap.label for tap in joint.run.reader.taps().taps[:MAX_TAPS]]
 
 
-def chosen_value(joint: JointRun, value: str) -> Tap | str:
+def chosen_value(joint: Joint, value: str) -> Tap | str:
     """Return the logged value or the tap that words mean. Raises ArgumentError if there is neither."""
     name = logged_values(joint).get(value or SECONDS)
     if name is not None:
         return name
     try:
-        return joint.reader.find(value).record
+        return joint.run.reader.find(value).record
     except ArgumentError as error:
         raise ArgumentError(f"{error}; or name a logged value, such as {SECONDS!r}") from None

@@ -14,7 +14,6 @@ from hookcore.records import text_of
 from hookcore.store import TapList
 
 from ..formats import plain
-from .joint import JointRun
 from .query import Traits
 from .ranked import summary_of
 from .run import Run
@@ -44,7 +43,7 @@ def run_of(run: Run) -> answers.Run:
         ended_at_step=run.end.step,
         taps=run.store.taps_announced,
         started_s=Number(info.started_s),
-        ranks=summary_of(run) if isinstance(run, JointRun) else None,
+        ranks=summary_of(run),
         rank=None if run.joint is None or info.place is None else info.place.rank,
         joint=None if run.joint is None else run.joint.id,
         host=info.host,

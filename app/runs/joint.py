@@ -1,34 +1,41 @@
-"""All ranks of a distributed training as one run, with the values that one process with all data would have had."""
+"""All ranks of a distributed training: their runs, and the run with the values that one process would have had."""
 
 from __future__ import annotations
 
 import heapq
 import logging
+import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from hookcore.delivery.archive import SUFFIX, Recorded, Unheard, folder_name
 from hookcore.delivery.facts import joint_id
 from hookcore.errors import HookcoreError
 from hookcore.findings import follow
-from hookcore.records import Frame, Snapshot
+from hookcore.reading.answers.runs import Outcome, State
+from hookcore.records import Command, Frame, Snapshot
 from hookcore.records.vocabulary import NONFINITE_STEP
 from hookcore.records.wire import Description, Place
-from hookcore.store import Store
+from hookcore.store import StepRange, Store
 
 from .assembly import GRACE_S
 from .disk import Disk, Gone
-from .parts import End, Record
+from .parts import Ask, End, Record
 from .ranks import of_rank, words_of
-from .rounds import Member
-from .run import Run, emit_event
-from .summing import OF_RANK, Summing, shifted
+from .rounds import Member, Rounds
+from .run import Run, emit_event, follow_rules
+from .summing import Sum, shifted
 
 logger = logging.getLogger("hookcore")
 
+OF_RANK: Final = re.compile(r" rank \d+$")  # at the end of a run's name
 READ_AGAIN_S: Final = 10.0  # after the ranks couldn't be read
 
 
@@ -38,73 +45,200 @@ def as_joint(gone: Gone) -> Gone:
     return gone if run_id is None else replace(gone, id=run_id, name=OF_RANK.sub("", gone.name))
 
 
-@dataclass(slots=True)
-class JointRun(Summing):
-    """The run of all ranks. Its members feed it, and it is read from their saved runs; commands go to them."""
+class Joint:
+    """All ranks of a distributed training. Their runs feed their sum, or it is read from what is saved of them.
 
-    _disk: Callable[[], Disk | None] = lambda: None  # where the runs of the ranks are saved
-    _store_bytes: Callable[[int], int] = int  # the limit of a store
-    _unlisted: Mapping[Path, str] = field(default_factory=dict)  # folders that couldn't be listed, and why
-    _gathers_until: float = float("-inf")  # ranks that continue saved runs wait for each other
-    _read_again_at: float = float("-inf")
+    Edits of the run of all ranks are saved with the lowest rank, and its commands go to the ranks.
+    """
 
-    def connect(
-        self, disk: Callable[[], Disk | None], store_bytes: Callable[[int], int], unlisted: Mapping[Path, str]
+    def __init__(
+        self,
+        run: Run,
+        disk: Callable[[], Disk | None],
+        store_bytes: Callable[[int], int],
+        unlisted: Mapping[Path, str],
     ) -> None:
-        """Read the runs of the ranks from there when they are needed."""
-        self._disk, self._store_bytes, self._unlisted = disk, store_bytes, unlisted
+        self.run = run  # of all ranks
+        run.training = self
+        self.rounds = Rounds()
+        self.sum = Sum(run, self.rounds)
+        self._disk = disk  # where the runs of the ranks are saved
+        self._store_bytes = store_bytes  # the limit of a store
+        self._unlisted = unlisted  # folders that couldn't be listed, and why
+        self._shaping = threading.Lock()  # the order of the members, and the outline
+        self._gathers_until = float("-inf")  # ranks that continue saved runs wait for each other
+        self._read_again_at = float("-inf")
+
+    @property
+    def id(self) -> str:
+        """The id of the run of all ranks in addresses: `ranks-` and the job."""
+        return self.run.id
+
+    # -- its members ------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """The runs of all ranks, by their ids."""
+        return self.rounds.members
+
+    @property
+    def world(self) -> int:
+        """The number of ranks, as the newest round says."""
+        return self.rounds.world
+
+    def runs(self) -> list[Run]:
+        """Return the runs of all ranks, of all attempts."""
+        return [member.run for member in self.members.values()]
+
+    def current(self) -> list[Member]:
+        """Return the run of each rank of the newest round, by rank."""
+        return self.rounds.current()
+
+    def missing(self) -> list[int]:
+        """Return the ranks that were never seen in this round."""
+        return self.rounds.missing()
 
     def admit(self, run: Run, place: Place) -> None:
         """Add a rank's run. One of a rank that has another run already is a restart (the list's lock must be held)."""
         if run.id in self.members:
             return
         with self._shaping:  # a thread that reads the ranks from disk fills the store, and goes by their order
-            is_listed = not self.loaded and not self._reading
+            is_listed = not self.run.loaded and not self.sum.reading
             (self.rounds.admit_unordered if is_listed else self.rounds.admit)(run, place)
-            run.joint = self
+            run.training = self
             if run.store.follower is not None:
                 run.store.follower.take_turns(place.rank)
             self._follow_lead()
             if is_listed:
                 self._outline()
 
+    def locate(self, run: Run, place: Place) -> None:
+        """Note what else became known of a rank's place: its device, and its coordinates on a mesh."""
+        member = self.members.get(run.id)
+        if member is not None:
+            member.place = place
+
+    def dismiss(self, run: Run) -> None:
+        """Forget a rank's run that was removed. What it added stays."""
+        with self._shaping:
+            self.rounds.dismiss(run)
+        run.training = None
+
+    def _follow_lead(self) -> None:
+        current, run = self.current(), self.run
+        if not current:
+            return
+        lead = current[0].run
+        started_s = min(member.run.info.started_s for member in current)
+        own = {"id": run.id, "name": run.info.name, "key": "", "keep": "", "place": None}
+        run.info = msgspec.structs.replace(lead.info, started_s=started_s, **own)
+        if not run.edits.count:
+            run.name, run.saved.summary = OF_RANK.sub("", lead.name), lead.saved.summary
+            run.edits.follow(lead.edits)
+
+    def _outline(self) -> None:
+        every = [run.store.steps() for run in self.runs()]
+        known = [steps for steps in every if steps.first is not None and steps.newest is not None]
+        if known:
+            first, newest = min(steps.first or 0 for steps in known), max(steps.newest or 0 for steps in known)
+            self.run.store = Store.outline(StepRange(first, newest, max(steps.count for steps in known)))
+
+    # -- what the run of all ranks says and does --------------------------------------------------------------------
+
     @property
-    def partial(self) -> str:
-        """Why answers may lack something; empty if they don't."""
-        return " ".join(filter(None, (self.received.beginning, self.coarse, self.away)))
+    def state(self) -> State:
+        """Live while some rank is, waiting while some may come back; else how the first one that broke off ended."""
+        current = self.current()
+        if any(member.run.state == "live" for member in current):  # live pages ask for it at every change
+            return "live"
+        states = {member.run.state for member in current}
+        order: tuple[State, ...] = ("waiting", "crashed", "stopped", "lost", "ended")
+        return next((state for state in order if state in states), "lost")
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that the longest rank trained."""
+        return max((member.run.steps for member in self.current()), default=0)
 
     @property
     def coarse(self) -> str:
         """Which steps are merged, although the runs of the ranks have each of them; empty if none are."""
-        since = None if self.store.past is not None else self.store.exact_since
-        if since is None or all(each.run.store.past is None for each in list(self.members.values())):
+        store = self.run.store
+        since = None if store.past is not None else store.exact_since
+        if since is None or all(run.store.past is None for run in self.runs()):
             return ""
-        begin = min(since, (self.store.steps().newest or 0) + 1)
+        begin = min(since, (store.steps().newest or 0) + 1)
         return (
             f"Before step {begin:,}, several steps share their tensor values, because the sum of all ranks is "
             "only in memory. The ranks' own runs have every step."
         )
 
+    def why_away(self) -> list[str]:
+        """Return why steps of ranks can't be read now."""
+        return [run.away for run in self.runs()]
+
+    def ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+        """Ask all live ranks, but only the lowest one for tensors."""
+        live = [member.run for member in self.current() if member.run.state == "live"]
+        if name == "snapshot":
+            live = live[:1]
+        with ExitStack() as others:  # in the order of the ranks: no one waits for the other
+            for run in live:
+                others.enter_context(run.asking)
+                run.learn_numbers()
+                self.run.commands.know(run.commands.newest)
+            commands = self.run.commands.make(name, each)  # with the same numbers for all ranks
+            for run in live:
+                run.hand_on(commands)
+        return commands
+
+    def outcome(self, number: int) -> Outcome:
+        """Return what became of a command at the rank that needs a look first, of those that were asked."""
+        of_ranks = [member.run.outcome(number) for member in self.current()]
+        asked = [outcome for outcome in of_ranks if outcome.outcome != "unknown"] or of_ranks
+        order = ("waiting", "received", "refused", "dropped", "superseded", "applied", "unknown")
+        return min(asked, key=lambda outcome: order.index(outcome.outcome))
+
+    def follow_edit(self, run: Run) -> None:
+        """Apply edits made elsewhere, if this rank represents all ranks."""
+        if self.members and run is self.current()[0].run:
+            joint = self.run
+            before, joint.name = joint.rules, OF_RANK.sub("", run.name)
+            joint.edits.follow(run.edits)
+            follow_rules(joint, before)
+            joint.changes.tell()
+
+    def save_edit(self) -> None:
+        """Save what readers edited of the run of all ranks with the lowest rank's run."""
+        lead = self.current()[0].run if self.members else None
+        if lead is not None:
+            before, lead.name = lead.rules, self.run.name
+            lead.edits.follow(self.run.edits)
+            follow_rules(lead, before)
+            lead.edited()
+
+    # -- what the ranks send ----------------------------------------------------------------------------------------
+
     def take_of(self, run: Run, record: Record) -> None:
         """Take a record of a member, whose lock is held. Nothing that goes wrong here costs the member its data."""
         try:
-            with self.lock:
+            with self.run.lock:
                 if self._is_read():
-                    self._take(run, record)
+                    self.sum.take(run, record)
         except Exception:
-            self._report_bug()
-        self.changes.tell()
+            self.sum.report_bug()
+        self.run.changes.tell()
 
     def _is_read(self) -> bool:
         """Return whether the sum is in memory. If not, read the ranks, but not again at once if they can't be read."""
-        if self.loaded:
+        if self.run.loaded:
             return True
-        if self.signs.clock() < self._read_again_at:
+        if self._now() < self._read_again_at:
             return False  # what is kept of the ranks has the frame when they are read
         try:
             self._read_all()
         except Exception as error:
-            self._read_again_at = self.signs.clock() + READ_AGAIN_S
+            self._read_again_at = self._now() + READ_AGAIN_S
             is_ours = not isinstance(error, HookcoreError)
             why = f"trying again in {READ_AGAIN_S:g} s: {error}"
             logger.warning("hookcore: the run of all ranks, %s, can't be read, %s", self.id, why, exc_info=is_ours)
@@ -116,33 +250,33 @@ class JointRun(Summing):
 
         Those of steps that were added up without the rank come too late, like those of any rank that was away.
         """
-        with self.lock:
+        with self.run.lock:
             member = self.members.get(run.id)
-            if not self.loaded or member is None:
+            if not self.run.loaded or member is None:
                 return  # they are read with all the rest
             try:
                 for record in records:
-                    self._take(run, record)
-                rank = self._rank_in_round(member)
+                    self.sum.take(run, record)
+                rank = self.sum.rank_in_round(member)
                 if passed and rank is not None:
-                    self.assembly.absences.note_away(rank, passed)
+                    self.sum.assembly.absences.note_away(rank, passed)
             except HookcoreError as error:
                 without = "the sum of all ranks doesn't include some of its steps"
                 message = (
                     f"rank {member.place.rank} can't be read now, so {without}: {error}. The rank's own run has them"
                 )
-                emit_event(self, "rank-not-read", message, "warning")
+                emit_event(self.run, "rank-not-read", message, "warning")
             except Exception:
-                self._report_bug()
-            self._emit_reports()
-        self.changes.tell()
+                self.sum.report_bug()
+            self.sum.emit_reports()
+        self.run.changes.tell()
 
     def describe_of(self, run: Run, described: Description) -> None:
         """Take the description of a member."""
-        with self.lock:
-            if not self.loaded:
+        with self.run.lock:
+            if not self.run.loaded:
                 return  # reading the members reads their descriptions
-            self._describe(run, described.modules, described.coverage, described.hooks)
+            self.sum.describe(run, described.modules, described.coverage, described.hooks)
             self._follow_lead()
 
     def expect_disk(self, gathers: bool) -> None:
@@ -150,47 +284,48 @@ class JointRun(Summing):
 
         `gathers` says that no folder is known before its trainer is back, so that ranks must wait for each other.
         """
-        with self.lock:
-            if self._follows:
+        with self.run.lock:
+            if self.sum.follows:
                 return
-            self.loaded = False
+            self.run.loaded = False
             if gathers and self._gathers_until == float("-inf"):
-                self._gathers_until = self.signs.clock() + GRACE_S
+                self._gathers_until = self._now() + GRACE_S
+
+    def _now(self) -> float:
+        return self.run.signs.clock()
 
     @property
     def gathers(self) -> bool:
         """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
-        return self.signs.clock() < self._gathers_until and bool(self.missing())
+        return self._now() < self._gathers_until and bool(self.missing())
 
     def read_all(self) -> None:
         """Read the runs of all ranks from disk, and add them up again."""
-        with self.lock:
-            if not self.loaded:
+        with self.run.lock:
+            if not self.run.loaded:
                 self._read_all()
 
     def _read_all(self) -> None:
         if (disk := self._disk()) is not None:
             disk.wait_until_listed()
         with self._shaping:
-            self._reading = True
+            self.sum.reading = True
         try:
             self._read_rounds()
-            self.loaded = True
+            self.run.loaded = True
         except Exception:
             self._outline()  # again: a part of the ranks isn't their sum
             raise
         finally:
-            self._reading = False
-        self.judge()
-        self.assembly.be_patient()
-        self._let_go()
-        self._end()
-        self._emit_reports()
+            self.sum.reading = False
+        self.run.judge()
+        self.sum.resume()
 
     def _read_rounds(self) -> None:
-        self.store = follow(Store(self._store_bytes(self.info.memory)), self.edits.rule_changes)
-        self._begin()
-        self.end = End()
+        joint = self.run
+        joint.store = follow(Store(self._store_bytes(joint.info.memory)), joint.edits.rule_changes)
+        joint.end = End()
+        self.sum.begin()
         members = sorted(self.members.values(), key=lambda each: (each.round, each.place.rank))
         disk = self._disk()
         kept = {} if disk is None else disk.recorded([each.run for each in members])
@@ -201,12 +336,12 @@ class JointRun(Summing):
                 self._read_round(readable, is_newest=turn == members[-1].round)
             else:
                 for each, _ in readable:
-                    self._report_left_out(each)
-        self.store.choose(self.rules)  # also those that were changed after the last step
+                    self.sum.report_left_out(each)
+        joint.store.choose(joint.rules)  # also those that were changed after the last step
         self._say_unread(members, kept)
 
     def _say_unread(self, members: Sequence[Member], kept: Mapping[str, Recorded | HookcoreError]) -> None:
-        self.unread.clear()
+        self.sum.unread.clear()
         for each in members:
             why = kept.get(each.run.id)
             if isinstance(why, HookcoreError) and each.run.store.steps().newest is not None:
@@ -214,13 +349,13 @@ class JointRun(Summing):
         for unlisted in self.unlisted_folders().values():
             ranks, verb = words_of(self.missing(), -1), "is" if len(self.missing()) == 1 else "are"
             named = f"By its name, it may belong to this training, and {ranks} {verb} missing"
-            emit_event(self, "rank-not-read", f"a saved run can't be read: {unlisted}. {named}", "warning")
+            emit_event(self.run, "rank-not-read", f"a saved run can't be read: {unlisted}. {named}", "warning")
 
     def lack(self, run: Run, rank: int, why: HookcoreError) -> None:
         """Note that the saved run of a rank can't be read."""
-        self.unread.add(run.id)
+        self.sum.unread.add(run.id)
         message = f"the saved run of rank {rank} can't be read, so the sum of all ranks doesn't include it: {why}"
-        emit_event(self, "rank-not-read", message, "warning")
+        emit_event(self.run, "rank-not-read", message, "warning")
 
     def unlisted_folders(self) -> dict[Path, str]:
         """Return the folders that can't be read and have this training's name, and why, if ranks are missing."""
@@ -231,34 +366,44 @@ class JointRun(Summing):
 
     def _read_round(self, members: list[tuple[Member, Recorded]], is_newest: bool) -> None:
         for member, archive in members:
-            self._rank_in_round(member)
+            self.sum.rank_in_round(member)
             taps = archive.taps()
-            self.assembly.ranks[member.place.rank].taps = lambda taps=taps: taps  # type: ignore[misc]
-            self._describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
+            self.sum.assembly.ranks[member.place.rank].taps = lambda taps=taps: taps  # type: ignore[misc]
+            self.sum.describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
         if is_newest and (disk := self._disk()) is not None:
-            disk.recall(self)
+            disk.recall(self.run)
         streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
         unheard = Unheard(each for _, archive in members for each in archive.events() if each.name == NONFINITE_STEP)
         for _, _, _, member, frame in heapq.merge(*streams):
-            unheard.tell(self.store, frame, self.shift)
-            self.assembly.take(member.place.rank, shifted(frame, self.shift))
-        unheard.tell(self.store, shift=self.shift)
+            unheard.tell(self.run.store, frame, self.sum.shift)
+            self.sum.assembly.take(member.place.rank, shifted(frame, self.sum.shift))
+        unheard.tell(self.run.store, shift=self.sum.shift)
         # Steps that still wait need the names, which the run of a rank that isn't in memory doesn't have.
-        self.store.announce(self.assembly.number_taps())
+        self.run.store.announce(self.sum.assembly.number_taps())
         for member, archive in members:
-            rank = self.assembly.ranks[member.place.rank]
+            rank = self.sum.assembly.ranks[member.place.rank]
             rank.taps = lambda run=member.run: run.store.taps().taps  # type: ignore[misc]
             self._read_events(member, archive)
 
     def _read_events(self, member: Member, archive: Recorded) -> None:
         for event in archive.events():
-            keep = self.store.keep_event if event.name == NONFINITE_STEP else self.store.add_event
-            keep(of_rank(event.moved(self.shift), member.place.rank))
-        if member.place.rank == min(self.assembly.ranks):
+            keep = self.run.store.keep_event if event.name == NONFINITE_STEP else self.run.store.add_event
+            keep(of_rank(event.moved(self.sum.shift), member.place.rank))
+        if member.place.rank == min(self.sum.assembly.ranks):
             for snapshot in archive.snapshots():
-                self.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))
+                self.run.store.add_snapshot(replace(snapshot, step=snapshot.step + self.sum.shift))
         if archive.damages:
-            emit_event(self, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
+            emit_event(self.run, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
+
+
+def joint_in(run: Run) -> Joint | None:
+    """Return the training that a run is a rank of, or the sum of all ranks of; None for a single process."""
+    return run.training if isinstance(run.training, Joint) else None
+
+
+def ranks_in(run: Run) -> Joint | None:
+    """Return the training whose ranks a run is the sum of; None if a trainer sends it."""
+    return joint_in(run) if run.is_derived else None
 
 
 def _frames_of(member: Member, archive: Recorded, place: int) -> Iterator[tuple[int, int, int, Member, Frame]]:

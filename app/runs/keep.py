@@ -31,7 +31,7 @@ from hookcore.records.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
 from .disk import Why, WrongKeyError
-from .joint import JointRun
+from .joint import joint_in
 from .limits import tamed
 from .parts import End, Record
 from .run import Run, emit_event
@@ -169,8 +169,8 @@ class Keeper:
             archive = read_archive(path)
         except HookcoreError as error:
             emit_event(run, "damaged", f"this run's files can't be read: {error}", "warning")
-            if isinstance(run.joint, JointRun) and run.info.place is not None:
-                run.joint.lack(run, run.info.place.rank, error)
+            if (joint := joint_in(run)) is not None and run.info.place is not None:
+                joint.lack(run, run.info.place.rank, error)
             return
         if archive.key_hash and archive.key_hash != key_hash(run.info.key):
             raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
@@ -179,8 +179,8 @@ class Keeper:
             fill_store(archive, run.store)
             run.saved.remember(run.store)
             self._continue(run, run.info, DiskCounters.of(path))
-            if isinstance(run.joint, JointRun):
-                run.joint.expect_disk(gathers=not self._is_ours(path))
+            if (joint := joint_in(run)) is not None:
+                joint.expect_disk(gathers=not self._is_ours(path))
 
     @staticmethod
     def _continue(run: Run, info: RunInfo, counters: DiskCounters) -> None:
@@ -231,8 +231,8 @@ class Keeper:
 
     def load(self, run: Run) -> None:
         """Read a run that is on disk into memory."""
-        if isinstance(run, JointRun):
-            return run.read_all()
+        if run.ranks is not None:
+            return run.ranks.read_all()
         load(self._runs, run)
         self._pages.renew(run)
 
@@ -258,8 +258,6 @@ class Keeper:
 
     def is_whole(self, run: Run) -> bool:
         """Whether all of a run is on disk, so that it can leave memory."""
-        if isinstance(run, JointRun):
-            return bool(run.members) and all(self.is_whole(each.run) for each in list(run.members.values()))
         if run.saved.folder is None or run.id in self._writers or not run.finished:
             return False
         writer: ArchiveWriter | None = run.saved.writer

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Final, TypeVar
+from typing import Final
 
 from hookcore.store import Store
 
 from ..settings import ServerSettings
 from .disk import Disk, Gone
-from .joint import JointRun, as_joint
-from .run import Run, RunState
+from .joint import as_joint
+from .run import Run
 
 # Which runs an answer reads, so that one is made again if a run leaves memory meanwhile.
 
-SomeRun = TypeVar("SomeRun", bound=RunState)
-Read = list[tuple[RunState, Store]]
+Read = list[tuple[Run, Store]]
 
 _READ: Final[ContextVar[Read | None]] = ContextVar("runs read for an answer", default=None)
 
@@ -28,7 +27,7 @@ def watch_reads() -> Read:
     return read
 
 
-def note_read(run: SomeRun) -> SomeRun:
+def note_read(run: Run) -> Run:
     """Note that an answer reads a run, and return it."""
     read = _READ.get()
     if read is not None:
@@ -127,7 +126,7 @@ class Memory:
         """Return the memory of all runs, including those that can be restored."""
         gone = self._gone.restorable()
         every: dict[int, Run] = {id(each): each for each in [*self._runs.values(), *gone]}
-        every |= {id(each.joint): each.joint for each in gone if isinstance(each.joint, JointRun)}
+        every |= {id(each.joint): each.joint for each in gone if each.joint is not None}
         return sum(run.store.usage().nbytes for run in every.values() if run.loaded)
 
     def store_bytes(self, asked: int) -> int:
@@ -175,7 +174,8 @@ class Memory:
         if disk is None or run.commands.local is not None or not run.lock.acquire(blocking=False):
             return False  # a batch is being stored: the trainer is back
         try:
-            if not disk.is_whole(run):
+            parts = [run] if run.ranks is None else run.ranks.runs()
+            if not parts or not all(map(disk.is_whole, parts)):
                 return False
             run.outline(run.store.steps(), run.end)
             run.saved.from_disk, run.saved.writer = True, None
@@ -218,7 +218,7 @@ class Memory:
             disk.release(run)
         if self.leave(run):
             return True
-        if isinstance(run, JointRun) or (disk is not None and disk.is_saving(run)):
+        if run.is_derived or (disk is not None and disk.is_saving(run)):
             return False  # it goes with its ranks, or will soon be only on disk
         self._remove(run)
         return True

@@ -50,6 +50,16 @@ class Rounds:
             here = {each.place.rank: each for each in self.members.values()}
         return [here[rank] for rank in sorted(here)]
 
+    @property
+    def world(self) -> int:
+        """The number of ranks, as the newest round says."""
+        return max((member.place.world for member in self.current()), default=0)
+
+    def missing(self) -> list[int]:
+        """Return the ranks that were never seen in the newest round."""
+        seen = {member.place.rank for member in self.current()}
+        return [rank for rank in range(self.world) if rank not in seen]
+
     def of(self, number: int) -> list[Member]:
         """Return the runs of a round, by rank."""
         here = self._rounds[number] if 0 <= number < len(self._rounds) else {}

@@ -29,9 +29,63 @@ STATES: Final[tuple[State, ...]] = ("live", "waiting", "crashed", "lost", "stopp
 GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has ended may still be read
 
 
+class AwayError(HookcoreError):
+    """A batch arrived for a run that must be read from disk before. Its trainer repeats the batch."""
+
+
+class Training(Protocol):
+    """A distributed training: the runs of its ranks write the run of all ranks, as a trainer writes any other."""
+
+    @property
+    def run(self) -> Run:
+        """The run of all ranks. Its id in addresses is `ranks-` and the job."""
+
+    def runs(self) -> list[Run]:
+        """Return the runs of all ranks, of all attempts."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
+
+    def take_of(self, run: Run, record: Record) -> None:
+        """Take what a rank's run has taken."""
+
+    def describe_of(self, run: Run, described: Description) -> None:
+        """Take the description of a rank's model."""
+
+    # What the run of all ranks does, and says of them
+
+    def read_all(self) -> None:
+        """Add up what is kept of the ranks."""
+
+    @property
+    def state(self) -> State:
+        """The state of all ranks together."""
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that the longest rank trained."""
+
+    @property
+    def coarse(self) -> str:
+        """Which steps are merged, although the runs of the ranks have each of them; empty if none are."""
+
+    def why_away(self) -> list[str]:
+        """Return why steps of ranks can't be read now."""
+
+    def ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+        """Queue commands for the ranks and return them."""
+
+    def outcome(self, number: int) -> Outcome:
+        """Return what became of a command that was sent to the ranks."""
+
+    def save_edit(self) -> None:
+        """Save what readers edited of the run of all ranks."""
+
+
 @dataclass(slots=True)
-class RunState:
-    """The readable side of a run."""
+class Run:
+    """What a trainer sent, or the sum of what all ranks of a training sent. All methods are thread-safe."""
 
     info: RunInfo
     store: Store
@@ -45,6 +99,13 @@ class RunState:
     received: Received = field(default_factory=Received)
     end: End = field(default_factory=End)
     findings: FindingsCache = field(init=False)
+    training: Training | None = None  # if it is a rank of it, or the sum of all ranks
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _own_rules: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
+    _first_error: FirstError = field(default_factory=FirstError)
+    asking: threading.Lock = field(default_factory=threading.Lock)
+    _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
+    _gaps: Gaps = field(default_factory=Gaps)
 
     def __post_init__(self) -> None:
         self.judge()
@@ -68,16 +129,36 @@ class RunState:
         return {name: text for name, text in self.store.labels().items() if not name.startswith(OWN_RULE_LABEL)}
 
     @property
+    def is_derived(self) -> bool:
+        """Whether it is the sum of all ranks, which no trainer sends and nothing saves."""
+        return self.ranks is not None
+
+    @property
+    def ranks(self) -> Training | None:
+        """The training whose ranks it is the sum of; None if a trainer sends it."""
+        training = self.training  # a rank's run may be removed at this moment
+        return training if training is not None and training.run is self else None
+
+    @property
+    def joint(self) -> Run | None:
+        """The run of all ranks, if this is one of them."""
+        training = self.training
+        return None if training is None or training.run is self else training.run
+
+    @property
     def partial(self) -> str:
         """Why answers about the run may lack something; empty if they don't."""
-        return " ".join(filter(None, (self.received.beginning, self.away)))
+        coarse = "" if self.ranks is None else self.ranks.coarse
+        return " ".join(filter(None, (self.received.beginning, coarse, self.away)))
 
     @property
     def away(self) -> str:
         """Why steps aren't here yet, or left memory and can't be read now; empty if all can."""
         past = self.store.past
         old = "" if past is None or not past.trouble else f"Steps that left memory can't be read now: {past.trouble}"
-        return " ".join(filter(None, (self.received.behind, old)))
+        own = " ".join(filter(None, (self.received.behind, old)))
+        of_ranks = [] if self.ranks is None else self.ranks.why_away()
+        return " ".join(dict.fromkeys(filter(None, (own, *of_ranks))))
 
     @property
     def is_paused(self) -> bool:
@@ -87,6 +168,8 @@ class RunState:
     @property
     def state(self) -> State:
         """Whether its trainer is live, and if not, how the run ended."""
+        if self.ranks is not None:
+            return self.ranks.state
         if self.end.is_known:
             return "ended" if self.end.failure is None else self.end.failure.outcome
         if self.saved.from_disk:
@@ -102,6 +185,8 @@ class RunState:
     @property
     def steps(self) -> int:
         """The number of steps that it trained, captured or not; of a running one, up to the newest that is known."""
+        if self.ranks is not None and not self.loaded:
+            return self.ranks.steps
         trained, newest = self.trained, self.store.steps().newest
         if trained is not None and self.finished:
             return trained
@@ -124,41 +209,6 @@ class RunState:
     def has_seen(self, finding: Finding) -> bool:
         """Return whether a finding was acknowledged since it began; a recurring one is new."""
         return self.edits.quiet.has_seen(finding.key, finding.since_step)
-
-
-class AwayError(HookcoreError):
-    """A batch arrived for a run that must be read from disk before. Its trainer repeats the batch."""
-
-
-class Joint(Protocol):
-    """The run of all ranks of a distributed training."""
-
-    @property
-    def id(self) -> str:
-        """The id of the run in addresses: `ranks-` and the job."""
-
-    @property
-    def gathers(self) -> bool:
-        """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
-
-    def take_of(self, run: Run, record: Record) -> None:
-        """Take what a rank's run has taken."""
-
-    def describe_of(self, run: Run, described: Description) -> None:
-        """Take the description of a rank's model."""
-
-
-@dataclass(slots=True)
-class Run(RunState):
-    """One training process. All methods are thread-safe."""
-
-    joint: Joint | None = None  # the run of all ranks, if this is one of them
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    _own_rules: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
-    _first_error: FirstError = field(default_factory=FirstError)
-    asking: threading.Lock = field(default_factory=threading.Lock)
-    _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
-    _gaps: Gaps = field(default_factory=Gaps)
 
     def hear(
         self, info: RunInfo, counters: DeliveryCounters, *, silent_s: float, lost_after_s: float, has_ended: bool
@@ -200,13 +250,16 @@ class Run(RunState):
 
     def ask(self, name: Ask, **what: Any) -> Command:
         """Queue a command for the trainer and return it."""
-        return self._ask_all(name, [what])[0]
+        return self.ask_all(name, [what])[0]
 
     def ask_snapshots(self, taps: Sequence[Tap]) -> list[Command]:
         """Queue commands that the trainer receives together, so that it captures the tensors of one step."""
-        return self._ask_all("snapshot", [{"tap": tap} for tap in taps])
+        return self.ask_all("snapshot", [{"tap": tap} for tap in taps])
 
-    def _ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+    def ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+        """Queue commands of one kind for the trainer, and return them."""
+        if self.ranks is not None:
+            return self.ranks.ask_all(name, each)
         # One at a time: a trainer ignores a command that arrives after one with a higher number.
         with self.asking:
             self.learn_numbers()
@@ -236,6 +289,8 @@ class Run(RunState):
 
     def outcome(self, number: int) -> Outcome:
         """Return what became of a command, by its number."""
+        if self.ranks is not None:
+            return self.ranks.outcome(number)
         state = self.state  # first, because a run that has ended has all its events
         with self.lock:
             before = self.commands.asked.get(number)
@@ -300,6 +355,8 @@ class Run(RunState):
 
     def edited(self) -> None:
         """Announce and save a changed name, note, acknowledgement, mute, or annotation."""
+        if self.ranks is not None:
+            self.ranks.save_edit()
         self.edits.count += 1
         if self.saved.on_edit is not None:
             self.saved.on_edit()
@@ -310,7 +367,7 @@ class Run(RunState):
         with self.lock:
             if self.saved.from_disk:
                 raise AwayError(f"the run {self.id} has just left memory: send again")
-            if self.joint is not None and self.joint.gathers:
+            if self.training is not None and self.training.gathers:
                 self.signs.see()
                 raise AwayError(f"the run {self.id} is waiting for the other ranks of its training: send again")
             self.commands.done(batch.commands_done)  # first, or the next command gets a number that it ignores
@@ -363,30 +420,31 @@ class Run(RunState):
         if described is not None and described.version > self.received.described:
             self.store.describe(described.modules, described.coverage, described.hooks)
             self.received.described = described.version
-            if self.joint is not None:
-                self.joint.describe_of(self, described)
+            if self.training is not None:
+                self.training.describe_of(self, described)
         for item, record in zip(fresh, records, strict=True):
             if not self.saved.has_room(record):
                 return  # the sender keeps the rest, and asks again
             if item.number > self.received.acknowledged:
-                self._keep(record, item.number)
+                self.keep(record, item.number)
                 self.received.acknowledged = item.number
 
     def take_record(self, record: Record) -> None:
         """Store a record of a trainer in this process."""
         with self.lock:
             self.signs.see()
-            self._keep(record)
+            self.keep(record)
         self._ask_for_step()
         self.changes.tell()
 
     def take_stored(self, record: Record, number: int) -> None:
         """Take a record that another process has received and stored."""
         with self.lock:
-            self._keep(record, number)
+            self.keep(record, number)
             self.received.acknowledged = number
 
-    def _keep(self, record: Record, number: int = -1) -> None:
+    def keep(self, record: Record, number: int = -1) -> None:
+        """Store a record of its trainer or of all ranks (the lock must be held)."""
         if isinstance(record, EndItem):
             self.end = End(record.step, record.failure)
             self.store.settle()
@@ -400,8 +458,9 @@ class Run(RunState):
                     self._taps = self.store.taps().taps
                 record = self._own_rules.examine(record, self._taps)
             self.store.append(record)
-        if self.joint is not None:  # before it is written: what a run of all ranks reads from disk, it hasn't taken
-            self.joint.take_of(self, record)
+        if self.training is not None and self.ranks is None:
+            # Before it is written: what a run of all ranks reads from disk, it hasn't taken.
+            self.training.take_of(self, record)
         if self.saved.on_record is not None:
             self.saved.on_record(record, number)
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -20,13 +19,11 @@ from hookcore.store import Store
 
 from ..settings import ServerSettings
 from .disk import Disk, Gone, Unlisted, Why
-from .joint import JointRun
+from .joint import Joint, joint_in, ranks_in
 from .memory import MIN_RUN_BYTES, Memory, Removals, note_read
 from .parts import Changes, Commands, Edits, OnCommand, Signs
 from .run import Run
 from .shelf import BOARD_FILE, Views
-
-SomeRun = TypeVar("SomeRun", bound=Run)
 
 
 class Runs:
@@ -113,7 +110,7 @@ class Runs:
                 return run
             if not self._memory.make_place():
                 return None
-            run = self._made(Run, info, self.store_bytes(info.memory))
+            run = self._made(info, self.store_bytes(info.memory))
             self._runs[info.id] = run
             self._join(run, info.place)
         self.balance(spare=run)
@@ -122,7 +119,7 @@ class Runs:
 
     def open_local(self, info: RunInfo, memory: int, on_command: OnCommand) -> Run:
         """Return the run of a trainer in this process, which has its own memory and is never rejected."""
-        run = self._made(Run, info, memory, on_command)
+        run = self._made(info, memory, on_command)
         self.add(run)
         return run
 
@@ -130,8 +127,8 @@ class Runs:
         """Put a run among the ranks of its training, once its trainer knows its place, or knows more of it."""
         if place is None:
             return
-        if isinstance(run.joint, JointRun):
-            run.joint.locate(run, place)
+        if (joint := joint_in(run)) is not None:
+            joint.locate(run, place)
         else:
             with self._lock:
                 self._join(run, place)
@@ -140,28 +137,29 @@ class Runs:
     def _join(self, run: Run, place: Place | None) -> None:
         """Put a run among the ranks of its training (the lock must be held)."""
         run_id = joint_id(place)
-        if run_id is None or place is None or run.joint is not None:
+        if run_id is None or place is None or run.training is not None:
             return
-        joint = self._runs.get(run_id)
-        if joint is None:
-            joint = self._runs[run_id] = self._new_joint(run, run_id)
-        if isinstance(joint, JointRun):
+        of_all = self._runs.get(run_id)
+        if of_all is None:
+            of_all = self._runs[run_id] = self._sum_with(run, run_id)
+        if (joint := ranks_in(of_all)) is not None:
             joint.admit(run, place)
 
-    def _new_joint(self, run: Run, run_id: str) -> JointRun:
+    def _sum_with(self, run: Run, run_id: str) -> Run:
+        """Return a run of all ranks for the first rank of a training."""
         info = replace(run.info, id=run_id, place=None, keep="", key="")
-        joint = self._made(JointRun, info, self.store_bytes(info.memory))
-        joint.connect(lambda: self.disk, self.store_bytes, self.unlisted.unread)
-        joint.loaded = run.loaded
-        return joint
+        of_all = self._made(info, self.store_bytes(info.memory))
+        of_all.loaded = run.loaded
+        Joint(of_all, lambda: self.disk, self.store_bytes, self.unlisted.unread)
+        return of_all
 
-    def _made(self, kind: type[SomeRun], info: RunInfo, memory: int, local: OnCommand | None = None) -> SomeRun:
+    def _made(self, info: RunInfo, memory: int, local: OnCommand | None = None) -> Run:
         chosen, ignored = chosen_in(info.settings.get("rules"))
         changes = started_with(chosen)
         store = follow(Store(memory), changes, info.rank)
         if ignored:
             store.add_event(Event(0, time.time(), "rules-ignored", ignored, "warning"))
-        return kind(
+        return Run(
             info,
             store,
             Commands(self._numbers, local),
@@ -174,7 +172,7 @@ class Runs:
 
     def known(self, info: RunInfo) -> Run:
         """Return a run on disk, as the list shows it."""
-        run = self._made(Run, info, MIN_RUN_BYTES)
+        run = self._made(info, MIN_RUN_BYTES)
         run.saved.from_disk, run.loaded = True, False
         return run
 
@@ -203,7 +201,7 @@ class Runs:
             if run is None:
                 return False
             self._part(run)
-        for each in [member.run for member in run.members.values()] if isinstance(run, JointRun) else [run]:
+        for each in [run] if run.ranks is None else run.ranks.runs():
             self._remove(each, why)
         self.changes.tell()
         return True
@@ -220,11 +218,11 @@ class Runs:
 
         The lock must be held.
         """
-        if isinstance(run.joint, JointRun):
-            joint = run.joint
+        joint = joint_in(run)
+        if joint is not None and not run.is_derived:
             joint.dismiss(run)
             if not joint.members:
-                self._runs.pop(joint.id, None)
+                self._runs.pop(joint.run.id, None)
 
     def drop(self, run: Run) -> None:
         """Remove a run that has no data, or none any more. It can't be restored."""
@@ -260,7 +258,7 @@ class Runs:
                 return None
             self._gone.drop(run_id)
             self._runs[run_id] = run
-            if isinstance(run.joint, JointRun):  # it was removed with all ranks
+            if run.joint is not None:  # it was removed with all ranks
                 self._runs.setdefault(run.joint.id, run.joint)
             self._join(run, run.info.place)
         run.signs.look()

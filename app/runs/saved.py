@@ -22,7 +22,7 @@ from hookcore.records import Event, Severity
 from hookcore.store import StepRange, Store
 
 from .edits import annotations_in, merged
-from .joint import JointRun
+from .joint import joint_in
 from .limits import MAX_TAGS, tamed
 from .parts import End
 from .run import Run, emit_event, follow_rules
@@ -291,8 +291,8 @@ class PageFiles:
             rules, now = run.rules, page_as_read(run)  # a reader may just be editing it
             apply_page(run, content if now == own else merged(own, now, content))
             follow_rules(run, rules)
-            if isinstance(run.joint, JointRun):
-                run.joint.follow_edit(run)
+            if (joint := joint_in(run)) is not None:
+                joint.follow_edit(run)
             run.changes.tell()
         run.saved.page = {name: content[name] for name in own}
 

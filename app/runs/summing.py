@@ -1,157 +1,23 @@
-"""The frames of all ranks are added up, step by step, in the rounds in which the training was started."""
+"""The sum of all ranks: it reads what they send, assembles each step, and writes it into the run of all ranks."""
 
 from __future__ import annotations
 
 import logging
-import re
-import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import msgspec
-
 from hookcore.findings.times import RankTimes, late_rank
-from hookcore.reading.answers.runs import Outcome, State
-from hookcore.records import Command, Frame, Snapshot
+from hookcore.records import Frame, Snapshot
 from hookcore.records.vocabulary import DESYNC, LATE_RANK
-from hookcore.records.wire import DeliveryCounters, Place
-from hookcore.store import StepRange, Store
+from hookcore.records.wire import DeliveryCounters
 from hookcore.store.rankstep import Difference
 
 from .assembly import GRACE_S, Assembly
-from .parts import Ask, End, Record
+from .parts import End, Record
 from .ranks import Structures, desync_of, words_of
 from .rounds import WAITING, Held, Member, Rounds
-from .run import Run, emit_event, follow_rules
-
-OF_RANK: Final = re.compile(r" rank \d+$")  # at the end of a run's name
-
-
-@dataclass(slots=True)
-class Membership(Run):
-    """A run with members, the runs of all ranks."""
-
-    rounds: Rounds = field(default_factory=Rounds)
-    _reading: bool = False  # the members' stores are being added up
-    _shaping: threading.Lock = field(default_factory=threading.Lock)  # the order of the members, and the outline
-
-    @property
-    def members(self) -> dict[str, Member]:
-        """The runs of all ranks, by their ids."""
-        return self.rounds.members
-
-    @property
-    def world(self) -> int:
-        """The number of ranks, as the newest round says."""
-        return max((each.place.world for each in self.current()), default=0)
-
-    def current(self) -> list[Member]:
-        """Return the run of each rank of the newest round, by rank."""
-        return self.rounds.current()
-
-    def missing(self) -> list[int]:
-        """Return the ranks that were never seen in this round."""
-        seen = {each.place.rank for each in self.current()}
-        return [rank for rank in range(self.world) if rank not in seen]
-
-    def locate(self, run: Run, place: Place) -> None:
-        """Note what else became known of a rank's place: its device, and its coordinates on a mesh."""
-        member = self.members.get(run.id)
-        if member is not None:
-            member.place = place
-
-    def dismiss(self, run: Run) -> None:
-        """Forget a rank's run that was removed. What it added stays."""
-        with self._shaping:
-            self.rounds.dismiss(run)
-        run.joint = None
-
-    def _follow_lead(self) -> None:
-        current = self.current()
-        if not current:
-            return
-        lead = current[0].run
-        started_s = min(each.run.info.started_s for each in current)
-        own = {"id": self.info.id, "name": self.info.name, "key": "", "keep": "", "place": None}
-        self.info = msgspec.structs.replace(lead.info, started_s=started_s, **own)
-        if not self.edits.count:
-            self.name, self.saved.summary = OF_RANK.sub("", lead.name), lead.saved.summary
-            self.edits.follow(lead.edits)
-
-    def _outline(self) -> None:
-        every = [each.run.store.steps() for each in self.members.values()]
-        known = [steps for steps in every if steps.first is not None and steps.newest is not None]
-        if known:
-            first, newest = min(each.first or 0 for each in known), max(each.newest or 0 for each in known)
-            self.store = Store.outline(StepRange(first, newest, max(each.count for each in known)))
-
-    @property
-    def state(self) -> State:
-        """Live while some rank is, waiting while some may come back; else how the first one that broke off ended."""
-        current = self.current()
-        if any(each.run.state == "live" for each in current):  # live pages ask for it at every change
-            return "live"
-        states = {each.run.state for each in current}
-        order: tuple[State, ...] = ("waiting", "crashed", "stopped", "lost", "ended")
-        return next((state for state in order if state in states), "lost")
-
-    @property
-    def steps(self) -> int:
-        """The number of steps that it trained; while it is on disk only, that of its longest rank."""
-        steps: int = Run.steps.__get__(self)
-        return steps if self.loaded else max((each.run.steps for each in self.current()), default=steps)
-
-    @property
-    def away(self) -> str:
-        """Why steps can't be read now, of a rank or of their sum."""
-        own: str = Run.away.__get__(self)
-        return " ".join(dict.fromkeys(filter(None, (own, *(each.run.away for each in list(self.members.values()))))))
-
-    def follow_edit(self, run: Run) -> None:
-        """Apply edits made elsewhere, if this rank represents all ranks."""
-        if self.members and run is self.current()[0].run:
-            before, self.name = self.rules, OF_RANK.sub("", run.name)
-            self.edits.follow(run.edits)
-            follow_rules(self, before)
-            self.changes.tell()
-
-    def _ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
-        """Ask all live ranks, but only the lowest one for tensors."""
-        live = [member.run for member in self.current() if member.run.state == "live"]
-        if name == "snapshot":
-            live = live[:1]
-        with ExitStack() as others:  # in the order of the ranks: no one waits for the other
-            for run in live:
-                others.enter_context(run.asking)
-                run.learn_numbers()
-                self.commands.know(run.commands.newest)
-            commands = self.commands.make(name, each)  # with the same numbers for all ranks
-            for run in live:
-                run.hand_on(commands)
-        return commands
-
-    def outcome(self, number: int) -> Outcome:
-        """Return what became of a command at the rank that needs a look first, of those that were asked."""
-        of_ranks = [member.run.outcome(number) for member in self.current()]
-        asked = [outcome for outcome in of_ranks if outcome.outcome != "unknown"] or of_ranks
-        order = ("waiting", "received", "refused", "dropped", "superseded", "applied", "unknown")
-        return min(asked, key=lambda outcome: order.index(outcome.outcome))
-
-    def _ask_for_step(self) -> None:
-        """Do nothing: the ranks ask for themselves."""
-
-    def edited(self) -> None:
-        """Announce a change, and save it with the lowest rank's run."""
-        lead = self.current()[0].run if self.members else None
-        if lead is not None:
-            before, lead.name = lead.rules, self.name
-            lead.edits.follow(self.edits)
-            follow_rules(lead, before)
-            lead.edited()
-        Run.edited(self)
-
+from .run import Run, emit_event
 
 logger = logging.getLogger("hookcore")
 
@@ -162,60 +28,69 @@ LATE_EVERY: Final = 64  # steps between two looks for a rank that is late
 _SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
 
 
-@dataclass(slots=True)
-class Summing(Membership):
-    """Takes what the ranks send, and keeps the sum of each step."""
+@dataclass(slots=True, eq=False)
+class Sum:
+    """The sum of all ranks. It gets their records in any order of ranks, and writes ordinary frames.
 
+    Whoever calls it holds the lock of the run of all ranks, except for `tick` and `do_without`, and readers of what is
+    replaced and never changed.
+    """
+
+    run: Run  # of all ranks
+    rounds: Rounds
     assembly: Assembly = field(init=False)
     shifts: dict[int, int] = field(default_factory=dict)  # of the steps of each round; replaced, never changed
     unread: set[str] = field(default_factory=set)  # runs of ranks that are saved, and can't be read
+    reading: bool = False  # saved runs are being added up, in their order
+    follows: bool = False  # frames of trainers were taken, besides what is on disk
     _round: int = NO_ROUND  # the one whose steps are added up
     _structures: Structures = field(default_factory=Structures)
     joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects; replaced, too
     _held: dict[str, Held] = field(default_factory=dict)  # by run: what ranks sent that were started again
-    _follows: bool = False  # frames of trainers were taken, besides what is on disk
     _counted_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        Membership.__post_init__(self)
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
-        self.assembly = Assembly(self._store_step, max(self.store.usage().max_bytes // _SHARE, 2**22), self.signs.clock)
-        self.store.name_ranks(self._words_of_bad)
+    def begin(self) -> None:
+        """Begin with the first step, in a store that is empty."""
+        store, clock = self.run.store, self.run.signs.clock
+        self.assembly = Assembly(self._write, max(store.usage().max_bytes // _SHARE, 2**22), clock)
+        store.name_ranks(self._words_of_bad)
         self.shifts, self._round, self.joined, self._held = {}, NO_ROUND, {}, {}
-        self._follows = False
+        self.follows = False
 
     @property
     def shift(self) -> int:
         """By how much the steps of the current round are shifted here."""
         return self.shifts.get(self._round, 0)
 
-    def _report_bug(self) -> None:
-        logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
+    def report_bug(self) -> None:
+        """Log an exception, and say on the pages that something is missing."""
+        logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.run.id)
         self.assembly.absences.report("not-added", -1, "frames of a rank can't be added up: the server's log says why")
 
     def tick(self) -> None:
         """Look for ranks that went silent or ended, so that the others needn't wait for them. Called now and then."""
-        if not self.loaded or not self.lock.acquire(blocking=False):
+        if not self.run.loaded or not self.run.lock.acquire(blocking=False):
             return
         try:
             self._let_go()
             self._give_up()
             self.assembly.advance()
             self._end()
-            self._emit_reports()
+            self.emit_reports()
         finally:
-            self.lock.release()
-        self.changes.tell()
+            self.run.lock.release()
+        self.run.changes.tell()
 
     def do_without(self, run: Run, why: str) -> None:
         """Don't wait for a live rank whose own run isn't in memory, so that its frames don't come here."""
-        if not self.loaded or not self.lock.acquire(blocking=False):
+        if not self.run.loaded or not self.run.lock.acquire(blocking=False):
             return  # it is asked for again
         try:
-            member = self.members.get(run.id)
-            rank = None if member is None else self._rank_in_round(member)
+            member = self.rounds.members.get(run.id)
+            rank = None if member is None else self.rank_in_round(member)
             if rank is not None and self.assembly.do_without(rank):
                 first = self.assembly.ranks[rank].newest + 1
                 message = (
@@ -223,14 +98,21 @@ class Summing(Membership):
                     f"it from step {first:,} on. The rank's own run has these steps; open it to load it into memory"
                 )
                 self.assembly.absences.report("rank-not-in-memory", rank, message)
-                self._emit_reports()
+                self.emit_reports()
         finally:
-            self.lock.release()
+            self.run.lock.release()
+
+    def resume(self) -> None:
+        """Go on with what trainers send, after what was saved of the ranks has been read."""
+        self.assembly.be_patient()
+        self._let_go()
+        self._end()
+        self.emit_reports()
 
     def _let_go(self) -> None:
         """Don't wait for ranks that have ended, or are gone."""
         for run_id, rank in list(self.joined.items()):
-            member = self.members.get(run_id)
+            member = self.rounds.members.get(run_id)
             if member is None:
                 self.assembly.leave(rank, is_gone=True)
             elif member.round == self._round and self._is_over(member.run):
@@ -245,13 +127,14 @@ class Summing(Membership):
         """Return whether no more frames are expected. After a restart of the server, trainers may return."""
         return run.end.is_known or (run.finished and not (run.saved.from_disk and self.assembly.is_patient))
 
-    def _take(self, run: Run, record: Record) -> None:
-        member = self.members.get(run.id)
+    def take(self, run: Run, record: Record) -> None:
+        """Take a record of a rank."""
+        member = self.rounds.members.get(run.id)
         if member is None:
             return
-        self.signs.see()
-        self._follows |= isinstance(record, Frame)
-        rank = self._rank_in_round(member, record.step)
+        self.run.signs.see()
+        self.follows |= isinstance(record, Frame)
+        rank = self.rank_in_round(member, record.step)
         if rank is None:
             if isinstance(record, Frame):
                 self._leave_out(member, record)
@@ -261,34 +144,34 @@ class Summing(Membership):
             self.assembly.take(rank, shifted(record, self.shift))
         elif isinstance(record, Snapshot):
             if rank == min(self.assembly.ranks):
-                self.store.add_snapshot(replace(record, step=record.step + self.shift))
+                self.run.store.add_snapshot(replace(record, step=record.step + self.shift))
         else:
             self._leave(rank, run)
             self._end()
-        self._emit_reports()
-        if self.signs.clock() - self._counted_at >= COUNT_EVERY_S:
+        self.emit_reports()
+        if self.run.signs.clock() - self._counted_at >= COUNT_EVERY_S:
             self._count()
 
     def _leave_out(self, member: Member, frame: Frame) -> None:
         """Hold a frame of a rank that was started again, as most others may follow; leave out any other."""
         if member.round != WAITING and member.round <= self._round:
-            self._report_left_out(member)
+            self.report_left_out(member)
             return
-        self._held.setdefault(member.run.id, Held(self.signs.clock())).take(frame)
+        self._held.setdefault(member.run.id, Held(self.run.signs.clock())).take(frame)
         self._give_up()
 
     def _must_wait(self, member: Member) -> bool:
         """Return whether a rank begins a round while steps of the one before are still on their way."""
-        if NO_ROUND < self._round < member.round and not self._reading:
+        if NO_ROUND < self._round < member.round and not self.reading:
             held = self._held.get(member.run.id)
-            if held is None or self.signs.clock() - held.since <= REST_S:
+            if held is None or self.run.signs.clock() - held.since <= REST_S:
                 every = (each.run for each in self.rounds.of(self._round))
                 return any(run.loaded and run.received.sent > run.received.acknowledged for run in every)
         return False
 
     def _give_up(self) -> None:
         """Leave out ranks that were started again, and that most others didn't follow in time."""
-        held = {run_id: member for run_id in self._held if (member := self.members.get(run_id)) is not None}
+        held = {run_id: member for run_id in self._held if (member := self.rounds.members.get(run_id)) is not None}
         newest = max(held.values(), key=lambda member: member.round, default=None)
         is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
         if newest is not None and newest.round > self._round and (is_much or not self._must_wait(newest)):
@@ -296,12 +179,13 @@ class Summing(Membership):
         is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
         for run_id, each in self._held.items():
             waits = run_id in held and held[run_id].round > self._round
-            if not each.given_up and not waits and (is_much or self.signs.clock() - each.since > GRACE_S):
+            if not each.given_up and not waits and (is_much or self.run.signs.clock() - each.since > GRACE_S):
                 each.give_up()
                 if run_id in held:
-                    self._report_left_out(held[run_id])
+                    self.report_left_out(held[run_id])
 
-    def _report_left_out(self, member: Member) -> None:
+    def report_left_out(self, member: Member) -> None:
+        """Say of a rank that the sum doesn't include its steps."""
         rank, without = member.place.rank, "the sum of all ranks doesn't include its steps. The rank's own run has them"
         if member.round != WAITING:
             name, why = "rank-of-before", f"rank {rank} of an earlier attempt sent frames"
@@ -309,7 +193,7 @@ class Summing(Membership):
             name, why = "rank-alone", f"rank {rank} was restarted and counts from 0, but most other ranks were not"
         self.assembly.absences.report(name, rank, f"{why}: {without}")
 
-    def _rank_in_round(self, member: Member, step: int | None = None) -> int | None:
+    def rank_in_round(self, member: Member, step: int | None = None) -> int | None:
         """Return the member's rank if it belongs to the current round, which it may begin, with a step of its own."""
         if member.round < max(self._round, 0) or self._must_wait(member):
             return None
@@ -327,9 +211,9 @@ class Summing(Membership):
                 f"the training was restarted (attempt {number + 1}): its steps continue from "
                 f"{self.shifts[number]:,} here, but count from 0 in the ranks' own runs"
             )
-            emit_event(self, "restarted", message)
+            emit_event(self.run, "restarted", message)
         self._round, self.joined = number, {}
-        self.end = End()
+        self.run.end = End()
         for member in self.rounds.of(number):
             held = self._held.pop(member.run.id, None)
             for frame in () if held is None else held.frames:
@@ -352,33 +236,33 @@ class Summing(Membership):
             )
             self.assembly.absences.report("rank-joined-late", rank, message)
 
-    def _store_step(self, frame: Frame, differences: Sequence[Difference] | None) -> None:
+    def _write(self, frame: Frame, differences: Sequence[Difference] | None) -> None:
         if frame.new_taps:
-            self.store.announce(frame.new_taps)
+            self.run.store.announce(frame.new_taps)
             frame = replace(frame, new_taps=())
         if differences is not None:
             self._follow_desync(frame.step, differences)
         if self.assembly.steps % LATE_EVERY == 0:
             self._follow_lateness(frame.step)
-        self._keep(frame)
+        self.run.keep(frame)
 
     def _follow_desync(self, step: int, differences: Sequence[Difference]) -> None:
-        follower, taps = self.store.follower, self.store.taps().taps
-        is_on = self.store.rules.get(DESYNC) is not False
+        follower, taps = self.run.store.follower, self.run.store.taps().taps
+        is_on = self.run.store.rules.get(DESYNC) is not False
         known = [each for each in differences if each.lane < len(taps) and is_on]
         if follower is not None:
             follower.hold(DESYNC, desync_of(step, known, taps) if known else None)
 
     def _follow_lateness(self, step: int) -> None:
         """Look whether one of the ranks keeps the others waiting."""
-        follower, is_on = self.store.follower, self.store.rules.get(LATE_RANK) is not False
+        follower, is_on = self.run.store.follower, self.run.store.rules.get(LATE_RANK) is not False
         ranks = [
             RankTimes(each.place.rank, each.run.store, self.shift)
-            for each in self.current()
+            for each in self.rounds.current()
             if each.run.loaded and each.run.id in self.joined
         ]
         if follower is not None:
-            follower.hold(LATE_RANK, late_rank(self.store, ranks, step) if is_on else None)
+            follower.hold(LATE_RANK, late_rank(self.run.store, ranks, step) if is_on else None)
 
     def _words_of_bad(self, number: int, step: int) -> str:
         ranks = self.assembly.bad_ranks(number, step)
@@ -388,51 +272,53 @@ class Summing(Membership):
         words = words_of(ranks, world)
         return f"It was in {words}." if len(ranks) == world else f"It was in {words} of {world:,}."
 
-    def _describe(self, run: Run, modules: Any, coverage: Any, hooks: Any) -> None:
-        if (member := self.members.get(run.id)) is not None:
+    def describe(self, run: Run, modules: Any, coverage: Any, hooks: Any) -> None:
+        """Take the description of a rank's model."""
+        if (member := self.rounds.members.get(run.id)) is not None:
             self._structures.note(member.place.rank, modules)
             self.assembly.part(self._structures.parted)
-        is_lead = any(each.run is run for each in self.current()[:1])  # none if all ranks were just removed
-        known = {} if is_lead else self.store.module_types()
-        self.store.describe(
+        is_lead = any(each.run is run for each in self.rounds.current()[:1])  # none if all ranks were just removed
+        known = {} if is_lead else self.run.store.module_types()
+        self.run.store.describe(
             [each for each in modules if each.path not in known],
             self._structures.cover([each for each in coverage if each.path not in known]),
             hooks if is_lead else (),
         )
 
     def _end(self) -> None:
-        current = [each for each in self.current() if each.run.id in self.joined]
-        if self.end.failure is None:
+        current = [each for each in self.rounds.current() if each.run.id in self.joined]
+        if self.run.end.failure is None:
             failed = ((each.run.end.failure, each.place.rank) for each in current)
             failure, rank = next((each for each in failed if each[0] is not None), (None, 0))
             if failure is not None:
-                error = f"rank {rank}: {failure.error}"
-                self.end = replace(self.end, failure=replace(failure, step=failure.step + self.shift, error=error))
-        silent = any(each.run.id not in self.joined and not self._is_over(each.run) for each in self.current())
-        if self._follows and (silent or self.missing()) and self.assembly.is_patient:
+                failure = replace(failure, step=failure.step + self.shift, error=f"rank {rank}: {failure.error}")
+                self.run.end = replace(self.run.end, failure=failure)
+        silent = any(each.run.id not in self.joined and not self._is_over(each.run) for each in self.rounds.current())
+        if self.follows and (silent or self.rounds.missing()) and self.assembly.is_patient:
             return  # others may have trained, too, and be slower to arrive
-        if current and all(self._is_over(each.run) for each in current) and self.end.step is None:
+        if current and all(self._is_over(each.run) for each in current) and self.run.end.step is None:
             self.assembly.flush()
-            self.store.settle()
+            self.run.store.settle()
             steps = [each.run.end.step for each in current if each.run.end.step is not None]
-            self.end = replace(self.end, step=max(steps) + self.shift if steps else None)
+            self.run.end = replace(self.run.end, step=max(steps) + self.shift if steps else None)
             self._count()
 
     def _count(self) -> None:
-        self._counted_at = self.signs.clock()
-        every = [each.run.received.counters for each in self.members.values()]
+        self._counted_at = self.run.signs.clock()
+        every = [each.run.received.counters for each in self.rounds.members.values()]
         dropped: dict[str, int] = {}
         for each in every:
             for name, number in each.dropped.items():
                 dropped[name] = dropped.get(name, 0) + number
         names = ("produced", "acknowledged", "waiting", "in_flight")
-        self.received.counters = DeliveryCounters(
+        self.run.received.counters = DeliveryCounters(
             **{name: sum(getattr(each, name) for each in every) for name in names}, dropped=dropped
         )
 
-    def _emit_reports(self) -> None:
+    def emit_reports(self) -> None:
+        """Add events about what the sum lacks."""
         for name, message in self.assembly.absences.trouble:
-            emit_event(self, name, message, "warning")
+            emit_event(self.run, name, message, "warning")
         self.assembly.absences.trouble.clear()
 
 

@@ -26,7 +26,7 @@ from hookcore.errors import HookcoreError
 from hookcore.records.wire import Batch, EndItem, RunInfo
 
 from .disk import WrongKeyError
-from .joint import JointRun
+from .joint import ranks_in
 from .keep import Keeper
 from .limits import tamed
 from .run import GONE_AFTER_S, Run, emit_event
@@ -193,10 +193,10 @@ class LostMarks:
         """Add an event to each run that is newly lost. One whose trainer returns and is lost again gets another."""
         every = self._runs.every()
         for run in every:
-            if isinstance(run, JointRun):
-                run.tick()
+            if (joint := ranks_in(run)) is not None:
+                joint.sum.tick()
         runs = (run for run in every if run.loaded and not run.saved.from_disk and isfinite(run.signs.seen_at))
-        lost = [run for run in runs if not isinstance(run, JointRun) and _is_lost(run)]
+        lost = [run for run in runs if not run.is_derived and _is_lost(run)]
         for run in lost:
             if self._marked.get(run.id) != run.signs.seen_at:
                 cause = _cause(run)

@@ -229,8 +229,8 @@ def pipeline() -> Iterator[Served]:
                 run = open_run(found.runs, f"pipe-{attempt}-{rank}", name=f"pipe rank {rank}", place=place)
                 tap = Tap(f"stage{rank}", "output")
                 module = ModuleRecord(tap.module, "Linear", None)
-                assert run.joint is not None
-                run.joint.describe_of(run, Description(0, (module,), (), ()))
+                assert run.training is not None
+                run.training.describe_of(run, Description(0, (module,), (), ()))
                 for step in range(3):
                     new = (tap,) if step == 0 else ()
                     run.take_record(make_frame(step, [2.0], scalars={"loss": 1.0}, new_taps=new))

@@ -37,7 +37,7 @@ from hookcore_app.clickhouse.schema import (
     number_of_run,
     rank_shards,
 )
-from hookcore_app.runs import JointRun, Run
+from hookcore_app.runs import Joint, Run, ranks_in
 from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings
@@ -484,13 +484,12 @@ def test_in_a_long_restarted_training_memory_has_the_newest_steps_and_clickhouse
             store_frames(url, _a_rank(rank, attempt), range(count))
     world = serve(url)
     assert _steps_of_all(world) == list(range(30))
-    joint = world.runs.get("ranks-job")
-    assert isinstance(joint, JointRun)
-    assert joint.shift == 20
-    steps = joint.store.steps()
+    joint = joint_in(world)
+    assert joint.sum.shift == 20
+    steps = joint.run.store.steps()
     assert (steps.first, steps.newest, steps.count) == (0, 29, 30)
-    assert joint.store.exact_since == begin
-    assert f"cover steps from {begin} on" in joint.partial or (begin is None and not joint.partial)
+    assert joint.run.store.exact_since == begin
+    assert f"cover steps from {begin} on" in joint.run.partial or (begin is None and not joint.run.partial)
 
 
 def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_are_answered(
@@ -534,6 +533,15 @@ def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_a
         assert found["compared"] == len(TAPS)
 
 
+def joint_in(world: World) -> Joint:
+    """Return the training of the ranks, as it is listed."""
+    run = world.runs.get("ranks-job")
+    assert run is not None
+    joint = ranks_in(run)
+    assert joint is not None
+    return joint
+
+
 def partial_of(world: World, path: str) -> str:
     return world.client.get(path).headers.get("hookcore-partial", "")
 
@@ -544,26 +552,25 @@ def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_beg
     shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
     shared_runs._listed.set()
 
-    def look() -> JointRun:
+    def look() -> Joint:
         shared_runs._look(shard)
         shared_runs.advance(shard)
-        joint = world.runs.find("ranks-job")
-        assert isinstance(joint, JointRun)
-        return joint
+        world.runs.find("ranks-job")
+        return joint_in(world)
 
     for rank, steps in ((0, range(10)), (1, range(8))):
         store_frames(url, _a_rank(rank), steps, sent=9)
-    assert look().store.steps().newest == 7
+    assert look().run.store.steps().newest == 7
     for rank in range(2):
         store_frames(url, _a_rank(rank, attempt=1), range(3))
-    assert look().store.steps().newest == 7, "the next attempt waits"
+    assert look().run.store.steps().newest == 7, "the next attempt waits"
     store_frames(url, _a_rank(1), range(8, 10))
     for rank in range(2):
         store_frames(url, _a_rank(rank, attempt=1), range(3, 5))
     joint = look()
-    joint.tick()
-    assert (joint.shift, joint.store.steps().newest, joint.assembly.absences.incomplete) == (10, 14, 0)
-    assert not [event.message for event in joint.store.events() if event.name == "rank-of-before"]
+    joint.sum.tick()
+    assert (joint.sum.shift, joint.run.store.steps().newest, joint.sum.assembly.absences.incomplete) == (10, 14, 0)
+    assert not [event.message for event in joint.run.store.events() if event.name == "rank-of-before"]
     shared_runs.close()
 
 
@@ -590,15 +597,14 @@ def test_ranks_too_large_for_memory_are_not_blamed_and_the_others_are_read_befor
     assert world.runs.find("rank-0-0") is not None  # a reader opens only this one
     store_frames(url, _a_rank(0), range(10, 12))
     look()
-    joint, other = world.runs.get("ranks-job"), world.runs.get("rank-1-0")
-    assert isinstance(joint, JointRun)
-    assert joint.loaded
-    assert joint.store.steps().newest == 11
-    (message,) = (event.message for event in joint.store.events() if event.name.startswith("rank-"))
+    joint, other = joint_in(world), world.runs.get("rank-1-0")
+    assert joint.run.loaded
+    assert joint.run.store.steps().newest == 11
+    (message,) = (event.message for event in joint.run.store.events() if event.name.startswith("rank-"))
     assert "rank 1 isn't in this server's memory, because runs take" in message
     assert "more than 0% of --memory (2 GB)" in message
-    assert joint.assembly.absences.incomplete == 2
-    joint.swap(Store.outline(joint.store.steps()), loaded=False)
+    assert joint.sum.assembly.absences.incomplete == 2
+    joint.run.swap(Store.outline(joint.run.store.steps()), loaded=False)
     monkeypatch.setattr(following, "FULL", 0.8)
     monkeypatch.setattr(shared_runs, "recorded", recorded)
     store_frames(url, _a_rank(0), range(12, 13))
@@ -624,8 +630,8 @@ def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted
     for rank in range(2):
         store_frames(url, _a_rank(rank), range(10))
     look()
-    joint, away = world.runs.find("ranks-job"), world.runs.get("rank-1-0")
-    assert isinstance(joint, JointRun)
+    world.runs.find("ranks-job")
+    joint, away = joint_in(world), world.runs.get("rank-1-0")
     assert away is not None
 
     def leave_while(steps: range, others: range) -> None:
@@ -634,7 +640,7 @@ def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted
         assert away is not None
         away.signs.seen_at = float("-inf")
         assert world.runs._memory.leave(away)
-        joint.tick()
+        joint.sum.tick()
         store_frames(url, _a_rank(0), others)
         look()
         store_frames(url, _a_rank(1), steps)
@@ -642,19 +648,21 @@ def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted
         assert away.loaded
 
     leave_while(range(10, 16), range(10, 15))
-    progress = joint.assembly.ranks[1]
+    progress = joint.sum.assembly.ranks[1]
     assert progress.late == 4, "steps 10 to 13: step 14 is still open, and 15 waits for the other rank"
-    assert any("rank 1 sent step 10 after step 14 had been added up" in each.message for each in joint.store.events())
+    assert any(
+        "rank 1 sent step 10 after step 14 had been added up" in each.message for each in joint.run.store.events()
+    )
     store_frames(url, _a_rank(0), range(15, 17))
     store_frames(url, _a_rank(1), range(16, 17))
     look()
-    assert joint.store.steps().newest == 16
-    assert joint.assembly.absences.incomplete == 4
+    assert joint.run.store.steps().newest == 16
+    assert joint.sum.assembly.absences.incomplete == 4
     monkeypatch.setattr(opening, "WHOLE_ROWS", 100)  # a frame counts as 25
     monkeypatch.setattr(opening, "WINDOW_ROWS", 50)
     leave_while(range(17, 25), range(17, 26))
     assert progress.late == 4 + 8
-    assert any("rank 1 was away for 6 frames" in each.message for each in joint.store.events())
+    assert any("rank 1 was away for 6 frames" in each.message for each in joint.run.store.events())
     shown = world.client.get("/api/v1/ranks?run=ranks-job").json()
     assert [each["late"] for each in shown["ranks"]] == [0, 12]
     shared_runs.close()

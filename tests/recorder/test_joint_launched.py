@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookcore.delivery.archive import read_archive
-from hookcore_app.runs import JointRun
+from hookcore_app.runs import Joint, ranks_in
 from tests.commanding import SCRIPTS, WATCHED, assert_same_weights, run
 from tests.serving import TOKEN, Served, served
 from tests.waiting import wait_for
@@ -31,9 +31,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def joint_in(server: Served) -> JointRun:
-    (found,) = server.runs.all()
-    assert isinstance(found, JointRun)
+def joint_in(server: Served) -> Joint:
+    (run,) = server.runs.all()
+    found = ranks_in(run)
+    assert found is not None
     return found
 
 
@@ -43,8 +44,8 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
         done = run(command, tmp_path, HOOKCORE_SERVER=server.url, HOOKCORE_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
         joint = joint_in(server)
-        wait_for(lambda: joint.state == "ended")
-        assert (joint.name, joint.world, joint.missing()) == ("elastic", 2, [])
+        wait_for(lambda: joint.run.state == "ended")
+        assert (joint.run.name, joint.world, joint.missing()) == ("elastic", 2, [])
         assert sorted((each.place.rank, each.place.attempt) for each in joint.members.values()) == [
             (0, 0),
             (0, 1),
@@ -53,12 +54,12 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
         ]
         assert [each.place.attempt for each in joint.current()] == [1, 1]
         # Data after the last step, such as a sample of the machine, may begin another step, which rank 1 never has.
-        assert joint.shift >= STEPS
-        steps = [*range(STEPS), *range(joint.shift, joint.shift + STEPS)]
-        assert joint.store.series(0, "count").first_step.tolist() == steps
-        assert joint.assembly.absences.incomplete <= 1
-        (event,) = [each for each in joint.store.events() if each.name == "restarted"]
-        assert f"its steps continue from {joint.shift} here" in event.message
+        assert joint.sum.shift >= STEPS
+        steps = [*range(STEPS), *range(joint.sum.shift, joint.sum.shift + STEPS)]
+        assert joint.run.store.series(0, "count").first_step.tolist() == steps
+        assert joint.sum.assembly.absences.incomplete <= 1
+        (event,) = [each for each in joint.run.store.events() if each.name == "restarted"]
+        assert f"its steps continue from {joint.sum.shift} here" in event.message
 
 
 @pytest.fixture(scope="module")

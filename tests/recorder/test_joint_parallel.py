@@ -221,7 +221,7 @@ def norms_of_gradients(store: Store) -> list[float]:
 
 @pytest.mark.parametrize("name", ["fsdp", "axes", "tensor", "pipeline", "split"])
 def test_parameters_and_the_norm_of_all_gradients_are_those_of_one_process(server: Served, name: str) -> None:
-    alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).store
+    alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).run.store
     expected = [tap for kind in OF_PARAMETERS for tap in alone.taps(None, kind).taps]
     assert len(expected) == 3 * 8
     assert {tap for kind in OF_PARAMETERS for tap in together.taps(None, kind).taps} == set(expected)
@@ -235,7 +235,7 @@ SPLIT: Final = ("axes", "tensor")  # by tensor parallel layers
 
 @pytest.mark.parametrize(("name", "parts"), [("fsdp", 4), ("axes", 2), ("tensor", 1), ("pipeline", 4)])
 def test_outputs_and_their_gradients_are_those_of_one_process(server: Served, name: str, parts: int) -> None:
-    alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).store
+    alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).run.store
     missing = {Tap("4", "output")} if name in SPLIT else set()  # ranks have parts of sums
     if name == "pipeline":
         missing = {Tap("", "output"), Tap("", "output_grad")}  # the outputs of the stages aren't the model's
@@ -253,7 +253,7 @@ def count_of(store: Store, tap: Tap) -> float:
 
 
 def test_the_rank_that_drifts_away_is_named_with_its_parameter_and_step(server: Served) -> None:
-    (incident,) = [each for each in joint_named(server, "drift", WORLD).store.incidents() if each.rule == "desync"]
+    (incident,) = [each for each in joint_named(server, "drift", WORLD).run.store.incidents() if each.rule == "desync"]
     assert incident.first_step == DRIFTS_AT + 1
     assert (incident.culprit.tap.module, incident.culprit.tap.kind, incident.culprit.tap.index) == (
         "4",
@@ -280,7 +280,7 @@ def test_ranks_record_the_axes_of_their_mesh(server: Served, name: str, first: s
 
 def test_tensors_sharded_by_torch_say_how_they_are_split(server: Served) -> None:
     def placements(name: str) -> dict[str, dict[str, str]]:
-        return {each.path: dict(each.placements) for each in joint_named(server, name, WORLD).store.modules()}
+        return {each.path: dict(each.placements) for each in joint_named(server, name, WORLD).run.store.modules()}
 
     assert placements("fsdp")["0"] == dict.fromkeys(("weight", "bias"), "Shard(0) over 4 ranks")
     found = placements("axes")

@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_the_joint_run_has_the_values_of_one_process(server: Served) -> None:
-    alone, together = run_named(server, "alone").store, joint_named(server, "none", WORLD).store
+    alone, together = run_named(server, "alone").store, joint_named(server, "none", WORLD).run.store
     assert {tap.label for tap in alone.taps().taps} == {tap.label for tap in together.taps().taps}
     compared = 0
     for tap in alone.taps().taps:
@@ -95,18 +95,18 @@ def test_the_joint_run_has_the_values_of_one_process(server: Served) -> None:
         assert np.array_equal(counts[0].counts, counts[1].counts)
     np.testing.assert_allclose(together.scalars("loss").mean, alone.scalars("loss").mean, rtol=1e-12)
     assert together.incidents() == []
-    assert joint_named(server, "none", WORLD).assembly.compared > 0
+    assert joint_named(server, "none", WORLD).sum.assembly.compared > 0
 
 
 def test_a_nan_in_the_batch_of_one_rank_is_attributed_to_that_rank(server: Served) -> None:
-    incidents = [each for each in joint_named(server, "nan", WORLD).store.incidents() if each.rule == "nonfinite"]
+    incidents = [each for each in joint_named(server, "nan", WORLD).run.store.incidents() if each.rule == "nonfinite"]
     assert incidents[0].first_step == NAN_AT
     assert incidents[0].culprit.tap.kind == "output"
     assert "It was in rank 1 of 2." in incidents[0].sentence
 
 
 def test_a_rank_whose_weights_drift_away_is_an_incident_that_names_rank_parameter_and_step(server: Served) -> None:
-    incidents = [each for each in joint_named(server, "drift", WORLD).store.incidents() if each.rule == "desync"]
+    incidents = [each for each in joint_named(server, "drift", WORLD).run.store.incidents() if each.rule == "desync"]
     assert [each.first_step for each in incidents] == [DRIFTS_AT + 1]
     assert (incidents[0].culprit.tap.module, incidents[0].culprit.tap.index) == ("2", "bias")
     assert "ranks 0 and 1 should have the same values" in incidents[0].sentence.casefold()

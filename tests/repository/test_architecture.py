@@ -441,11 +441,7 @@ def test_no_file_is_longer_than_a_reader_would_ask_about() -> None:
 # A run and the sum of its ranks are cut into bases, and still to be written as one. A snapshot with its values is an
 # answer with more fields.
 ONE_CHILD = {
-    "Membership <- Summing",
-    "Run <- Membership",
-    "RunState <- Run",
     "Snapshot <- SnapshotValues",
-    "Summing <- JointRun",
 }
 
 

@@ -36,7 +36,7 @@ from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore.store.rankstep import Difference
 from hookcore_app.analysis.distributed import ranks_of, stores_of
-from hookcore_app.runs import Changes, JointRun, Run
+from hookcore_app.runs import Changes, Joint, Run, ranks_in
 from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
@@ -44,6 +44,7 @@ from hookcore_app.runs.parts import Commands
 from hookcore_app.runs.ranks import IN_PARTS, LATE_S, RankProgress, desync_of, words_of
 from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
+from hookcore_app.runs.summing import Sum
 from tests.build import frame, make_info, stats_of
 from tests.serving import World, make_world
 from tests.waiting import wait_for
@@ -112,19 +113,21 @@ class Ranks:
         self.post(rank, [EndItem(0, step, failure)], attempt)
 
     @property
-    def joint(self) -> JointRun:
-        found = self.server.runs.find(JOINT)
-        assert isinstance(found, JointRun)
+    def joint(self) -> Joint:
+        run = self.server.runs.find(JOINT)
+        assert run is not None
+        found = ranks_in(run)
+        assert found is not None
         return found
 
     def series(self, tap: int = 0, stat: str = "mean") -> dict[int, float]:
-        if not self.joint.store.taps_known:
+        if not self.joint.run.store.taps_known:
             return {}
-        series = self.joint.store.series(tap, stat)
+        series = self.joint.run.store.series(tap, stat)
         return dict(zip(series.first_step.tolist(), series.mean.tolist(), strict=True))
 
     def events(self, name: str) -> list[str]:
-        return [event.message for event in self.joint.store.events() if event.name == name]
+        return [event.message for event in self.joint.run.store.events() if event.name == name]
 
 
 def of_rank(
@@ -156,17 +159,17 @@ def test_ranks_are_one_run_with_the_values_of_all(ranks: Ranks) -> None:
     joint = ranks.joint
     assert [run.id for run in ranks.server.runs.all()] == [JOINT]
     assert len(ranks.server.runs.every()) == 1 + WORLD
-    assert (joint.name, joint.state, joint.world, joint.missing()) == ("training", "live", WORLD, [])
-    assert joint.info.key == ""
+    assert (joint.run.name, joint.run.state, joint.world, joint.missing()) == ("training", "live", WORLD, [])
+    assert joint.run.info.key == ""
     for stat, expected in {"count": 16, "mean": 1.5, "min": 0, "max": 3, "std": np.std([0, 1, 2, 3])}.items():
         assert ranks.series(0, stat) == pytest.approx(dict.fromkeys(range(3), expected))
     for stat, expected in {"count": 9, "mean": 10, "norm": 30}.items():
         assert ranks.series(1, stat) == dict.fromkeys(range(3), expected)
-    loss = joint.store.scalars("loss")
+    loss = joint.run.store.scalars("loss")
     assert loss.mean.tolist() == [1.5] * 3
-    assert joint.assembly.absences.incomplete == 0
-    assert joint.assembly.compared == 3 * 3
-    assert joint.store.incidents() == []
+    assert joint.sum.assembly.absences.incomplete == 0
+    assert joint.sum.assembly.compared == 3 * 3
+    assert joint.run.store.incidents() == []
 
 
 @pytest.mark.parametrize(("page", "reads"), [("/ranks", "is_silent"), ("", "late")])
@@ -174,7 +177,7 @@ def test_pages_can_be_rendered_while_ranks_join(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, page: str, reads: str
 ) -> None:
     ranks.send(0, [0])
-    assembly, joined = ranks.joint.assembly, iter(range(1, 100))
+    assembly, joined = ranks.joint.sum.assembly, iter(range(1, 100))
 
     def read(_self: RankProgress) -> int:
         assembly.join(next(joined), 100, tuple)
@@ -190,7 +193,7 @@ def test_the_ranks_of_an_attempt_stay_known_when_the_next_one_begins(
 ) -> None:
     ranks.all(range(2))
     joint = ranks.joint
-    monkeypatch.setattr(JointRun, "shift", property(lambda self: self.assembly.begin_round() or 0))
+    monkeypatch.setattr(Sum, "shift", property(lambda self: self.assembly.begin_round() or 0))
     assert [each.rank for each in stores_of(joint)] == [*range(WORLD)]
 
 
@@ -209,14 +212,14 @@ def test_a_step_waits_for_all_ranks(ranks: Ranks) -> None:
         assert ranks.series() == {}
     ranks.send(2, range(2))
     assert list(ranks.series()) == [0, 1]
-    before = ranks.joint.assembly.backlog.nbytes
+    before = ranks.joint.sum.assembly.backlog.nbytes
     ranks.send(3, [5], more={f"value {number}": 1.0 for number in range(1000)})
-    assert ranks.joint.assembly.backlog.nbytes - before > 100_000, "logged values take memory, too"
+    assert ranks.joint.sum.assembly.backlog.nbytes - before > 100_000, "logged values take memory, too"
     ranks.send(2, range(2, 5))
     assert list(ranks.series()) == list(range(5))
     for rank in range(3):
         ranks.send(rank, [5])
-    assert ranks.joint.assembly.backlog.nbytes == 0
+    assert ranks.joint.sum.assembly.backlog.nbytes == 0
 
 
 def test_a_second_part_is_added_to_its_step(ranks: Ranks) -> None:
@@ -225,8 +228,8 @@ def test_a_second_part_is_added_to_its_step(ranks: Ranks) -> None:
         late = frame(0, stats_of(0), scalars={"accuracy": rank / 2}, time_s=100.0)
         ranks.post(rank, [late])
     ranks.all([1])
-    assert ranks.joint.store.scalars("accuracy").mean.tolist() == [0.75]
-    assert ranks.joint.store.scalars("loss").mean.tolist() == [1.5, 1.5]
+    assert ranks.joint.run.store.scalars("accuracy").mean.tolist() == [0.75]
+    assert ranks.joint.run.store.scalars("loss").mean.tolist() == [1.5, 1.5]
     assert ranks.series() == {0: 1.5, 1: 1.5}
 
 
@@ -251,7 +254,7 @@ def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(r
     ranks.send(1, [5], more={SAMPLES_RATE: 50.0})
     for rank in (0, 2, 3):
         ranks.send(rank, [5])
-    found = ranks.joint.store.scalars(SAMPLES_RATE)
+    found = ranks.joint.run.store.scalars(SAMPLES_RATE)
     assert dict(zip(found.first_step.tolist(), found.mean.tolist(), strict=True)) == {2: 400.0, 5: 350.0}
     page = ranks.server.client.get(f"/runs/{JOINT}/system", headers={"Accept": "text/html"}).text
     assert "4 ranks together" in page
@@ -262,7 +265,7 @@ def test_the_throughput_of_ranks_that_may_see_the_same_batch_is_their_mean(ranks
         rates = {STEPS_RATE: 1.0, SAMPLES_RATE: 100.0 + rank}
         owners = np.array([-1, 0], np.int32)
         ranks.post(rank, [replace(of_rank(rank, step), owners=owners, scalars=rates) for step in (0, 1)])
-    assert ranks.joint.store.scalars(SAMPLES_RATE).mean.tolist() == [101.5, 101.5]
+    assert ranks.joint.run.store.scalars(SAMPLES_RATE).mean.tolist() == [101.5, 101.5]
     page = ranks.server.client.get(f"/runs/{JOINT}/system", headers={"Accept": "text/html"}).text
     assert "mean of the ranks" in page
 
@@ -279,7 +282,7 @@ def test_the_throughput_of_pipeline_stages_is_that_of_one_stage(ranks: Ranks) ->
         own = frame(1, stats_of(1, count=4, parts=1), owners=np.array([rank], np.int32), scalars={SAMPLES_RATE: 100.0})
         batch = ranks.batch(rank, [replace(own, taps=np.array([2], np.uint32))])
         ranks.server.take(msgspec.structs.replace(batch, taps_from=3))
-    assert ranks.joint.store.scalars(SAMPLES_RATE).mean.tolist()[-1] == 100.0
+    assert ranks.joint.run.store.scalars(SAMPLES_RATE).mean.tolist()[-1] == 100.0
 
 
 def test_missing_ranks_are_awaited_and_then_named(ranks: Ranks) -> None:
@@ -288,15 +291,15 @@ def test_missing_ranks_are_awaited_and_then_named(ranks: Ranks) -> None:
     assert ranks.joint.missing() == [2, 3]
     assert ranks.series() == {}
     ranks.clock.now += GRACE_S + 1
-    ranks.joint.tick()
+    ranks.joint.sum.tick()
     assert ranks.series() == dict.fromkeys(range(3), 0.5)
     assert ranks.events("ranks-unseen") == [
         "2 of 4 ranks have sent nothing yet: the sums from step 0 on don't include them"
     ]
-    assert ranks.joint.assembly.absences.incomplete == 3
+    assert ranks.joint.sum.assembly.absences.incomplete == 3
     ranks.send(2, range(5))  # its first steps are too late
     assert ranks.joint.missing() == [3]
-    assert ranks.joint.assembly.ranks[2].late == 2  # of three steps: the newest one can still grow
+    assert ranks.joint.sum.assembly.ranks[2].late == 2  # of three steps: the newest one can still grow
     (message,) = ranks.events("rank-late")
     assert "rank 2 sent step 0 after step 2 had been added up" in message
     for rank in (0, 1, 2):
@@ -314,9 +317,9 @@ def test_a_rank_that_falls_behind_delays_the_others_only_briefly(ranks: Ranks) -
         ranks.send(rank, [] if rank == 3 else [3])
     assert list(ranks.series()) == [0]
     ranks.clock.now += 2
-    ranks.joint.tick()
+    ranks.joint.sum.tick()
     assert ranks.series() == {0: 1.5, 1: 1.0, 2: 1.0}
-    assert ranks.joint.assembly.ranks[3].missed == 2
+    assert ranks.joint.sum.assembly.ranks[3].missed == 2
     assert "step 1 was added up without rank 3" in ranks.events("rank-missing")[0]
     ranks.send(3, [1, 2, 3])
     assert ranks.series()[3] == 1.5
@@ -328,19 +331,19 @@ def test_a_live_rank_that_sends_no_frames_is_not_awaited_and_its_steps_count_as_
         ranks.send(rank, [1, 2])
     member = ranks.joint.current()[3].run
     for _ in range(2):
-        ranks.joint.do_without(member, "memory is full")
+        ranks.joint.sum.do_without(member, "memory is full")
     assert ranks.series() == {0: 1.5, 1: 1.0, 2: 1.0}
     (message,) = ranks.events("rank-not-in-memory")
     assert message.startswith(
         "rank 3 isn't in this server's memory, because memory is full: the sum of all ranks doesn't"
     )
     assert "doesn't include it from step 1 on" in message
-    assert ranks.joint.assembly.absences.incomplete == 2
+    assert ranks.joint.sum.assembly.absences.incomplete == 2
     ranks.send(3, [3])
     for rank in range(3):
         ranks.send(rank, [3])
     assert ranks.series()[3] == 1.5
-    assert ranks.joint.assembly.absences.incomplete == 2
+    assert ranks.joint.sum.assembly.absences.incomplete == 2
     assert not ranks.events("rank-missing")
 
 
@@ -353,7 +356,7 @@ def test_unreadable_ranks_are_not_read_again_for_each_frame(ranks: Ranks, caplog
 
     ranks.all([0])
     joint, disk = ranks.joint, ranks.joint._disk
-    joint.loaded = False
+    joint.run.loaded = False
     joint._disk = lambda: SimpleNamespace(wait_until_listed=lambda: None, recorded=refuse)  # type: ignore[return-value]
     for step in range(1, 4):
         ranks.all([step])
@@ -361,24 +364,24 @@ def test_unreadable_ranks_are_not_read_again_for_each_frame(ranks: Ranks, caplog
     (record,) = caplog.records
     assert "the run of all ranks, ranks-job, can't be read, trying again in 10 s: the shard is away" in record.message
     assert not record.exc_info
-    assert joint.store.steps().newest == 1, "as the ranks were then"
+    assert joint.run.store.steps().newest == 1, "as the ranks were then"
     ranks.clock.now += READ_AGAIN_S
     joint._disk = disk
     ranks.all([4])
-    assert joint.loaded
+    assert joint.run.loaded
 
 
 def test_the_sum_of_all_ranks_names_the_steps_that_only_single_ranks_have(ranks: Ranks) -> None:
     ranks.all(range(300))
-    store = ranks.joint.store
-    assert not ranks.joint.partial
+    store = ranks.joint.run.store
+    assert not ranks.joint.run.partial
     store.shrink(store.usage().nbytes // 8)
     ranks.all(range(300, 600))
     assert store.exact_since
-    assert not ranks.joint.partial, "the ranks have no more"
+    assert not ranks.joint.run.partial, "the ranks have no more"
     ranks.joint.current()[0].run.store.recall_from(SimpleNamespace(trouble=""))  # type: ignore[arg-type]
     begins = f"Before step {store.exact_since:,}, several steps share their tensor values"
-    assert ranks.joint.partial.startswith(begins)
+    assert ranks.joint.run.partial.startswith(begins)
 
 
 def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
@@ -389,28 +392,28 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     ranks.clock.now += 6  # rank 3 has been silent longer than the others
     for rank in range(3):
         ranks.send(rank, [])
-    ranks.joint.tick()
+    ranks.joint.sum.tick()
     assert ranks.server.runs.get("run-3-0").state == "lost"  # type: ignore[union-attr]
-    assert ranks.joint.state == "live"
+    assert ranks.joint.run.state == "live"
     assert ranks.series() == {0: 1.5, 1: 1.0}
-    assert ranks.joint.assembly.absences.incomplete == 1
+    assert ranks.joint.sum.assembly.absences.incomplete == 1
     (message,) = ranks.events("rank-gone")
     assert message == "rank 3 has crashed or is lost: the sums from step 1 on don't include it"
-    assert ranks.joint.assembly.ranks[3].missed == 1
+    assert ranks.joint.sum.assembly.ranks[3].missed == 1
     ranks.send(3, [1, 2])
     for rank in range(3):
         ranks.send(rank, [2])
     assert ranks.series() == dict.fromkeys(range(3), 1.5)
-    assert ranks.joint.assembly.absences.incomplete == 0, "step 1 was still the newest one"
-    assert ranks.joint.assembly.ranks[3].missed == 0
+    assert ranks.joint.sum.assembly.absences.incomplete == 0, "step 1 was still the newest one"
+    assert ranks.joint.sum.assembly.ranks[3].missed == 0
 
 
 def test_all_ranks_end(ranks: Ranks) -> None:
     ranks.all(range(2))
     for rank in range(WORLD):
-        assert ranks.joint.end.step is None
+        assert ranks.joint.run.end.step is None
         ranks.end(rank, 1)
-    assert (ranks.joint.state, ranks.joint.end.step) == ("ended", 1)
+    assert (ranks.joint.run.state, ranks.joint.run.end.step) == ("ended", 1)
 
 
 def test_a_rank_that_has_ended_before_another_one_sends_its_first_step_waits_for_it(ranks: Ranks) -> None:
@@ -418,10 +421,14 @@ def test_a_rank_that_has_ended_before_another_one_sends_its_first_step_waits_for
     ranks.post(1, [])
     ranks.send(0, range(3))
     ranks.end(0, 3)
-    assert (ranks.joint.assembly.steps, ranks.joint.end.step) == (0, None)
+    assert (ranks.joint.sum.assembly.steps, ranks.joint.run.end.step) == (0, None)
     ranks.send(1, range(3))
     ranks.end(1, 3)
-    assert (ranks.joint.assembly.steps, ranks.joint.assembly.absences.incomplete, ranks.joint.end.step) == (3, 0, 3)
+    assert (ranks.joint.sum.assembly.steps, ranks.joint.sum.assembly.absences.incomplete, ranks.joint.run.end.step) == (
+        3,
+        0,
+        3,
+    )
 
 
 def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ranks) -> None:
@@ -431,8 +438,8 @@ def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ran
     ranks.end(0, 3)
     ended = ranks.batch(1, [EndItem(0, 3)])
     ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: 3})))
-    assert (ranks.joint.assembly.steps, ranks.joint.assembly.absences.incomplete) == (3, 3)
-    assert ranks.joint.assembly.ranks[1].missed == 3
+    assert (ranks.joint.sum.assembly.steps, ranks.joint.sum.assembly.absences.incomplete) == (3, 3)
+    assert ranks.joint.sum.assembly.ranks[1].missed == 3
     assert "rank 1 reported 3 trained steps, but it sent no values" in ranks.events("rank-silent")[0]
     page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
     assert "Trained, but sent no values: rank 1." in page
@@ -442,12 +449,12 @@ def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ran
 def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> None:
     ranks.all(range(2))
     ranks.end(2, 1, Failure("crashed", 1, "ValueError: bad batch"))
-    assert ranks.joint.state == "live"
+    assert ranks.joint.run.state == "live"
     for rank in (0, 1, 3):
         ranks.end(rank, 1, Failure("stopped", 1, signal="SIGTERM"))
-    assert ranks.joint.state == "crashed"
-    assert ranks.joint.end.failure is not None
-    assert ranks.joint.end.failure.error == "rank 2: ValueError: bad batch", (
+    assert ranks.joint.run.state == "crashed"
+    assert ranks.joint.run.end.failure is not None
+    assert ranks.joint.run.end.failure.error == "rank 2: ValueError: bad batch", (
         "first, because long text is cut at its end"
     )
 
@@ -493,7 +500,7 @@ def test_a_new_rank_that_is_the_first_of_a_restarted_training_begins_it(ranks: R
     assert list(ranks.series()) == list(range(5))
     assert ranks.series()[4] == 1.5
     assert [each.place.rank for each in ranks.joint.current()] == [0, 1, 2, 3]
-    assert ranks.joint.assembly.absences.incomplete == 0
+    assert ranks.joint.sum.assembly.absences.incomplete == 0
 
 
 def test_a_rank_that_restarts_alone_does_not_take_the_run_from_the_others(ranks: Ranks) -> None:
@@ -507,14 +514,14 @@ def test_a_rank_that_restarts_alone_does_not_take_the_run_from_the_others(ranks:
     for rank in (0, 2, 3):
         ranks.send(rank, [4])
     assert ranks.series()[3] == pytest.approx(5 / 3)
-    ranks.joint.tick()
+    ranks.joint.sum.tick()
     (message,) = ranks.events("rank-alone")
     assert "rank 1 was restarted and counts from 0, but most other ranks were not" in message
     ranks.restarted |= {0, 2, 3}
     for steps in ((), range(2, 4)):
         for rank in (0, 2, 3, 1):
             ranks.send(rank, steps)
-    assert ranks.joint.shift == 5
+    assert ranks.joint.sum.shift == 5
     assert ranks.series()[5 + 3] == 1.5
     (message,) = ranks.events("rank-joined-late")
     assert "rank 1 has steps from 0 on, but the sum of all ranks includes only those from 2 on" in message
@@ -529,7 +536,7 @@ def alone(ranks: Ranks) -> None:
         for rank in (0, 2, 3):
             ranks.send(rank, [step])
     ranks.clock.now += LATE_S + 1
-    ranks.joint.tick()
+    ranks.joint.sum.tick()
 
 
 def test_a_rank_that_restarts_alone_does_not_continue_the_run_of_ended_ranks(ranks: Ranks) -> None:
@@ -540,7 +547,7 @@ def test_a_rank_that_restarts_alone_does_not_continue_the_run_of_ended_ranks(ran
     ranks.send(1, range(3, 6))
     ranks.end(1, 5)
     assert list(ranks.series()) == list(range(15))
-    assert (ranks.joint.end.step, ranks.joint.shift, ranks.events("restarted")) == (14, 0, [])
+    assert (ranks.joint.run.end.step, ranks.joint.sum.shift, ranks.events("restarted")) == (14, 0, [])
 
 
 def test_a_rank_that_restarts_alone_does_not_take_the_run_from_silent_ranks(ranks: Ranks) -> None:
@@ -569,13 +576,13 @@ def test_a_rank_that_restarts_alone_stays_out_after_a_restart_of_the_server(tmp_
         for rank in (0, 2, 3):
             again.send(rank, [14])
         again.clock.now += GRACE_S + 1
-        again.joint.tick()
+        again.joint.sum.tick()
         assert list(again.series()) == list(range(15))
         if is_readable:
             assert again.series() == before | {14: before[13]}
         else:
             assert again.series() == dict.fromkeys(range(15), before[13])
-            assert again.joint.assembly.absences.incomplete == 15
+            assert again.joint.sum.assembly.absences.incomplete == 15
         assert len(again.events("rank-alone")) == 1
 
 
@@ -585,7 +592,7 @@ def test_ranks_that_all_restart_lose_no_step_in_any_order(ranks: Ranks) -> None:
     for rank in (2, 0, 3, 1):
         ranks.send(rank, range(2))
     assert ranks.series() == dict.fromkeys(range(5), 1.5)
-    assert (ranks.joint.assembly.absences.incomplete, ranks.events("rank-alone")) == (0, [])
+    assert (ranks.joint.sum.assembly.absences.incomplete, ranks.events("rank-alone")) == (0, [])
 
 
 def test_a_rank_that_restarted_twice_participates_with_its_newest_run() -> None:
@@ -629,9 +636,9 @@ def test_a_rank_that_starts_slowly_does_not_shorten_the_wait_for_others(ranks: R
     ranks.send(0, [])
     ranks.clock.now += GRACE_S * 2
     ranks.all(range(2))
-    ranks.joint.tick()
+    ranks.joint.sum.tick()
     assert ranks.series() == {0: 1.5, 1: 1.5}
-    assert ranks.joint.assembly.absences.incomplete == 0
+    assert ranks.joint.sum.assembly.absences.incomplete == 0
 
 
 def test_a_step_that_some_ranks_did_not_capture_shows_no_part_as_the_whole(ranks: Ranks) -> None:
@@ -641,8 +648,8 @@ def test_a_step_that_some_ranks_did_not_capture_shows_no_part_as_the_whole(ranks
     ranks.all([2])
     assert ranks.series() == {0: 1.5, 2: 1.5}
     assert ranks.series(1) == dict.fromkeys(range(3), 10.0)  # the weights, which are the same on all ranks
-    assert ranks.joint.store.scalars("loss").mean.tolist() == [1.5] * 3
-    assert (ranks.joint.assembly.partial, ranks.joint.assembly.absences.incomplete) == (1, 0)
+    assert ranks.joint.run.store.scalars("loss").mean.tolist() == [1.5] * 3
+    assert (ranks.joint.sum.assembly.partial, ranks.joint.sum.assembly.absences.incomplete) == (1, 0)
 
 
 @pytest.mark.parametrize(("captured", "trained", "left_out"), [((0, 2, 4), 6, {1, 3, 5}), ((0, 1, 2), 3, set())])
@@ -657,7 +664,7 @@ def test_the_steps_that_a_rank_did_not_capture_are_known_also_when_it_has_ended(
         ranks.send(rank, range(6))
     assert ranks.series() == {step: 1.5 if step in captured else 1.0 for step in range(6) if step not in left_out}
     assert ranks.series(1) == dict.fromkeys(range(6), 10.0)
-    assert (ranks.joint.assembly.partial, ranks.joint.assembly.absences.incomplete) == (len(left_out), 0)
+    assert (ranks.joint.sum.assembly.partial, ranks.joint.sum.assembly.absences.incomplete) == (len(left_out), 0)
 
 
 def test_a_nan_in_a_step_that_only_one_rank_captured_is_shown(ranks: Ranks) -> None:
@@ -666,7 +673,7 @@ def test_a_nan_in_a_step_that_only_one_rank_captured_is_shown(ranks: Ranks) -> N
     bad.stats[0, STAT_COLUMN["nan"]] = 2
     for rank in range(WORLD):
         ranks.post(rank, [bad if rank == 3 else frame(1, stats_of(0))])
-    (incident,) = ranks.joint.store.incidents()
+    (incident,) = ranks.joint.run.store.incidents()
     assert (incident.rule, incident.first_step) == ("nonfinite", 1)
     assert "It was in rank 3 of 4." in incident.sentence
 
@@ -677,7 +684,7 @@ def test_a_value_that_is_logged_after_the_step_does_not_end_a_desync(ranks: Rank
             ranks.send(rank, [step], weight=11.0 if rank == 2 else 10.0)
         for rank in range(WORLD):
             ranks.post(rank, [frame(step, stats_of(0), scalars={"accuracy": 1.0}, time_s=100.0 + step)])
-    (incident,) = ranks.joint.store.incidents()
+    (incident,) = ranks.joint.run.store.incidents()
     assert (incident.first_step, incident.is_over) == (0, False)
 
 
@@ -685,7 +692,7 @@ def test_a_value_that_is_logged_after_the_step_does_not_end_a_desync(ranks: Rank
 def test_the_odd_rank_is_named_in_any_order(ranks: Ranks, order: tuple[int, ...]) -> None:
     for rank in order:
         ranks.send(rank, [0], weight=11.0 if rank == 2 else 10.0)
-    (incident,) = ranks.joint.store.incidents()
+    (incident,) = ranks.joint.run.store.incidents()
     assert incident.sentence.startswith("Rank 2 differs from the others")
     assert ranks.series(1) == {0: 10.0}
 
@@ -695,7 +702,7 @@ def test_values_that_ranks_should_have_in_common_and_do_not_are_an_incident(rank
     for step in range(2, 30):
         for rank in range(WORLD):
             ranks.send(rank, [step], weight=11.0 if rank == 2 and step < 10 else 10.0)
-    (incident,) = ranks.joint.store.incidents()
+    (incident,) = ranks.joint.run.store.incidents()
     assert (incident.rule, incident.severity, incident.first_step) == ("desync", "error", 2)
     assert incident.culprit.tap == TAPS[1]
     assert incident.sentence.startswith(
@@ -709,10 +716,10 @@ def test_values_that_ranks_should_have_in_common_and_do_not_are_an_incident(rank
 
 def test_without_the_rule_the_page_does_not_claim_that_everything_is_equal(ranks: Ranks) -> None:
     ranks.all([0])
-    ranks.joint.change_rules({"desync": False})
+    ranks.joint.run.change_rules({"desync": False})
     for rank in range(WORLD):
         ranks.send(rank, [1], weight=11.0 if rank == 2 else 10.0)
-    assert not ranks.joint.store.incidents()
+    assert not ranks.joint.run.store.incidents()
     page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
     assert "In 1 step, ranks differed in values that they should share. The rule desync is off" in page
     assert "had the same values" not in page
@@ -725,7 +732,7 @@ def test_a_nan_in_one_rank_names_that_rank(ranks: Ranks) -> None:
         if rank == 3:
             bad.stats[0, STAT_COLUMN["nan"]] = 2
         ranks.post(rank, [bad])
-    (incident,) = ranks.joint.store.incidents()
+    (incident,) = ranks.joint.run.store.incidents()
     assert incident.rule == "nonfinite"
     assert "It was in rank 3 of 4." in incident.sentence
 
@@ -757,10 +764,10 @@ def test_modules_are_those_of_all_ranks_and_the_counters_are_sums(ranks: Ranks) 
         counters = DeliveryCounters(10, 8, {"queue-full": rank}, 2, 0)
         ranks.post(rank, [of_rank(rank, 0)], description=Description(1, (root, stage)), counters=counters)
         ranks.clock.now += 2
-    assert [each.path for each in ranks.joint.store.modules()] == ["", *(f"stage{rank}" for rank in range(WORLD))]
+    assert [each.path for each in ranks.joint.run.store.modules()] == ["", *(f"stage{rank}" for rank in range(WORLD))]
     ranks.send(0, [])
-    assert ranks.joint.received.counters.produced == 4 * 10
-    assert ranks.joint.received.counters.dropped == {"queue-full": 0 + 1 + 2 + 3}
+    assert ranks.joint.run.received.counters.produced == 4 * 10
+    assert ranks.joint.run.received.counters.dropped == {"queue-full": 0 + 1 + 2 + 3}
 
 
 def test_a_module_split_across_ranks_has_no_outputs_in_the_joint_run(ranks: Ranks) -> None:
@@ -778,19 +785,19 @@ def test_a_module_split_across_ranks_has_no_outputs_in_the_joint_run(ranks: Rank
     describe(1, "0", "1")
     assert ranks.series(0) == {}
     assert ranks.series(1) == {0: 10.0}
-    lacks = {each.path: each.reason for each in ranks.joint.store.coverage() if not each.captured}
+    lacks = {each.path: each.reason for each in ranks.joint.run.store.coverage() if not each.captured}
     assert lacks == dict.fromkeys(("", "layer"), IN_PARTS)
-    assert {each.kinds for each in ranks.joint.store.coverage() if not each.captured} == {("param",)}
+    assert {each.kinds for each in ranks.joint.run.store.coverage() if not each.captured} == {("param",)}
     describe(2, "0", "0")  # now, all have the same parts
     ranks.all([2])
     assert ranks.series(0)[2] == 1.5
-    assert all(each.captured for each in ranks.joint.store.coverage())
+    assert all(each.captured for each in ranks.joint.run.store.coverage())
 
 
 def test_commands_reach_all_ranks_and_tensors_are_requested_from_the_lowest(ranks: Ranks) -> None:
     ranks.all([0])
-    ranks.joint.ask("settings", changes={"paused": True})
-    ranks.joint.ask_snapshots([TAPS[0]])
+    ranks.joint.run.ask("settings", changes={"paused": True})
+    ranks.joint.run.ask_snapshots([TAPS[0]])
     answers = [ranks.send(rank, [1]) for rank in range(WORLD)]
     names = [[command.name for command in answer.commands] for answer in answers]
     assert names == [["settings", "snapshot"], *[["settings"]] * 3]
@@ -819,7 +826,7 @@ def test_the_tensors_of_the_lowest_rank_are_shown(ranks: Ranks) -> None:
     for rank in (1, 0):
         values = np.full(3, rank, np.float32)
         ranks.post(rank, [Snapshot(TAPS[0], 0, 100.0, "float32", (3,), values)])
-    (snapshot,) = ranks.joint.store.snapshots()
+    (snapshot,) = ranks.joint.run.store.snapshots()
     assert snapshot.values.tolist() == [0.0] * 3
 
 
@@ -842,7 +849,11 @@ def test_tags_and_groups_set_by_readers_are_saved_with_the_run(ranks: Ranks) -> 
     ranks.all([0])
     ranks.server.client.patch(f"/api/v1/runs/{JOINT}", json={"tags": ["good"], "group": "sweep", "archived": True})
     ranks.all([1])
-    assert (ranks.joint.edits.tags, ranks.joint.edits.group, ranks.joint.edits.archived) == (("good",), "sweep", True)
+    assert (ranks.joint.run.edits.tags, ranks.joint.run.edits.group, ranks.joint.run.edits.archived) == (
+        ("good",),
+        "sweep",
+        True,
+    )
     lead = ranks.joint.current()[0].run
     assert (lead.edits.tags, lead.edits.group, lead.edits.archived) == (("good",), "sweep", True)
 
@@ -875,10 +886,10 @@ def everything(ranks: Ranks) -> list[Any]:
     joint = ranks.joint
     return [
         [ranks.series(tap, stat) for tap in (0, 1) for stat in ("count", "mean", "std", "max", "norm")],
-        joint.store.scalars("loss").mean.tolist(),
-        [(each.rule, each.first_step, each.sentence) for each in joint.store.incidents()],
-        joint.end.step,
-        joint.state,
+        joint.run.store.scalars("loss").mean.tolist(),
+        [(each.rule, each.first_step, each.sentence) for each in joint.run.store.incidents()],
+        joint.run.end.step,
+        joint.run.state,
     ]
 
 
@@ -887,15 +898,16 @@ def test_a_run_is_unchanged_after_a_restart(tmp_path: Path) -> None:
         ranks.all(range(20))
         for rank in range(WORLD):
             ranks.send(rank, range(20, 40), weight=10.0 + (rank == 1))
-        ranks.joint.name, ranks.joint.edits.notes = "renamed", "noted"
-        ranks.joint.edited()
+        ranks.joint.run.name, ranks.joint.run.edits.notes = "renamed", "noted"
+        ranks.joint.run.edited()
         for rank in range(WORLD):
             ranks.end(rank, 39)
         before = everything(ranks)
     with saved(tmp_path) as again:
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
         listed = again.server.runs.get(JOINT)
-        assert isinstance(listed, JointRun)
+        assert listed is not None
+        assert listed.is_derived
         assert (listed.loaded, listed.state, listed.name, listed.edits.notes) == (False, "ended", "renamed", "noted")
         assert listed.store.steps().newest == 39
         assert everything(again) == before
@@ -913,7 +925,7 @@ def test_the_step_that_the_check_of_one_rank_names_is_known_before_and_after_a_r
         for rank in range(WORLD):
             ranks.end(rank, 24)
         before = everything(ranks)
-        (incident,) = ranks.joint.store.incidents()
+        (incident,) = ranks.joint.run.store.incidents()
         assert (incident.first_step, incident.earliest_step, incident.culprit_known) == (12, 12, False)
         assert ranks.events("nonfinite-step") == ["the loss is NaN (rank 1)"]
     with saved(tmp_path) as again:
@@ -955,8 +967,8 @@ def test_a_restarted_server_continues_with_the_ranks_in_any_order(tmp_path: Path
         for rank in (2, 0, 3, 1):
             again.send(rank, range(10, 15))
         assert again.series() == dict.fromkeys(range(15), 1.5)
-        assert again.joint.assembly.absences.incomplete == 0
-        assert again.joint.state == "live"
+        assert again.joint.sum.assembly.absences.incomplete == 0
+        assert again.joint.run.state == "live"
 
 
 def test_ranks_that_are_back_before_their_runs_are_listed_continue_them(
@@ -979,7 +991,7 @@ def test_ranks_that_are_back_before_their_runs_are_listed_continue_them(
         for rank in (2, 0, 3):
             again.send(rank, range(10, 15))
         assert again.series() == dict.fromkeys(range(15), 1.5)
-        assert again.joint.assembly.absences.incomplete == 0
+        assert again.joint.sum.assembly.absences.incomplete == 0
 
 
 def test_saved_steps_of_some_ranks_count_while_another_rank_is_awaited(tmp_path: Path) -> None:
@@ -991,7 +1003,7 @@ def test_saved_steps_of_some_ranks_count_while_another_rank_is_awaited(tmp_path:
     with saved(tmp_path) as again:
         wait_for(lambda: len(again.server.runs.every()) == WORLD)
         assert again.series() == dict.fromkeys(range(3), 1.0)
-        assert again.joint.assembly.absences.incomplete == 3
+        assert again.joint.sum.assembly.absences.incomplete == 3
         assert not any(each.run.loaded for each in again.joint.current())
 
 
@@ -1006,10 +1018,10 @@ def test_a_rank_whose_saved_run_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert damaged is not None
         assert damaged.saved.folder is not None
         (damaged.saved.folder / "run.json").write_text("{")
-        again.server.runs.read(again.joint)
+        again.server.runs.read(again.joint.run)
         said = again.server.client.get("/api/v1/ranks", params={"run": JOINT}).json()
         assert (said["unread"], said["steps"]) == ([1], 10)
-        (event,) = [event for event in again.joint.store.events() if event.name == "rank-not-read"]
+        (event,) = [event for event in again.joint.run.store.events() if event.name == "rank-not-read"]
         assert event.severity == "warning"
         assert "rank 1 can't be read, so the sum of all ranks doesn't include it" in event.message
         page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
@@ -1055,11 +1067,11 @@ def test_ranks_that_save_their_runs_elsewhere_are_added_up_together_after_a_rest
         again.clock.now += GRACE_S - 1
         if late is not None:
             again.send(late, range(10, 15))
-            assert again.joint.assembly.absences.incomplete == 10
+            assert again.joint.sum.assembly.absences.incomplete == 10
             assert again.series() == dict.fromkeys(range(10), 1.0) | dict.fromkeys(range(10, 15), 1.5)
             assert "rank 3 has steps from 0 on" in again.events("rank-joined-late")[0]
         else:
-            assert again.joint.assembly.absences.incomplete == 0
+            assert again.joint.sum.assembly.absences.incomplete == 0
 
 
 def test_a_rank_that_joins_while_the_run_is_read_does_not_change_it(
@@ -1069,8 +1081,10 @@ def test_a_rank_that_joins_while_the_run_is_read_does_not_change_it(
         ranks.all(range(10))
     with saved(tmp_path) as again:
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
-        joint = again.server.runs.get(JOINT)
-        assert isinstance(joint, JointRun)
+        run = again.server.runs.get(JOINT)
+        assert run is not None
+        joint = ranks_in(run)
+        assert joint is not None
         disk = again.server.runs.disk
         recorded = disk.recorded
 
@@ -1081,7 +1095,7 @@ def test_a_rank_that_joins_while_the_run_is_read_does_not_change_it(
 
         monkeypatch.setattr(disk, "recorded", meanwhile)
         assert again.series() == dict.fromkeys(range(10), 1.5)
-        assert joint.store.usage().max_bytes > 2**20
+        assert joint.run.store.usage().max_bytes > 2**20
 
 
 def test_attempts_are_distinguished_after_a_restart(tmp_path: Path) -> None:
@@ -1104,12 +1118,12 @@ def test_a_run_whose_ranks_are_all_on_disk_leaves_memory_and_returns(tmp_path: P
             ranks.end(rank, 9)
         before = everything(ranks)
         joint = ranks.joint
-        wait_for(lambda: ranks.server.app.state.keeper.is_whole(joint))
+        wait_for(lambda: all(map(ranks.server.app.state.keeper.is_whole, joint.runs())))
         ranks.clock.now += 1000
-        assert ranks.server.runs._memory._unload(joint)
-        assert not joint.loaded
-        assert joint.steps == 10
-        assert ranks.server.runs.get(JOINT) is joint
+        assert ranks.server.runs._memory._unload(joint.run)
+        assert not joint.run.loaded
+        assert joint.run.steps == 10
+        assert ranks.server.runs.get(JOINT) is joint.run
         assert everything(ranks) == before
 
 
@@ -1125,4 +1139,4 @@ def test_thresholds_of_the_joint_run_survive_a_server_restart(tmp_path: Path) ->
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
         table = again.server.client.get(f"/api/v1/rules?run={JOINT}").json()["rules"]
         assert [each["name"] for each in table if not each["on"]] == ["dead"]
-        assert again.joint.store.rules["dead"] is False
+        assert again.joint.run.store.rules["dead"] is False

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from hookcore.records import Tap
 from hookcore.records.wire import Place
 from hookcore_app.main import create_app
-from hookcore_app.runs import JointRun, Runs
+from hookcore_app.runs import Runs, ranks_in
 from hookcore_app.settings import ServerSettings
 from tests.api_world import open_run
 from tests.build import frame, stats_of
@@ -45,21 +45,24 @@ def filled() -> tuple[Runs, int]:
 
 def test_the_memory_is_bounded_and_every_step_has_all_ranks(filled: tuple[Runs, int]) -> None:
     runs, most = filled
-    joint = runs.get("ranks-job")
-    assert isinstance(joint, JointRun)
+    run = runs.get("ranks-job")
+    assert run is not None
+    joint = ranks_in(run)
+    assert joint is not None
     assert MEMORY / 2 < most <= MEMORY
     assert runs.removed == 0
     assert (len(joint.current()), joint.missing()) == (RANKS, [])
     # All rows are kept until it is known which ones ranks share. Here, those of the first step don't fit.
-    assert joint.assembly.absences.incomplete == 1
+    assert joint.sum.assembly.absences.incomplete == 1
     assert any(
-        "was added up without" in each.message or "don't include them" in each.message for each in joint.store.events()
+        "was added up without" in each.message or "don't include them" in each.message
+        for each in joint.run.store.events()
     )
-    assert joint.store.usage().dropped["taps_refused"] == 0
-    series = joint.store.series(LAYERS - 1, "mean", 1)
+    assert joint.run.store.usage().dropped["taps_refused"] == 0
+    series = joint.run.store.series(LAYERS - 1, "mean", 1)
     assert (series.first_step.tolist(), series.last_step[-1]) == ([1, 2, 3], STEPS - 1)
     assert series.mean.tolist() == pytest.approx([(RANKS - 1) / 2 + step for step in (1, 2, 3)])
-    assert joint.store.series(LAYERS - 1, "count", 1).mean.tolist() == [4 * RANKS] * 3
+    assert joint.run.store.series(LAYERS - 1, "count", 1).mean.tolist() == [4 * RANKS] * 3
 
 
 PATHS = (

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from hookcore.records import Event, Frame, Tap, wire
 from hookcore_app.main import App, create_app
-from hookcore_app.runs import JointRun, Run, Runs
+from hookcore_app.runs import Joint, Run, Runs, ranks_in
 from hookcore_app.serving.server import Server, complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, stats_of
@@ -128,12 +128,13 @@ def run_named(server: Served, name: str) -> Run:
     return run
 
 
-def joint_named(server: Served, name: str, world: int) -> JointRun:
+def joint_named(server: Served, name: str, world: int) -> Joint:
     """Wait until the run of all ranks has ended without a missing rank or step, and return it."""
-    run = run_named(server, name)
-    assert isinstance(run, JointRun)
-    assert (run.world, run.missing(), run.assembly.absences.incomplete, run.assembly.partial) == (world, [], 0, 0)
-    return run
+    joint = ranks_in(run_named(server, name))
+    assert joint is not None
+    assembly = joint.sum.assembly
+    assert (joint.world, joint.missing(), assembly.absences.incomplete, assembly.partial) == (world, [], 0, 0)
+    return joint
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -18,7 +18,7 @@ from hookcore.store import StepRange, Store
 
 from ...runs import Runs
 from ...runs.edits import merged
-from ...runs.joint import JointRun
+from ...runs.joint import joint_in
 from ...runs.limits import tamed
 from ...runs.parts import End
 from ...runs.run import Run, follow_rules
@@ -73,7 +73,8 @@ class Entry:
     @property
     def attempt(self) -> int:
         """How often the training of this rank was started again before; 0 for a single process."""
-        member = self.run.joint.members.get(self.run.id) if isinstance(self.run.joint, JointRun) else None
+        joint = joint_in(self.run)
+        member = None if joint is None else joint.members.get(self.run.id)
         return 0 if member is None else member.round
 
     @property
@@ -146,8 +147,8 @@ class Entry:
             self._apply(merged(before, mine, self._own()))
         self.summarized = bool(run.saved.summary.get("results") is not None)
         follow_rules(run, rules)
-        if isinstance(run.joint, JointRun):
-            run.joint.follow_edit(run)
+        if (joint := joint_in(run)) is not None:
+            joint.follow_edit(run)
         run.changes.tell()
         return self._own() != self._content
 

@@ -12,7 +12,7 @@ from typing import Final
 from hookcore.records import Event, Tap
 from hookcore.store import StepRange
 
-from ...runs.joint import JointRun
+from ...runs.joint import Joint
 from ...runs.ranks import events_of
 from ...runs.rounds import Member
 from ...runs.run import Run
@@ -31,7 +31,7 @@ LOST_S: Final = 3600.0  # of silence, after which nothing more is expected of a 
 class SumOfRanks:
     """The sum of all ranks while it is read: from the beginning, or from a step on."""
 
-    joint: JointRun
+    joint: Joint
     shard_of: Callable[[str], Shard | None]  # by run
     stored: Mapping[str, StoredRun]
     begin: int | None
@@ -44,7 +44,7 @@ class SumOfRanks:
         Return what adds up the steps that the ranks store.
         """
         joint = self.joint
-        store, assembly = joint.store, joint.assembly
+        store, assembly = joint.run.store, joint.sum.assembly
         past = RanksPast(self._attempts, lambda: store.taps().taps, assembly.leaves_out)
         if self.begin is not None:
             self._begin_after(past, self.begin)
@@ -52,8 +52,8 @@ class SumOfRanks:
         return Adder(self._attempts, past, rest)
 
     def _begin_after(self, past: RanksPast, begin: int) -> None:
-        store = self.joint.store
-        store.announce(self.joint.assembly.number_taps())
+        store = self.joint.run.store
+        store.announce(self.joint.sum.assembly.number_taps())
         steps, captured = past.frames((None, begin - 1))
         if len(steps):
             first, last = int(steps[0]), int(steps[-1])
@@ -75,7 +75,7 @@ class SumOfRanks:
             yield from events_of(sorted(said[step], key=lambda each: each[0]), world)
 
     def _members(self) -> Iterator[tuple[Member, int]]:
-        shifts = dict(self.joint.shifts)
+        shifts = dict(self.joint.sum.shifts)
         for member in list(self.joint.members.values()):
             if member.round in shifts:
                 yield member, shifts[member.round]

@@ -22,7 +22,7 @@ from hookcore.store import Store
 
 from ...analysis.numerals import size
 from ...runs.disk import Why
-from ...runs.joint import JointRun
+from ...runs.joint import joint_in
 from ...runs.limits import tamed
 from ...runs.parts import End, record_of
 from ...runs.run import Run, emit_event
@@ -204,8 +204,6 @@ class SharedRuns:
 
     def is_whole(self, run: Run) -> bool:
         """Return whether a run can leave memory: it is all in ClickHouse, and no more data is expected."""
-        if isinstance(run, JointRun):
-            return bool(run.members) and all(self.is_whole(each.run) for each in list(run.members.values()))
         return run.id in self._entries and run.finished
 
     def is_saving(self, run: Run) -> bool:
@@ -341,11 +339,11 @@ class SharedRuns:
 
     def load(self, run: Run) -> None:
         """Read a run into memory. Raises HookcoreError if its shard can't be asked."""
-        if isinstance(run, JointRun):
-            for member in list(run.members.values()):
-                if not member.run.loaded and not member.run.finished:
-                    self.load(member.run)  # what follows comes to all ranks from here
-            run.read_all()
+        if run.ranks is not None:
+            for rank in run.ranks.runs():
+                if not rank.loaded and not rank.finished:
+                    self.load(rank)  # what follows comes to all ranks from here
+            run.ranks.read_all()
         elif (entry := self._entries.get(run.id)) is not None:
             with entry.lock:
                 if not run.loaded:
@@ -382,9 +380,9 @@ class SharedRuns:
     @staticmethod
     def _catch_up(entry: Entry, stored: StoredRun) -> None:
         """Pass frames to the sum of all ranks that it lacks, because they came while the rank wasn't in memory."""
-        joint, after = entry.run.joint, entry.summed
+        joint, after = joint_in(entry.run), entry.summed
         entry.summed = max(after, stored.last)
-        if isinstance(joint, JointRun) and joint.loaded and stored.last > after:
+        if joint is not None and joint.run.loaded and stored.last > after:
             first = max(after + 1, stored.first)
             newer = StoredRun(stored.shard, stored.run, stored.last, first, lost_until=stored.last)
             records: chain[Frame | Snapshot] = chain(newer.frames(), newer.snapshots(after + 1))
@@ -395,8 +393,8 @@ class SharedRuns:
         entries = {run.id: entry for run in runs if (entry := self._entries.get(run.id)) is not None}  # others are gone
         found: dict[str, StoredRun] = {}
         attempts: dict[int, list[tuple[StoredRun, Extent]]] = {}
-        joint = runs[0].joint
-        members = joint.members if isinstance(joint, JointRun) else {}
+        joint = joint_in(runs[0])
+        members = {} if joint is None else joint.members
         for shard in self._cluster.shards:
             here = [entry for entry in entries.values() if entry.shard is shard]
             extents = extents_of(shard, [entry.number for entry in here])
@@ -408,10 +406,10 @@ class SharedRuns:
                 entry.summed = max(entry.summed, last)
                 if (member := members.get(run.id)) is not None and member.round >= 0:
                     attempts.setdefault(member.round, []).append((stored, extent))
-        if isinstance(joint, JointRun):
+        if joint is not None:
             begin = limit([attempts[each] for each in sorted(attempts)])
-            joint.received.beginning = "" if begin is None else said_of(begin)
-            self._sums[joint.id] = SumOfRanks(joint, self._shard_of, found, begin)
+            joint.run.received.beginning = "" if begin is None else said_of(begin)
+            self._sums[joint.run.id] = SumOfRanks(joint, self._shard_of, found, begin)
         return found
 
     def _shard_of(self, run_id: str) -> Shard | None:
@@ -475,8 +473,8 @@ class SharedRuns:
         full = self._why_full()
         if not full:
             self._runs.read(run)
-        elif isinstance(run.joint, JointRun):
-            run.joint.do_without(run, full)
+        elif (joint := joint_in(run)) is not None:
+            joint.sum.do_without(run, full)
 
     def _why_full(self) -> str:
         """Return why no run is loaded into memory before a user opens it; empty if there is room."""
@@ -490,12 +488,12 @@ class SharedRuns:
 
     def _gather(self, run: Run) -> None:
         """Take the live ranks of a training into memory before the sum is read, so that what follows comes to all."""
-        if not isinstance(run.joint, JointRun) or run.joint.loaded:
+        if run.training is None or run.training.run.loaded:
             return
-        for member in list(run.joint.members.values()):
-            if not member.run.loaded and not member.run.finished and not self._why_full():
+        for rank in run.training.runs():
+            if not rank.loaded and not rank.finished and not self._why_full():
                 try:
-                    self._runs.read(member.run)
+                    self._runs.read(rank)
                 except HookcoreError as error:  # the thread of its shard says so, too
                     logger.debug("hookcore: a rank can't be read yet: %s", error)
 
@@ -505,8 +503,8 @@ class SharedRuns:
             if version > entry.described and (said := description_of(shard, number, entry.described)) is not None:
                 entry.described = said.version
                 entry.run.store.describe(said.modules, said.coverage, said.hooks)
-                if entry.run.joint is not None:
-                    entry.run.joint.describe_of(entry.run, said)
+                if entry.run.training is not None:
+                    entry.run.training.describe_of(entry.run, said)
 
     def _take(self, entry: Entry, item: Item) -> bool:
         """Take an item; return False if it must wait for the names of its taps."""

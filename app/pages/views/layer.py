@@ -18,9 +18,9 @@ from hookcore.store import TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
 from ...formats import words_of
-from ...runs import JointRun, Run
+from ...runs import Run
 from ...runs.answering import tap_list
-from ...runs.ranked import is_unsure
+from ...runs.ranked import is_unsure, joint_of
 from .events import Line, all_lines
 from .span import Span
 
@@ -147,10 +147,10 @@ def placement_note(run: Run, layer: LayerView) -> str:
     if not taps:
         return ""
     values = f"In this run, values of {', '.join(dict.fromkeys(name for _, name in taps))} are"
-    if not isinstance(run, JointRun):
+    if not run.is_derived:
         return f"{values} those of this rank's part."
     but = ', except where they are labeled "parts or copies"' if any(is_unsure(run, each) for each, _ in taps) else ""
-    lacks = " Some ranks are missing, and so are their parts." if run.missing() else ""
+    lacks = " Some ranks are missing, and so are their parts." if joint_of(run).missing() else ""
     return f"{values} those of the whole tensor: parts are added up, and copies count once{but}.{lacks}"
 
 

@@ -46,7 +46,7 @@ from ...analysis.figures.lines import Spark, spark_of
 from ...analysis.modules import types_of
 from ...analysis.numerals import duration, percent, shown, size, thousands
 from ...formats import words_of
-from ...runs import JointRun, Run
+from ...runs import Run, ranks_in
 from ..frame import address_of
 from .events import Line, alert_lines, all_lines, finding_lines, incident_of
 from .incident import cause_of
@@ -176,9 +176,10 @@ def _percent(width: float) -> str:
 
 def _about_rates(run: Run) -> str:
     """Return what the throughput of all ranks is; empty for a single process."""
-    if not isinstance(run, JointRun):
+    joint = ranks_in(run)
+    if joint is None:
         return ""
-    summed = run.assembly.logged.summed
+    summed = joint.sum.assembly.logged.summed
     return f"{summed:,} ranks together" if summed > 1 else "one rank" if summed else "mean of the ranks"
 
 

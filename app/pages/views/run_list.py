@@ -24,7 +24,7 @@ from hookcore.store import StepRange
 from ...analysis.figures.lines import Spark, spark_of
 from ...analysis.overlay import grouped
 from ...formats import word_of
-from ...runs import STATES, JointRun, Run
+from ...runs import STATES, Run
 from ...runs.query import Traits, results_of, text_of_value
 from ...runs.ranked import summary_of as summary_of_ranks
 from ...runs.saved import noted_at
@@ -144,7 +144,7 @@ def _line(
         run.end.failure,
         run.loaded,
         run.saved.folder is not None,
-        summary_of_ranks(run) if isinstance(run, JointRun) else None,
+        summary_of_ranks(run),
     )
 
 
