@@ -22,7 +22,6 @@ from hookcore.store.store import MAX_ROWS
 from hookcore.store.together import RowsOf, rows_of_all
 
 from ..runs import Joint
-from ..runs.ranked import members_at, shift_of, summary_of_ranks
 from ..runs.rounds import Member
 from .cost import run_rates
 
@@ -48,16 +47,16 @@ def stores_of(joint: Joint) -> list[OfRank]:
     known = joint.sum.assembly.ranks
     return [
         OfRank(rank, each.run.store, shift, known[rank].lanes)
-        for each in joint.current()
+        for each in joint.rounds.current()
         if each.run.loaded and each.run.id in joined and (rank := each.place.rank) in known
-        if (shift := shift_of(joint, each)) is not None
+        if (shift := joint.shift_of(each)) is not None
     ]
 
 
 def stores_at(joint: Joint, step: int) -> list[OfRank]:
     """Return the stores of the ranks of the attempt that a step of the run of all ranks belongs to, by rank."""
-    members, shift = members_at(joint, step)
-    if members == joint.current():
+    members, shift = joint.members_at(step)
+    if members == joint.rounds.current():
         return stores_of(joint)
     numbers = {tap: number for number, tap in joint.run.store.taps()}
     found = []
@@ -70,7 +69,7 @@ def stores_at(joint: Joint, step: int) -> list[OfRank]:
 
 def every_store_of(joint: Joint) -> list[OfRank]:
     """Return the stores of all ranks of all attempts, the newest last."""
-    members = sorted(joint.members.values(), key=lambda each: (each.round, each.place.rank))
+    members = sorted(joint.rounds.members.values(), key=lambda each: (each.round, each.place.rank))
     shifts = joint.sum.shifts
     return [
         OfRank(each.place.rank, each.run.store, shifts[each.round])
@@ -81,7 +80,7 @@ def every_store_of(joint: Joint) -> list[OfRank]:
 
 def ranks_of(joint: Joint, first: int | None = None, last: int | None = None) -> answers.Ranks:
     """Return all ranks of the newest attempt, and how long they wait in these steps, or the newest."""
-    assembly, current = joint.sum.assembly, joint.current()
+    assembly, current = joint.sum.assembly, joint.rounds.current()
     newest = {each.place.rank: each.run.store.steps().newest for each in current}
     farthest = max((step for step in newest.values() if step is not None), default=None)
     waits = waits_of(stores_of(joint), first, last)
@@ -91,7 +90,7 @@ def ranks_of(joint: Joint, first: int | None = None, last: int | None = None) ->
     unlisted = len(joint.unlisted_folders())
     return answers.Ranks(
         joint.run.id,
-        summary_of_ranks(joint),
+        joint.summary(),
         *counts,
         unread,
         unlisted,
@@ -110,7 +109,7 @@ def _waits_of(waits: Waits | None, limits: Mapping[str, float]) -> answers.RankW
 def _rank_of(
     joint: Joint, member: Member, newest: int | None, farthest: int | None, waits: Waits | None
 ) -> answers.Rank:
-    place, run, shift = member.place, member.run, shift_of(joint, member)
+    place, run, shift = member.place, member.run, joint.shift_of(member)
     progress = joint.sum.assembly.ranks.get(place.rank) if run.id in joint.sum.joined else None
     at = None if waits is None else waits.of(place.rank)
 

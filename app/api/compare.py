@@ -27,8 +27,8 @@ from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, Table
 from ..runs import Joint, Run
+from ..runs.joint import joint_of
 from ..runs.query import Traits
-from ..runs.ranked import joint_of, read_every
 from .params import (
     MAX_RUN_ID,
     MAX_STEP,
@@ -350,7 +350,7 @@ def differences(
 
 def _joint_of(run: RunParam, reply: ReplyParam) -> Joint:
     joint = joint_of(run)
-    for each in joint.current():
+    for each in joint.rounds.current():
         reply.about(each.run)
     reply.about(joint.run)
     return joint
@@ -384,10 +384,10 @@ def rank_map(
     require("stat", stat, STAT_NAMES)
     shown = None if tap is None else joint.run.reader.find(tap)
     what = (name or ELAPSED) if shown is None else shown.record
-    read_every(runs, joint)
+    runs.read_ranks(joint)
     found = map_of(every_store_of(joint), what, stat, span.first, span.last, columns)
     return answers.RankMap(
-        run=joint.id,
+        run=joint.run.id,
         tap=shown,
         name=what if isinstance(what, str) else stat,
         ranks=found.ranks,
@@ -415,9 +415,11 @@ def rank_spread(
     It is the given step, or the newest one that all ranks have sent. Of steps that were merged, it is their mean.
     """
     require("stat", stat, STAT_NAMES)
-    read_every(runs, joint)
+    runs.read_ranks(joint)
     found = layers_of(joint.run.store, partial(stores_at, joint), joint.run.store.taps(match, kind), stat, step, step)
     places, page = page_of([] if found is None else found.order(sort), after, limit)
     first, last = (None, None) if found is None else (found.first_step, found.step)
     layers = () if found is None else spreads_of(found, places)
-    return answers.LayerSpreads(**page, run=joint.id, kind=kind, stat=stat, first_step=first, step=last, layers=layers)
+    return answers.LayerSpreads(
+        **page, run=joint.run.id, kind=kind, stat=stat, first_step=first, step=last, layers=layers
+    )

@@ -18,7 +18,7 @@ from hookcore.store.checks import unknown
 
 from ..runs import Run, Runs, why_gone
 from ..runs.edits import MAX_TEXT
-from ..runs.ranked import rank_of
+from ..runs.joint import rank_of
 from ..runs.shelf import MAX_CHART, MAX_NAME, MAX_QUERY, Views
 from .routing import ReplyParam
 

@@ -353,7 +353,7 @@ def name_of(run: Run) -> str:
     name, joint = run.name or run.id, joint_in(run)
     if joint is None:
         return name
-    rank = next((each.place.rank for each in joint.members.values() if each.run is run), None)
+    rank = next((each.place.rank for each in joint.rounds.members.values() if each.run is run), None)
     words = f"rank {rank:,}"
     return name if rank is None or name.endswith(words) else f"{name}, {words}"
 

@@ -25,7 +25,7 @@ from ..analysis.modules import finder_of
 from ..analysis.numerals import pace, percent, shown, size, thousands
 from ..formats import words_of
 from ..runs import Run, Runs, joint_in, why_gone
-from ..runs.ranked import local_kinds
+from ..runs.joint import local_kinds
 from ..serving.guard.security import is_framed, may_change
 from .views.events import Line, alert_lines
 from .views.span import SHARED, Shared, ending_of, stop_of, usual_steps
@@ -325,9 +325,9 @@ def ranks_to_pick(run: Run, page: str) -> RanksToPick | None:
     if joint is None:
         return None
     page = page if path_of(page) else "overview"
-    current = joint.current()
-    shown = next((each for each in joint.members.values() if each.run is run), None)
-    title = f"all {joint.world:,} ranks" if shown is None else f"rank {shown.place.rank:,}"
+    current = joint.rounds.current()
+    shown = next((each for each in joint.rounds.members.values() if each.run is run), None)
+    title = f"all {joint.rounds.world:,} ranks" if shown is None else f"rank {shown.place.rank:,}"
     ranks = [
         RankLink(f"{each.place.rank:,}", each.run.id, address_of(each.run, page), each.run is run)
         for each in current[:MAX_PICKED]

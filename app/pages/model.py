@@ -21,7 +21,7 @@ from ..analysis.distributed import layers_of, spreads_of, stores_at
 from ..analysis.modules import calls_of, finder_of, types_of, why_empty, why_uncaptured
 from ..formats import words_of
 from ..runs import Run
-from ..runs.ranked import is_unsure, joint_of, read_every
+from ..runs.joint import is_unsure, joint_of
 from .frame import address_of
 from .overview import usual_kind
 from .page import FindText, Page, PartsPage, RowNumber, RunPage, Short, TablePage
@@ -199,7 +199,7 @@ class LayerPage(RunPage):
         if not self.run.is_derived:
             return {"spread_steps": "", "spreads": (), "spread": stat, "no_spread": ""}
         joint = joint_of(self.run)
-        read_every(self.runs, joint)
+        self.runs.read_ranks(joint)
         found = layers_of(self.run.store, partial(stores_at, joint), wanted, stat, *self.values_in)
         spreads = () if found is None else spreads_of(found, range(len(found.taps.taps)))
         steps, nothing = "", "No step of this module was captured by all ranks."

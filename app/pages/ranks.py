@@ -32,7 +32,7 @@ from ..analysis.modules import finder_of
 from ..formats import words_of as words_of_steps
 from ..runs import Joint
 from ..runs.answering import tap_list
-from ..runs.ranked import joint_of, members_at, read_every
+from ..runs.joint import joint_of
 from ..runs.ranks import words_of
 from .page import FindText, RowNumber, RunPage, Short, TablePage
 from .views.layer import nothing_in
@@ -83,7 +83,7 @@ class RanksPage(RunPage):
         joint = self.joint
         if joint is None:
             return {"joint": None}
-        read_every(self.runs, joint)
+        self.runs.read_ranks(joint)
         return {
             "joint": joint,
             "seconds": SECONDS,
@@ -130,7 +130,7 @@ class RanksPage(RunPage):
     def _world_at(self, step: int) -> int:
         """Return how many ranks the training had at a step: another attempt may have more or fewer."""
         assert self.joint is not None
-        return max((each.place.world for each in members_at(self.joint, step)[0]), default=self.joint.world)
+        return max((each.place.world for each in self.joint.members_at(step)[0]), default=self.joint.rounds.world)
 
     def part_table(self) -> dict[str, Any]:
         """Return each rank with its newest value."""

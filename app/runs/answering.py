@@ -14,8 +14,8 @@ from hookcore.records import text_of
 from hookcore.store import TapList
 
 from ..formats import plain
+from .joint import summary_of
 from .query import Traits
-from .ranked import summary_of
 from .run import Run
 
 

@@ -17,10 +17,11 @@ import msgspec
 
 from hookcore.delivery.archive import SUFFIX, Recorded, Unheard, folder_name
 from hookcore.delivery.facts import joint_id
-from hookcore.errors import HookcoreError
+from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.findings import follow
+from hookcore.reading import answers
 from hookcore.reading.answers.runs import Outcome, State
-from hookcore.records import Command, Frame, Snapshot
+from hookcore.records import Command, Frame, Kind, Snapshot
 from hookcore.records.vocabulary import NONFINITE_STEP
 from hookcore.records.wire import Description, Place
 from hookcore.store import StepRange, Store
@@ -36,6 +37,7 @@ from .summing import Sum, shifted
 logger = logging.getLogger("hookcore")
 
 OF_RANK: Final = re.compile(r" rank \d+$")  # at the end of a run's name
+MAX_MISSING: Final = 100  # ranks that are listed
 READ_AGAIN_S: Final = 10.0  # after the ranks couldn't be read
 
 
@@ -69,38 +71,35 @@ class Joint:
         self._gathers_until = float("-inf")  # ranks that continue saved runs wait for each other
         self._read_again_at = float("-inf")
 
-    @property
-    def id(self) -> str:
-        """The id of the run of all ranks in addresses: `ranks-` and the job."""
-        return self.run.id
-
     # -- its members ------------------------------------------------------------------------------------------------
-
-    @property
-    def members(self) -> dict[str, Member]:
-        """The runs of all ranks, by their ids."""
-        return self.rounds.members
-
-    @property
-    def world(self) -> int:
-        """The number of ranks, as the newest round says."""
-        return self.rounds.world
 
     def runs(self) -> list[Run]:
         """Return the runs of all ranks, of all attempts."""
-        return [member.run for member in self.members.values()]
+        return [member.run for member in self.rounds.members.values()]
 
-    def current(self) -> list[Member]:
-        """Return the run of each rank of the newest round, by rank."""
-        return self.rounds.current()
+    def members_at(self, step: int) -> tuple[list[Member], int]:
+        """Return the runs of the attempt that a step belongs to, by rank, and by how much its steps are shifted."""
+        begun = {number: shift for number, shift in self.sum.shifts.items() if shift <= step}
+        number = max(begun, default=None)
+        if number is None:
+            return self.rounds.current(), self.sum.shift
+        by_rank = {member.place.rank: member for member in self.rounds.members.values() if member.round == number}
+        return [by_rank[rank] for rank in sorted(by_rank)], begun[number]
 
-    def missing(self) -> list[int]:
-        """Return the ranks that were never seen in this round."""
-        return self.rounds.missing()
+    def shift_of(self, member: Member) -> int | None:
+        """Return by how much the steps of a rank's run are shifted; None if the sum has not begun its round."""
+        return self.sum.shifts.get(member.round, None if self.sum.shifts else 0)
+
+    def summary(self) -> answers.RankSummary:
+        """Return how many ranks there are."""
+        current, missing = self.rounds.current(), tuple(self.rounds.missing()[:MAX_MISSING])
+        live = sum(member.run.state == "live" for member in current)
+        attempts = 1 + max((member.round for member in current), default=0)
+        return answers.RankSummary(self.rounds.world, len(current), live, missing, attempts)
 
     def admit(self, run: Run, place: Place) -> None:
         """Add a rank's run. One of a rank that has another run already is a restart (the list's lock must be held)."""
-        if run.id in self.members:
+        if run.id in self.rounds.members:
             return
         with self._shaping:  # a thread that reads the ranks from disk fills the store, and goes by their order
             is_listed = not self.run.loaded and not self.sum.reading
@@ -114,7 +113,7 @@ class Joint:
 
     def locate(self, run: Run, place: Place) -> None:
         """Note what else became known of a rank's place: its device, and its coordinates on a mesh."""
-        member = self.members.get(run.id)
+        member = self.rounds.members.get(run.id)
         if member is not None:
             member.place = place
 
@@ -125,7 +124,7 @@ class Joint:
         run.training = None
 
     def _follow_lead(self) -> None:
-        current, run = self.current(), self.run
+        current, run = self.rounds.current(), self.run
         if not current:
             return
         lead = current[0].run
@@ -148,7 +147,7 @@ class Joint:
     @property
     def state(self) -> State:
         """Live while some rank is, waiting while some may come back; else how the first one that broke off ended."""
-        current = self.current()
+        current = self.rounds.current()
         if any(member.run.state == "live" for member in current):  # live pages ask for it at every change
             return "live"
         states = {member.run.state for member in current}
@@ -158,7 +157,7 @@ class Joint:
     @property
     def steps(self) -> int:
         """The number of steps that the longest rank trained."""
-        return max((member.run.steps for member in self.current()), default=0)
+        return max((member.run.steps for member in self.rounds.current()), default=0)
 
     @property
     def coarse(self) -> str:
@@ -179,7 +178,7 @@ class Joint:
 
     def ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
         """Ask all live ranks, but only the lowest one for tensors."""
-        live = [member.run for member in self.current() if member.run.state == "live"]
+        live = [member.run for member in self.rounds.current() if member.run.state == "live"]
         if name == "snapshot":
             live = live[:1]
         with ExitStack() as others:  # in the order of the ranks: no one waits for the other
@@ -194,14 +193,14 @@ class Joint:
 
     def outcome(self, number: int) -> Outcome:
         """Return what became of a command at the rank that needs a look first, of those that were asked."""
-        of_ranks = [member.run.outcome(number) for member in self.current()]
+        of_ranks = [member.run.outcome(number) for member in self.rounds.current()]
         asked = [outcome for outcome in of_ranks if outcome.outcome != "unknown"] or of_ranks
         order = ("waiting", "received", "refused", "dropped", "superseded", "applied", "unknown")
         return min(asked, key=lambda outcome: order.index(outcome.outcome))
 
     def follow_edit(self, run: Run) -> None:
         """Apply edits made elsewhere, if this rank represents all ranks."""
-        if self.members and run is self.current()[0].run:
+        if self.rounds.members and run is self.rounds.current()[0].run:
             joint = self.run
             before, joint.name = joint.rules, OF_RANK.sub("", run.name)
             joint.edits.follow(run.edits)
@@ -210,7 +209,7 @@ class Joint:
 
     def save_edit(self) -> None:
         """Save what readers edited of the run of all ranks with the lowest rank's run."""
-        lead = self.current()[0].run if self.members else None
+        lead = self.rounds.current()[0].run if self.rounds.members else None
         if lead is not None:
             before, lead.name = lead.rules, self.run.name
             lead.edits.follow(self.run.edits)
@@ -241,7 +240,7 @@ class Joint:
             self._read_again_at = self._now() + READ_AGAIN_S
             is_ours = not isinstance(error, HookcoreError)
             why = f"trying again in {READ_AGAIN_S:g} s: {error}"
-            logger.warning("hookcore: the run of all ranks, %s, can't be read, %s", self.id, why, exc_info=is_ours)
+            logger.warning("hookcore: the run of all ranks, %s, can't be read, %s", self.run.id, why, exc_info=is_ours)
             return False
         return True
 
@@ -251,7 +250,7 @@ class Joint:
         Those of steps that were added up without the rank come too late, like those of any rank that was away.
         """
         with self.run.lock:
-            member = self.members.get(run.id)
+            member = self.rounds.members.get(run.id)
             if not self.run.loaded or member is None:
                 return  # they are read with all the rest
             try:
@@ -297,7 +296,7 @@ class Joint:
     @property
     def gathers(self) -> bool:
         """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
-        return self._now() < self._gathers_until and bool(self.missing())
+        return self._now() < self._gathers_until and bool(self.rounds.missing())
 
     def read_all(self) -> None:
         """Read the runs of all ranks from disk, and add them up again."""
@@ -326,7 +325,7 @@ class Joint:
         joint.store = follow(Store(self._store_bytes(joint.info.memory)), joint.edits.rule_changes)
         joint.end = End()
         self.sum.begin()
-        members = sorted(self.members.values(), key=lambda each: (each.round, each.place.rank))
+        members = sorted(self.rounds.members.values(), key=lambda each: (each.round, each.place.rank))
         disk = self._disk()
         kept = {} if disk is None else disk.recorded([each.run for each in members])
         for turn in sorted({each.round for each in members}):
@@ -347,7 +346,7 @@ class Joint:
             if isinstance(why, HookcoreError) and each.run.store.steps().newest is not None:
                 self.lack(each.run, each.place.rank, why)
         for unlisted in self.unlisted_folders().values():
-            ranks, verb = words_of(self.missing(), -1), "is" if len(self.missing()) == 1 else "are"
+            ranks, verb = words_of(self.rounds.missing(), -1), "is" if len(self.rounds.missing()) == 1 else "are"
             named = f"By its name, it may belong to this training, and {ranks} {verb} missing"
             emit_event(self.run, "rank-not-read", f"a saved run can't be read: {unlisted}. {named}", "warning")
 
@@ -359,9 +358,9 @@ class Joint:
 
     def unlisted_folders(self) -> dict[Path, str]:
         """Return the folders that can't be read and have this training's name, and why, if ranks are missing."""
-        if not self._unlisted or not self.missing():
+        if not self._unlisted or not self.rounds.missing():
             return {}
-        begin = folder_name(OF_RANK.sub("", self.current()[0].run.info.name), "").removesuffix(SUFFIX)
+        begin = folder_name(OF_RANK.sub("", self.rounds.current()[0].run.info.name), "").removesuffix(SUFFIX)
         return {path: why for path, why in list(self._unlisted.items()) if path.name.startswith(begin)}
 
     def _read_round(self, members: list[tuple[Member, Recorded]], is_newest: bool) -> None:
@@ -404,6 +403,42 @@ def joint_in(run: Run) -> Joint | None:
 def ranks_in(run: Run) -> Joint | None:
     """Return the training whose ranks a run is the sum of; None if a trainer sends it."""
     return joint_in(run) if run.is_derived else None
+
+
+def joint_of(run: Run) -> Joint:
+    """Return the training that a run is a rank of, or the sum of all. Raises ArgumentError for a single process."""
+    joint = joint_in(run)
+    if joint is None:
+        raise ArgumentError(f"the run {run.id} is a single process: only distributed trainings have ranks")
+    return joint
+
+
+def rank_of(run: Run, rank: int) -> Run:
+    """Return the run of one rank. Raises ArgumentError if there is none."""
+    joint = joint_of(run)
+    ranks = {member.place.rank: member.run for member in joint.rounds.current()}
+    if rank not in ranks:
+        seen = ", ".join(map(str, [*ranks][:20]))
+        raise ArgumentError(f"rank {rank} of {joint.run.id} has sent nothing yet; seen were {seen or 'none'}")
+    return ranks[rank]
+
+
+def summary_of(run: Run) -> answers.RankSummary | None:
+    """Return how many ranks a run is the sum of; None for any other."""
+    joint = ranks_in(run)
+    return None if joint is None else joint.summary()
+
+
+def local_kinds(run: Run) -> frozenset[Kind]:
+    """Return the kinds of gradients that each rank has of its own loss, before any reduction."""
+    joint = joint_in(run)
+    return frozenset() if joint is None else joint.sum.assembly.local_kinds
+
+
+def is_unsure(run: Run, number: int) -> bool:
+    """Return whether it isn't known if the ranks have parts or copies of a tap of the run of all ranks."""
+    joint = ranks_in(run)
+    return joint is not None and joint.sum.assembly.shares.is_unknown(number)
 
 
 def _frames_of(member: Member, archive: Recorded, place: int) -> Iterator[tuple[int, int, int, Member, Frame]]:

@@ -102,6 +102,11 @@ class Runs:
             self.balance(spare=run)
         return note_read(run)
 
+    def read_ranks(self, joint: Joint) -> None:
+        """Load the runs of all ranks, of all attempts, that are on disk only."""
+        for run in joint.runs():
+            self.read(run)
+
     def open(self, info: RunInfo) -> Run | None:
         """Return a trainer's run, created if needed; None if the server is full of live runs."""
         with self._lock:
@@ -221,7 +226,7 @@ class Runs:
         joint = joint_in(run)
         if joint is not None and not run.is_derived:
             joint.dismiss(run)
-            if not joint.members:
+            if not joint.rounds.members:
                 self._runs.pop(joint.run.id, None)
 
     def drop(self, run: Run) -> None:

@@ -624,7 +624,7 @@ def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyP
         run: SimpleNamespace(run=each, round=int(run[0]), place=SimpleNamespace(rank=int(run[1]), world=3))
         for run, each in runs.items()
     }
-    joint: Any = SimpleNamespace(sum=SimpleNamespace(shifts={0: 0, 1: 0}), members=members)
+    joint: Any = SimpleNamespace(sum=SimpleNamespace(shifts={0: 0, 1: 0}), rounds=SimpleNamespace(members=members))
     shard: Any = SimpleNamespace(number=0)
     sums = SumOfRanks(joint, lambda run: shard, {}, None)
     found = [(each.shift, each.end, [rank.id for rank in each.ranks]) for each in sums._attempts()]
@@ -645,7 +645,7 @@ def test_a_lost_rank_may_still_store_something(state: str, silent_s: float, is_s
     about: dict[str, Any] = {"finished": state != "live", "state": state, "is_silent": lambda s: silent_s > s}
     run = SimpleNamespace(id="run", loaded=False, trained=None, info=SimpleNamespace(started_s=86_400.0), **about)
     member = SimpleNamespace(run=run, round=0, place=SimpleNamespace(rank=0, world=1))
-    joint: Any = SimpleNamespace(sum=SimpleNamespace(shifts={0: 0}), members={"run": member})
+    joint: Any = SimpleNamespace(sum=SimpleNamespace(shifts={0: 0}), rounds=SimpleNamespace(members={"run": member}))
     shard: Any = SimpleNamespace(number=0)
     (attempt,) = SumOfRanks(joint, lambda run: shard, {}, None)._attempts()
     assert [(each.is_settled, each.day) for each in attempt.ranks] == [(is_settled, 1)]

@@ -45,14 +45,14 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         joint = joint_in(server)
         wait_for(lambda: joint.run.state == "ended")
-        assert (joint.run.name, joint.world, joint.missing()) == ("elastic", 2, [])
-        assert sorted((each.place.rank, each.place.attempt) for each in joint.members.values()) == [
+        assert (joint.run.name, joint.rounds.world, joint.rounds.missing()) == ("elastic", 2, [])
+        assert sorted((each.place.rank, each.place.attempt) for each in joint.rounds.members.values()) == [
             (0, 0),
             (0, 1),
             (1, 0),
             (1, 1),
         ]
-        assert [each.place.attempt for each in joint.current()] == [1, 1]
+        assert [each.place.attempt for each in joint.rounds.current()] == [1, 1]
         # Data after the last step, such as a sample of the machine, may begin another step, which rank 1 never has.
         assert joint.sum.shift >= STEPS
         steps = [*range(STEPS), *range(joint.sum.shift, joint.sum.shift + STEPS)]

@@ -274,7 +274,7 @@ def test_the_rank_that_drifts_away_is_named_with_its_parameter_and_step(server: 
 )
 def test_ranks_record_the_axes_of_their_mesh(server: Served, name: str, first: str, second: str) -> None:
     """This includes axes along which the rank's own stage is neither split nor copied."""
-    found = {each.place.rank: each.place.axes for each in joint_named(server, name, WORLD).current()}
+    found = {each.place.rank: each.place.axes for each in joint_named(server, name, WORLD).rounds.current()}
     assert found == {rank: {first: (rank // 2, 2), second: (rank % 2, 2)} for rank in range(WORLD)}
 
 

@@ -159,7 +159,12 @@ def test_ranks_are_one_run_with_the_values_of_all(ranks: Ranks) -> None:
     joint = ranks.joint
     assert [run.id for run in ranks.server.runs.all()] == [JOINT]
     assert len(ranks.server.runs.every()) == 1 + WORLD
-    assert (joint.run.name, joint.run.state, joint.world, joint.missing()) == ("training", "live", WORLD, [])
+    assert (joint.run.name, joint.run.state, joint.rounds.world, joint.rounds.missing()) == (
+        "training",
+        "live",
+        WORLD,
+        [],
+    )
     assert joint.run.info.key == ""
     for stat, expected in {"count": 16, "mean": 1.5, "min": 0, "max": 3, "std": np.std([0, 1, 2, 3])}.items():
         assert ranks.series(0, stat) == pytest.approx(dict.fromkeys(range(3), expected))
@@ -200,10 +205,10 @@ def test_the_ranks_of_an_attempt_stay_known_when_the_next_one_begins(
 def test_a_rank_that_is_removed_while_its_description_arrives_breaks_nothing(ranks: Ranks) -> None:
     ranks.send(0, [0])
     joint, described = ranks.joint, Description(1, (ModuleRecord("", "Net", None),), (), ())
-    (run,) = [each.run for each in joint.members.values()]
+    (run,) = [each.run for each in joint.rounds.members.values()]
     joint.dismiss(run)
     joint.describe_of(run, described)
-    assert joint.members == {}
+    assert joint.rounds.members == {}
 
 
 def test_a_step_waits_for_all_ranks(ranks: Ranks) -> None:
@@ -288,7 +293,7 @@ def test_the_throughput_of_pipeline_stages_is_that_of_one_stage(ranks: Ranks) ->
 def test_missing_ranks_are_awaited_and_then_named(ranks: Ranks) -> None:
     for rank in (0, 1):
         ranks.send(rank, range(3))
-    assert ranks.joint.missing() == [2, 3]
+    assert ranks.joint.rounds.missing() == [2, 3]
     assert ranks.series() == {}
     ranks.clock.now += GRACE_S + 1
     ranks.joint.sum.tick()
@@ -298,7 +303,7 @@ def test_missing_ranks_are_awaited_and_then_named(ranks: Ranks) -> None:
     ]
     assert ranks.joint.sum.assembly.absences.incomplete == 3
     ranks.send(2, range(5))  # its first steps are too late
-    assert ranks.joint.missing() == [3]
+    assert ranks.joint.rounds.missing() == [3]
     assert ranks.joint.sum.assembly.ranks[2].late == 2  # of three steps: the newest one can still grow
     (message,) = ranks.events("rank-late")
     assert "rank 2 sent step 0 after step 2 had been added up" in message
@@ -329,7 +334,7 @@ def test_a_live_rank_that_sends_no_frames_is_not_awaited_and_its_steps_count_as_
     ranks.all([0])
     for rank in range(3):
         ranks.send(rank, [1, 2])
-    member = ranks.joint.current()[3].run
+    member = ranks.joint.rounds.current()[3].run
     for _ in range(2):
         ranks.joint.sum.do_without(member, "memory is full")
     assert ranks.series() == {0: 1.5, 1: 1.0, 2: 1.0}
@@ -379,7 +384,7 @@ def test_the_sum_of_all_ranks_names_the_steps_that_only_single_ranks_have(ranks:
     ranks.all(range(300, 600))
     assert store.exact_since
     assert not ranks.joint.run.partial, "the ranks have no more"
-    ranks.joint.current()[0].run.store.recall_from(SimpleNamespace(trouble=""))  # type: ignore[arg-type]
+    ranks.joint.rounds.current()[0].run.store.recall_from(SimpleNamespace(trouble=""))  # type: ignore[arg-type]
     begins = f"Before step {store.exact_since:,}, several steps share their tensor values"
     assert ranks.joint.run.partial.startswith(begins)
 
@@ -464,9 +469,9 @@ def test_a_restarted_training_continues_the_same_run(ranks: Ranks) -> None:
     for rank in range(WORLD):
         ranks.send(rank, range(2), attempt=1)
     assert list(ranks.series()) == list(range(5))
-    assert ranks.joint.world == WORLD
-    assert len(ranks.joint.members) == 2 * WORLD
-    assert [each.run.id for each in ranks.joint.current()] == [f"run-{rank}-1" for rank in range(WORLD)]
+    assert ranks.joint.rounds.world == WORLD
+    assert len(ranks.joint.rounds.members) == 2 * WORLD
+    assert [each.run.id for each in ranks.joint.rounds.current()] == [f"run-{rank}-1" for rank in range(WORLD)]
     (message,) = ranks.events("restarted")
     assert "its steps continue from 3 here" in message
     ranks.send(1, [3])  # from the attempt before
@@ -479,7 +484,7 @@ def test_ranks_of_an_attempt_that_the_sum_has_not_begun_are_not_paired_with_what
 ) -> None:
     ranks.all(range(3))
     joint = ranks.joint
-    before = {each.place.rank: each.run for each in joint.current()}
+    before = {each.place.rank: each.run for each in joint.rounds.current()}
     before[0].received.sent = before[0].received.acknowledged + 1  # its last step is still on its way
     for rank in range(WORLD):
         ranks.send(rank, range(2), attempt=1)
@@ -499,7 +504,7 @@ def test_a_new_rank_that_is_the_first_of_a_restarted_training_begins_it(ranks: R
         ranks.send(rank, range(2), attempt=1)
     assert list(ranks.series()) == list(range(5))
     assert ranks.series()[4] == 1.5
-    assert [each.place.rank for each in ranks.joint.current()] == [0, 1, 2, 3]
+    assert [each.place.rank for each in ranks.joint.rounds.current()] == [0, 1, 2, 3]
     assert ranks.joint.sum.assembly.absences.incomplete == 0
 
 
@@ -509,7 +514,7 @@ def test_a_rank_that_restarts_alone_does_not_take_the_run_from_the_others(ranks:
     ranks.send(1, range(2))
     for rank in (0, 2, 3):
         ranks.send(rank, [3])
-    assert [each.run.id for each in ranks.joint.current()] == ["run-0-0", "run-1-0", "run-2-0", "run-3-0"]
+    assert [each.run.id for each in ranks.joint.rounds.current()] == ["run-0-0", "run-1-0", "run-2-0", "run-3-0"]
     ranks.clock.now += LATE_S + 1
     for rank in (0, 2, 3):
         ranks.send(rank, [4])
@@ -854,7 +859,7 @@ def test_tags_and_groups_set_by_readers_are_saved_with_the_run(ranks: Ranks) -> 
         "sweep",
         True,
     )
-    lead = ranks.joint.current()[0].run
+    lead = ranks.joint.rounds.current()[0].run
     assert (lead.edits.tags, lead.edits.group, lead.edits.archived) == (("good",), "sweep", True)
 
 
@@ -1004,7 +1009,7 @@ def test_saved_steps_of_some_ranks_count_while_another_rank_is_awaited(tmp_path:
         wait_for(lambda: len(again.server.runs.every()) == WORLD)
         assert again.series() == dict.fromkeys(range(3), 1.0)
         assert again.joint.sum.assembly.absences.incomplete == 3
-        assert not any(each.run.loaded for each in again.joint.current())
+        assert not any(each.run.loaded for each in again.joint.rounds.current())
 
 
 def test_a_rank_whose_saved_run_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -1132,7 +1137,7 @@ def test_thresholds_of_the_joint_run_survive_a_server_restart(tmp_path: Path) ->
         ranks.all(range(4))
         asked = {"run": JOINT, "rules": {"dead": False}}
         assert ranks.server.client.post("/api/v1/rules", json=asked).status_code == 200
-        assert ranks.joint.current()[0].run.store.rules["dead"] is False
+        assert ranks.joint.rounds.current()[0].run.store.rules["dead"] is False
         for rank in range(WORLD):
             ranks.end(rank, 3)
     with saved(tmp_path) as again:

@@ -51,7 +51,7 @@ def test_the_memory_is_bounded_and_every_step_has_all_ranks(filled: tuple[Runs, 
     assert joint is not None
     assert MEMORY / 2 < most <= MEMORY
     assert runs.removed == 0
-    assert (len(joint.current()), joint.missing()) == (RANKS, [])
+    assert (len(joint.rounds.current()), joint.rounds.missing()) == (RANKS, [])
     # All rows are kept until it is known which ones ranks share. Here, those of the first step don't fit.
     assert joint.sum.assembly.absences.incomplete == 1
     assert any(

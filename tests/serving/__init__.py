@@ -133,7 +133,12 @@ def joint_named(server: Served, name: str, world: int) -> Joint:
     joint = ranks_in(run_named(server, name))
     assert joint is not None
     assembly = joint.sum.assembly
-    assert (joint.world, joint.missing(), assembly.absences.incomplete, assembly.partial) == (world, [], 0, 0)
+    assert (joint.rounds.world, joint.rounds.missing(), assembly.absences.incomplete, assembly.partial) == (
+        world,
+        [],
+        0,
+        0,
+    )
     return joint
 
 

@@ -74,7 +74,7 @@ class Entry:
     def attempt(self) -> int:
         """How often the training of this rank was started again before; 0 for a single process."""
         joint = joint_in(self.run)
-        member = None if joint is None else joint.members.get(self.run.id)
+        member = None if joint is None else joint.rounds.members.get(self.run.id)
         return 0 if member is None else member.round
 
     @property

@@ -65,7 +65,7 @@ class SumOfRanks:
 
     def _earlier_events(self) -> Iterator[Event]:
         """Yield the events of all ranks before what is read of them, each once, as they were in memory."""
-        world = self.joint.world
+        world = self.joint.rounds.world
         said: defaultdict[int, list[tuple[int, Event]]] = defaultdict(list)
         for member, shift in self._members():
             if (stored := self.stored.get(member.run.id)) is not None:
@@ -76,7 +76,7 @@ class SumOfRanks:
 
     def _members(self) -> Iterator[tuple[Member, int]]:
         shifts = dict(self.joint.sum.shifts)
-        for member in list(self.joint.members.values()):
+        for member in list(self.joint.rounds.members.values()):
             if member.round in shifts:
                 yield member, shifts[member.round]
 

@@ -394,7 +394,7 @@ class SharedRuns:
         found: dict[str, StoredRun] = {}
         attempts: dict[int, list[tuple[StoredRun, Extent]]] = {}
         joint = joint_in(runs[0])
-        members = {} if joint is None else joint.members
+        members = {} if joint is None else joint.rounds.members
         for shard in self._cluster.shards:
             here = [entry for entry in entries.values() if entry.shard is shard]
             extents = extents_of(shard, [entry.number for entry in here])

@@ -20,7 +20,7 @@ from hookcore.store.incidents import NONFINITE, Incident
 from ...formats import words_of
 from ...runs import Run
 from ...runs.answering import tap_list
-from ...runs.ranked import is_unsure, joint_of
+from ...runs.joint import is_unsure, joint_of
 from .events import Line, all_lines
 from .span import Span
 
@@ -150,7 +150,7 @@ def placement_note(run: Run, layer: LayerView) -> str:
     if not run.is_derived:
         return f"{values} those of this rank's part."
     but = ', except where they are labeled "parts or copies"' if any(is_unsure(run, each) for each, _ in taps) else ""
-    lacks = " Some ranks are missing, and so are their parts." if joint_of(run).missing() else ""
+    lacks = " Some ranks are missing, and so are their parts." if joint_of(run).rounds.missing() else ""
     return f"{values} those of the whole tensor: parts are added up, and copies count once{but}.{lacks}"
 
 

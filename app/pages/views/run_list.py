@@ -25,8 +25,8 @@ from ...analysis.figures.lines import Spark, spark_of
 from ...analysis.overlay import grouped
 from ...formats import word_of
 from ...runs import STATES, Run
+from ...runs.joint import summary_of as summary_of_ranks
 from ...runs.query import Traits, results_of, text_of_value
-from ...runs.ranked import summary_of as summary_of_ranks
 from ...runs.saved import noted_at
 from ..frame import Alerts, address_of, alerts_of
 
