@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from fastapi import Depends, Query, Response
 from msgspec.structs import replace
+from starlette.exceptions import HTTPException
 
 from hookcore.config.patterns import literal
 from hookcore.errors import ArgumentError
@@ -25,7 +26,7 @@ from ..analysis.comparison import differences as differences_of
 from ..analysis.distributed import SpreadSort, every_store_of, layers_of, map_of, ranks_of, spreads_of, stores_at
 from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
 from ..analysis.verdict import Verdict, compare_runs
-from ..formats import ARRAYS, Table
+from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Joint, Run
 from ..runs.joint import joint_of
 from ..runs.query import Traits
@@ -46,7 +47,7 @@ from .params import (
     page_of,
     run_named,
 )
-from .routing import Format, ReplyParam, described, router
+from .routing import Format, ReplyParam, answered, described, router
 from .series import TapText
 
 # Two runs side by side: what they share, how much was compared, and where they first differ.
@@ -363,6 +364,16 @@ JointParam = Annotated[Joint, Depends(_joint_of)]
 def ranks(joint: JointParam) -> answers.Ranks:
     """Return each rank: its state, how far it is, how fast, and what of it came too late for the sum of all ranks."""
     return ranks_of(joint)
+
+
+@router.post("/ranks", summary="Add up the ranks again", responses=answered(answers.Ranks, 200, 409))
+def sum_again(run: RunParam, runs: RunsParam) -> Response:
+    """Add up the saved runs of all ranks again, with the frames that came too late for the sum."""
+    joint = joint_of(run)
+    if not runs.sum_again(joint):
+        needed = "all of them must have ended and be saved (start the server with --keep, or over ClickHouse)"
+        raise HTTPException(409, f"the ranks of {joint.run.id} can't be added up again: {needed}")
+    return StrictJson(ranks_of(joint))
 
 
 @router.reads("/ranks/map", "A value by rank and step", ARRAYS)

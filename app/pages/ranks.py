@@ -113,6 +113,8 @@ class RanksPage(RunPage):
             "apart_steps": joint.sum.assembly.apart,
             "desync_is_off": joint.run.rules.get(DESYNC) is False,
             "troubled": [(word, words_of(some, -1)) for word, some in by_state.items() if some],
+            "late": sum(each.late for each in ranks.ranks),
+            "can_sum_again": self.runs.can_sum_again(joint),
             "wait_words": WAITS,
             "about_waits": ABOUT_WAITS,
         }

@@ -168,14 +168,17 @@ class Memory:
                     return
                 make(run)
 
+    def is_kept(self, run: Run) -> bool:
+        """Return whether all of a run is on disk, or of all ranks, if it is their sum."""
+        disk, parts = self._disk(), [run] if run.ranks is None else run.ranks.runs()
+        return disk is not None and bool(parts) and all(map(disk.is_whole, parts))
+
     def leave(self, run: Run) -> bool:
         """Unload a run if all of it is on disk. Needs no lock."""
-        disk = self._disk()
-        if disk is None or run.commands.local is not None or not run.lock.acquire(blocking=False):
+        if run.commands.local is not None or not run.lock.acquire(blocking=False):
             return False  # a batch is being stored: the trainer is back
         try:
-            parts = [run] if run.ranks is None else run.ranks.runs()
-            if not parts or not all(map(disk.is_whole, parts)):
+            if not self.is_kept(run):
                 return False
             run.outline(run.store.steps(), run.end)
             run.saved.from_disk, run.saved.writer = True, None

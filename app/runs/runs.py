@@ -107,6 +107,17 @@ class Runs:
         for run in joint.runs():
             self.read(run)
 
+    def can_sum_again(self, joint: Joint) -> bool:
+        """Return whether what is kept of all ranks can be added up again: all have ended, and are saved."""
+        return self._memory.is_kept(joint.run)
+
+    def sum_again(self, joint: Joint) -> bool:
+        """Add up what is kept of all ranks again, with frames that came too late. Return False if it can't be now."""
+        if joint.run.loaded and not self._memory.leave(joint.run):
+            return False
+        self.read(joint.run)
+        return True
+
     def open(self, info: RunInfo) -> Run | None:
         """Return a trainer's run, created if needed; None if the server is full of live runs."""
         with self._lock:

@@ -525,6 +525,10 @@ class Client(Reader):
         """Return each rank of a run, with its state, progress, speed, and the number of frames too late for the sum."""
         return self._get(answers.Ranks, "/api/v1/ranks", {"run": run})
 
+    def sum_again(self, run: str | None = None) -> answers.Ranks:
+        """Add up the saved runs of all ranks again, with the frames that came too late for the sum."""
+        return self._ask(answers.Ranks, "POST", "/api/v1/ranks", {"run": run})
+
     def rank_map(
         self,
         tap: TapName | None = None,

@@ -1132,6 +1132,42 @@ def test_a_run_whose_ranks_are_all_on_disk_leaves_memory_and_returns(tmp_path: P
         assert everything(ranks) == before
 
 
+def test_frames_that_came_too_late_are_in_the_sum_after_the_ranks_were_added_up_again(tmp_path: Path) -> None:
+    with saved(tmp_path / "late") as late, saved(tmp_path / "in-time") as in_time:
+        for rank in range(3):
+            late.send(rank, range(8))
+        late.clock.now += LATE_S + 1
+        late.joint.sum.tick()
+        late.send(3, range(8))
+        in_time.all(range(8))
+        asked = {"run": JOINT}
+        assert late.server.client.post("/api/v1/ranks", params=asked).status_code == 409, "the ranks are still live"
+        for rank in range(WORLD):
+            late.end(rank, 7)
+            in_time.end(rank, 7)
+        wait_for(lambda: late.server.runs.can_sum_again(late.joint))
+        page = late.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        assert "7 frames came too late" in page
+        assert "data-sum-again" in page
+        assert everything(late) != everything(in_time)
+        answer = late.server.client.post("/api/v1/ranks", params=asked)
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["incomplete"], [rank["late"] for rank in answer.json()["ranks"]]) == (0, [0] * WORLD)
+        assert everything(late) == everything(in_time)
+        page = late.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        assert "came too late" not in page
+
+
+def test_ranks_that_are_only_in_memory_are_not_added_up_again(ranks: Ranks) -> None:
+    ranks.all(range(3))
+    for rank in range(WORLD):
+        ranks.end(rank, 2)
+    answer = ranks.server.client.post("/api/v1/ranks", params={"run": JOINT})
+    assert answer.status_code == 409
+    assert "all of them must have ended and be saved" in answer.text
+    assert list(ranks.series()) == [0, 1, 2]
+
+
 def test_thresholds_of_the_joint_run_survive_a_server_restart(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(4))
