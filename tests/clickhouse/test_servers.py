@@ -39,6 +39,7 @@ from hookcore_app.clickhouse.schema import (
 )
 from hookcore_app.runs import Joint, Run, ranks_in
 from hookcore_app.runs.assembly import GRACE_S
+from hookcore_app.runs.ranks import LATE_S
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings
 from tests.clickhouse.conftest import Serve
@@ -755,3 +756,30 @@ def test_many_frames_with_few_values_make_a_run_long(
     answer = serve(url).client.get("/api/v1/series?run=run&stat=mean&tap=0")
     assert "This run is long" in answer.headers["hookcore-partial"]
     assert answer.json()["series"][0]["first_step"] == list(range(20))
+
+
+def test_late_frames_are_in_the_sum_after_the_ranks_in_clickhouse_were_added_up_again(url: str) -> None:
+    now_s = 1000.0
+    world = make_world(lambda: now_s, store=url)  # without a thread: the test polls
+    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
+    shared_runs._listed.set()
+
+    def look() -> None:
+        shared_runs._look(shard)
+        shared_runs.advance(shard)
+        world.runs.find("ranks-job")
+
+    for rank, steps in ((0, range(10)), (1, range(3))):
+        store_frames(url, _a_rank(rank), steps)
+    look()
+    now_s += LATE_S + 1
+    joint_in(world).sum.tick()
+    store_frames(url, _a_rank(1), range(3, 10))
+    look()
+    before = world.client.get("/api/v1/ranks?run=ranks-job").json()
+    assert (before["incomplete"], before["ranks"][1]["late"]) == (6, 6), "the newest step is still open"
+    for run in joint_in(world).runs():
+        run.signs.seen_at = float("-inf")  # both are lost
+    after = world.client.post("/api/v1/ranks?run=ranks-job").json()
+    assert (after["incomplete"], after["ranks"][1]["late"], after["steps"]) == (0, 0, 10)
+    shared_runs.close()
