@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from hookcore.delivery.archive import SUFFIX, Recorded, Unheard, folder_name
+from hookcore.delivery.archive import SUFFIX, Recorded, folder_name
 from hookcore.delivery.facts import joint_id
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.findings import follow
 from hookcore.reading import answers
 from hookcore.reading.answers.runs import Outcome, State
 from hookcore.records import Command, Frame, Kind, Snapshot
-from hookcore.records.vocabulary import NONFINITE_STEP
 from hookcore.records.wire import Description, Place
 from hookcore.store import StepRange, Store
 
 from .assembly import GRACE_S
 from .disk import Disk, Gone
 from .parts import Ask, End, Record
-from .ranks import of_rank, words_of
+from .ranks import words_of
 from .rounds import Member, Rounds
 from .run import Run, emit_event, follow_rules
-from .summing import Sum, shifted
+from .summing import Sum
 
 logger = logging.getLogger("hookcore")
 
@@ -321,22 +318,24 @@ class Joint:
         self.sum.resume()
 
     def _read_rounds(self) -> None:
-        joint = self.run
-        joint.store = follow(Store(self._store_bytes(joint.info.memory)), joint.edits.rule_changes)
-        joint.end = End()
+        run, disk = self.run, self._disk()
+        run.store = follow(Store(self._store_bytes(run.info.memory)), run.edits.rule_changes)
+        run.end = End()
         self.sum.begin()
         members = sorted(self.rounds.members.values(), key=lambda each: (each.round, each.place.rank))
-        disk = self._disk()
         kept = {} if disk is None else disk.recorded([each.run for each in members])
         for turn in sorted({each.round for each in members}):
             in_turn = [(each, kept.get(each.run.id)) for each in members if each.round == turn]
             readable = [(each, found) for each, found in in_turn if not isinstance(found, HookcoreError | None)]
             if turn >= 0:
-                self._read_round(readable, is_newest=turn == members[-1].round)
+                self.sum.expect(readable)
+                if turn == members[-1].round and disk is not None:
+                    disk.recall(run)
+                self.sum.read(readable)
             else:
                 for each, _ in readable:
                     self.sum.report_left_out(each)
-        joint.store.choose(joint.rules)  # also those that were changed after the last step
+        run.store.choose(run.rules)  # also those that were changed after the last step
         self._say_unread(members, kept)
 
     def _say_unread(self, members: Sequence[Member], kept: Mapping[str, Recorded | HookcoreError]) -> None:
@@ -362,37 +361,6 @@ class Joint:
             return {}
         begin = folder_name(OF_RANK.sub("", self.rounds.current()[0].run.info.name), "").removesuffix(SUFFIX)
         return {path: why for path, why in list(self._unlisted.items()) if path.name.startswith(begin)}
-
-    def _read_round(self, members: list[tuple[Member, Recorded]], is_newest: bool) -> None:
-        for member, archive in members:
-            self.sum.rank_in_round(member)
-            taps = archive.taps()
-            self.sum.assembly.ranks[member.place.rank].taps = lambda taps=taps: taps  # type: ignore[misc]
-            self.sum.describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
-        if is_newest and (disk := self._disk()) is not None:
-            disk.recall(self.run)
-        streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
-        unheard = Unheard(each for _, archive in members for each in archive.events() if each.name == NONFINITE_STEP)
-        for _, _, _, member, frame in heapq.merge(*streams):
-            unheard.tell(self.run.store, frame, self.sum.shift)
-            self.sum.assembly.take(member.place.rank, shifted(frame, self.sum.shift))
-        unheard.tell(self.run.store, shift=self.sum.shift)
-        # Steps that still wait need the names, which the run of a rank that isn't in memory doesn't have.
-        self.run.store.announce(self.sum.assembly.number_taps())
-        for member, archive in members:
-            rank = self.sum.assembly.ranks[member.place.rank]
-            rank.taps = lambda run=member.run: run.store.taps().taps  # type: ignore[misc]
-            self._read_events(member, archive)
-
-    def _read_events(self, member: Member, archive: Recorded) -> None:
-        for event in archive.events():
-            keep = self.run.store.keep_event if event.name == NONFINITE_STEP else self.run.store.add_event
-            keep(of_rank(event.moved(self.sum.shift), member.place.rank))
-        if member.place.rank == min(self.sum.assembly.ranks):
-            for snapshot in archive.snapshots():
-                self.run.store.add_snapshot(replace(snapshot, step=snapshot.step + self.sum.shift))
-        if archive.damages:
-            emit_event(self.run, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
 
 
 def joint_in(run: Run) -> Joint | None:
@@ -439,9 +407,3 @@ def is_unsure(run: Run, number: int) -> bool:
     """Return whether it isn't known if the ranks have parts or copies of a tap of the run of all ranks."""
     joint = ranks_in(run)
     return joint is not None and joint.sum.assembly.shares.is_unknown(number)
-
-
-def _frames_of(member: Member, archive: Recorded, place: int) -> Iterator[tuple[int, int, int, Member, Frame]]:
-    labels = archive.labels
-    for number, frame in zip(count(), archive.frames(), strict=False):
-        yield frame.step, place, number, member, replace(frame, labels=labels) if number == 0 and labels else frame

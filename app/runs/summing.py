@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Final
 
+from hookcore.delivery.archive import Recorded, Unheard
 from hookcore.findings.times import RankTimes, late_rank
 from hookcore.records import Frame, Snapshot
-from hookcore.records.vocabulary import DESYNC, LATE_RANK
+from hookcore.records.vocabulary import DESYNC, LATE_RANK, NONFINITE_STEP
 from hookcore.records.wire import DeliveryCounters
 from hookcore.store.rankstep import Difference
 
 from .assembly import GRACE_S, Assembly
 from .parts import End, Record
-from .ranks import Structures, desync_of, words_of
+from .ranks import Structures, desync_of, of_rank, words_of
 from .rounds import WAITING, Held, Member, Rounds
 from .run import Run, emit_event
 
@@ -321,6 +324,41 @@ class Sum:
             emit_event(self.run, name, message, "warning")
         self.assembly.absences.trouble.clear()
 
+    # -- what is saved of the ranks -----------------------------------------------------------------------------------
+
+    def expect(self, members: Sequence[tuple[Member, Recorded]]) -> None:
+        """Begin a round with ranks that are saved, with their taps and descriptions."""
+        for member, archive in members:
+            self.rank_in_round(member)
+            taps = archive.taps()
+            self.assembly.ranks[member.place.rank].taps = lambda taps=taps: taps  # type: ignore[misc]
+            self.describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
+
+    def read(self, members: Sequence[tuple[Member, Recorded]]) -> None:
+        """Take what is saved of the ranks of a round, in the order of their steps."""
+        streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
+        unheard = Unheard(each for _, archive in members for each in archive.events() if each.name == NONFINITE_STEP)
+        for _, _, _, member, frame in heapq.merge(*streams):
+            unheard.tell(self.run.store, frame, self.shift)
+            self.assembly.take(member.place.rank, shifted(frame, self.shift))
+        unheard.tell(self.run.store, shift=self.shift)
+        # Steps that still wait need the names, which the run of a rank that isn't in memory doesn't have.
+        self.run.store.announce(self.assembly.number_taps())
+        for member, archive in members:
+            rank = self.assembly.ranks[member.place.rank]
+            rank.taps = lambda run=member.run: run.store.taps().taps  # type: ignore[misc]
+            self._read_events(member, archive)
+
+    def _read_events(self, member: Member, archive: Recorded) -> None:
+        for event in archive.events():
+            keep = self.run.store.keep_event if event.name == NONFINITE_STEP else self.run.store.add_event
+            keep(of_rank(event.moved(self.shift), member.place.rank))
+        if member.place.rank == min(self.assembly.ranks):
+            for snapshot in archive.snapshots():
+                self.run.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))
+        if archive.damages:
+            emit_event(self.run, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
+
 
 def shifted(frame: Frame, steps: int) -> Frame:
     """Return a frame that is moved by some steps."""
@@ -329,3 +367,9 @@ def shifted(frame: Frame, steps: int) -> Frame:
     flow = None if frame.flow is None else replace(frame.flow, step=frame.flow.step + steps)
     events = tuple(event.moved(steps) for event in frame.events)
     return replace(frame, step=frame.step + steps, flow=flow, events=events)
+
+
+def _frames_of(member: Member, archive: Recorded, place: int) -> Iterator[tuple[int, int, int, Member, Frame]]:
+    labels = archive.labels
+    for number, frame in zip(count(), archive.frames(), strict=False):
+        yield frame.step, place, number, member, replace(frame, labels=labels) if number == 0 and labels else frame
