@@ -107,7 +107,7 @@ def _add(name: str, into: Joined, within: tuple[str, ...]) -> None:
         else:
             body.append(_LATE.sub(late, line))
     returned = f"return {{ {', '.join(exports)} }};"
-    into.exports[name] = [each.partition(":")[0] for each in exports]
+    into.exports[name] = [export.partition(":")[0] for export in exports]
     into.texts[name] = "\n".join((f"// {name}", f"const {_variable(name)} = (() => {{", *body, returned, "})();"))
 
 

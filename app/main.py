@@ -58,7 +58,7 @@ class App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return FastAPI's schema, with the schemas of the answers."""
         if self.openapi_schema is None:
-            kinds = [each for each in vars(answers).values() if isinstance(each, type) and issubclass(each, Answer)]
+            kinds = [var for var in vars(answers).values() if isinstance(var, type) and issubclass(var, Answer)]
             super().openapi()["components"]["schemas"].update(answers.components(kinds))
         return super().openapi()
 

@@ -203,7 +203,9 @@ class NoiseScale:
             self._why = "its parameters changed within a step"
             return
         gradient = now - before
-        self._precision = max(torch.finfo(each.grad.dtype).eps for each in parameters if each.grad is not None)
+        self._precision = max(
+            torch.finfo(parameter.grad.dtype).eps for parameter in parameters if parameter.grad is not None
+        )
         own = gradient if _ranks() == 1 else self._local(parameters)
         if own is None:
             return
@@ -281,7 +283,7 @@ def _weight(parameter: Tensor, count: int) -> float:
 
 def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
     """Return what changes if a gradient does; reading it waits for no device."""
-    return [(id(each.grad), -1 if each.grad is None else each.grad._version) for each in parameters]
+    return [(id(parameter.grad), -1 if parameter.grad is None else parameter.grad._version) for parameter in parameters]
 
 
 def _ranks() -> int:
@@ -326,7 +328,7 @@ def sharpness(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
     of about four backward passes. NaN if the gradient is zero. Frozen parameters have no part in it.
     """
     twin = copy.deepcopy(_inner(model))
-    parameters = [each for each in twin.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     with (
         generators_kept(),
         torch.enable_grad(),
@@ -336,17 +338,17 @@ def sharpness(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
         value = loss(twin)
         _require_scalar(value)
         gradients = _gradients(value, parameters, create_graph=True)
-        if all(each is None for each in gradients):
+        if all(gradient is None for gradient in gradients):
             raise ArgumentError(
                 "the loss depends on no trainable parameter of the model that it was given: use the argument, as in "
                 "sharpness(model, lambda copy: criterion(copy(x), y)), and don't detach its output"
             )
-        directions = [None if each is None else each.detach() for each in gradients]
+        directions = [None if gradient is None else gradient.detach() for gradient in gradients]
         slope = _product(gradients, directions)
         products = _gradients(slope, parameters) if slope.requires_grad else []
     with torch.no_grad():
         squares = _product(directions, directions)
-        if all(each is None for each in products):  # linear in the parameters
+        if all(product is None for product in products):  # linear in the parameters
             return torch.zeros_like(squares) / squares
         return _product(products, directions) / squares
 
@@ -367,7 +369,7 @@ def _inner(model: Any) -> nn.Module:
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(model, (DistributedDataParallel, DataParallel)):
         model = model.module
-    if any(type(each).__name__ == "DTensor" for each in model.parameters()):
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise ArgumentError("sharpness doesn't support sharded parameters (FSDP, tensor parallel)")
     return model  # type: ignore[no-any-return]
 

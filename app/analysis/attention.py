@@ -174,12 +174,12 @@ def maps_at(store: Store, match: str | None) -> dict[int, list[Captured]]:
 def _each_once(layers: list[Captured]) -> list[Captured]:
     """Return each map once. A softmax returns it first, then the attention around it, then a model that lists all."""
     found: list[Captured] = []
-    for each in layers:
-        same = next((place for place, other in enumerate(found) if _is_same(other.snapshot, each.snapshot)), None)
+    for layer in layers:
+        same = next((place for place, other in enumerate(found) if _is_same(other.snapshot, layer.snapshot)), None)
         if same is None:
-            found.append(each)
-        elif _rank(each) > _rank(found[same]):
-            found[same] = each
+            found.append(layer)
+        elif _rank(layer) > _rank(found[same]):
+            found[same] = layer
     return found
 
 

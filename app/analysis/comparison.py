@@ -187,7 +187,7 @@ def _mean_of(rows: Rows) -> float:
 
 def _logged_message(here: Rows, there: Rows) -> str:
     means = [each if np.isfinite(each) else None for each in map(_mean_of, (here, there))]
-    words = " instead of ".join("none" if each is None else shown(each) for each in means)
+    words = " instead of ".join("none" if mean is None else shown(mean) for mean in means)
     bad, of = ([int(getattr(rows, name).sum()) for rows in (here, there)] for name in ("nonfinite", "present"))
     if not any(bad):
         return f"mean {words}"
@@ -456,10 +456,10 @@ def differences(one: Store, two: Store, pairs: Pairs, asked: ComparisonQuery, co
 def _common(one: Store, two: Store, asked: ComparisonQuery) -> tuple[int, int] | None:
     """Return the first and the last step that both runs can have."""
     ranges = one.steps(), two.steps()
-    if any(each.first is None or each.newest is None for each in ranges):
+    if any(range_.first is None or range_.newest is None for range_ in ranges):
         return None
-    first = max(each.first or 0 for each in ranges)
-    last = min(each.newest or 0 for each in ranges)
+    first = max(range_.first or 0 for range_ in ranges)
+    last = min(range_.newest or 0 for range_ in ranges)
     first = max(first, asked.first or 0)
     last = last if asked.last is None else min(last, asked.last)
     return (first, last) if first <= last else None

@@ -60,10 +60,10 @@ def stores_at(joint: Joint, step: int) -> list[OfRank]:
         return stores_of(joint)
     numbers = {tap: number for number, tap in joint.run.store.taps()}
     found = []
-    for each in members:
-        if each.run.loaded:
-            lanes = [numbers.get(tap, NO_LANE) for tap in each.run.store.taps().taps]
-            found.append(OfRank(each.place.rank, each.run.store, shift, np.array(lanes, np.int64)))
+    for member in members:
+        if member.run.loaded:
+            lanes = [numbers.get(tap, NO_LANE) for tap in member.run.store.taps().taps]
+            found.append(OfRank(member.place.rank, member.run.store, shift, np.array(lanes, np.int64)))
     return found
 
 
@@ -72,9 +72,9 @@ def every_store_of(joint: Joint) -> list[OfRank]:
     members = sorted(joint.rounds.members.values(), key=lambda each: (each.round, each.place.rank))
     shifts = joint.sum.shifts
     return [
-        OfRank(each.place.rank, each.run.store, shifts[each.round])
-        for each in members
-        if each.run.loaded and each.round in shifts
+        OfRank(member.place.rank, member.run.store, shifts[member.round])
+        for member in members
+        if member.run.loaded and member.round in shifts
     ]
 
 
@@ -233,7 +233,7 @@ def layers_of(
     step = step if last is None else min(step, last)  # merged steps may end after those that are asked for
     ranks = stores_at(step)
     values, ends = np.full((len(ranks), len(wanted.taps)), np.nan), [(step, step)]
-    asked = [_asked_of(each, wanted, stat, step) for each in ranks]
+    asked = [_asked_of(rank, wanted, stat, step) for rank in ranks]
     for place, (each, rows) in enumerate(zip(ranks, rows_of_all([rows for _, rows in asked]), strict=True)):
         if len(rows.first):
             mean = np.where(rows.nonfinite[-1] > 0, np.inf, rows.mean[-1])
@@ -242,7 +242,7 @@ def layers_of(
     some = np.flatnonzero(~np.isnan(values).all(axis=0)) if len(ranks) else np.empty(0, np.intp)
     values = values[:, some]
     begin, end = min(begin for begin, _ in ends), max(end for _, end in ends)
-    numbers = tuple(each.rank for each in ranks)
+    numbers = tuple(rank.rank for rank in ranks)
     return Layers(begin, end, numbers, wanted.at(some.tolist()), values, spreads_in(values))
 
 
@@ -313,7 +313,7 @@ def map_of(
     ranks: Sequence[OfRank], what: Tap | str, stat: str, first: int | None, last: int | None, columns: int
 ) -> Map:
     """Return the mean of a tap's stat, or of a logged value, by rank and equal spans of steps."""
-    asked = [(each, one) for each in ranks if (one := _asked_for_map(each, what, stat, first, last)) is not None]
+    asked = [(rank, one) for rank in ranks if (one := _asked_for_map(rank, what, stat, first, last)) is not None]
     if not asked:
         name = what if isinstance(what, str) else what.label
         raise ArgumentError(f"no rank has {name!r}: name a tap or a logged value that some rank captured")
@@ -328,7 +328,7 @@ def map_of(
     width = max(1, -(-(end - begin + 1) // columns))
     many = (end - begin) // width + 1 if known else 0
     starts = begin + width * np.arange(many, dtype=np.int64)
-    numbers = sorted({each.rank for each in ranks})
+    numbers = sorted({rank.rank for rank in ranks})
     values = np.full((len(numbers), many), np.nan)
     for each, found in rows:  # of a rank that was restarted, there are several
         binned = _binned(found, begin, width, many)

@@ -50,7 +50,7 @@ def rows_of(store: Store, first: int | None = None, last: int | None = None) -> 
     latest = store.latest(stat="count", first=first, last=last, merged=True)
     calls, values = _calls_in(latest), _values_in(latest)
     paths = {each.path for each in coverage}
-    foreign = Counter(_module_of(each, paths) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
+    foreign = Counter(_module_of(hook, paths) for hook in store.hooks() if not hook.ours and hook.scope in ON_MODEL)
     return [
         ModuleRow(
             each.path,
@@ -139,7 +139,7 @@ def found_by(run: Run, text: str) -> dict[str, Any]:
 def first_found(run: Run, text: str, most: int) -> dict[str, Any]:
     """Return the first modules that a find box matches, and how many there are. Invalid text matches none."""
     finder = finder_of(run, text)
-    paths = [] if finder.problem else [each.path for each in run.store.modules() if finder.fits(each.path)]
+    paths = [] if finder.problem else [module.path for module in run.store.modules() if finder.fits(module.path)]
     return {"problem": finder.problem, "total": len(paths), "paths": paths[:most]}
 
 
@@ -254,7 +254,7 @@ def _patterns_for(modules: Mapping[str, Facts], paths: Sequence[str], whole: boo
 def _expression_for(paths: Sequence[str]) -> str:
     """Return one expression for paths that differ in their numbers only."""
     parts = [path.split(".") for path in paths]
-    if len(paths) < 2 or len({len(each) for each in parts}) > 1:
+    if len(paths) < 2 or len({len(part) for part in parts}) > 1:
         return ""
     same = [escaped(each[0]) if len(set(each)) == 1 else r"\d+" for each in zip(*parts, strict=True)]
     return "re:" + r"\.".join(same)
@@ -279,7 +279,7 @@ def losses_of(run: Run) -> dict[str, int]:
     if (joint := ranks_in(run)) is not None:
         assembly = joint.sum.assembly
         on_the_way["steps without some rank"] = assembly.absences.incomplete
-        on_the_way["frames of ranks that came too late"] = sum(each.late for each in assembly.ranks.values())
+        on_the_way["frames of ranks that came too late"] = sum(rank.late for rank in assembly.ranks.values())
     return {reason: count for reason, count in (run.store.usage().dropped | on_the_way).items() if count}
 
 

@@ -88,16 +88,16 @@ def band_of(lines: Sequence[Series]) -> Band:
     Runs are captured at steps of their own, so spans are as wide as needed for each run to have a value in every span
     that it reaches. Nothing is interpolated.
     """
-    kept = [each for each in lines if len(each.mean)]
+    kept = [line for line in lines if len(line.mean)]
     if not kept:
         steps, values = np.empty(0, np.int64), np.empty(0)
         return Band(steps, steps, values, values, values, steps, steps)
     middles = [(each.first_step + each.last_step) / 2 for each in kept]
-    start, end = min(each[0] for each in middles), max(each[-1] for each in middles)
-    spans = max(len(each) for each in middles)
-    while spans > 1 and not all(_fills(each, start, end, spans) for each in middles):
+    start, end = min(middle[0] for middle in middles), max(middle[-1] for middle in middles)
+    spans = max(len(middle) for middle in middles)
+    while spans > 1 and not all(_fills(middle, start, end, spans) for middle in middles):
         spans = spans * 3 // 4
-    return _in_spans(kept, [_places(each, start, end, spans) for each in middles], spans)
+    return _in_spans(kept, [_places(middle, start, end, spans) for middle in middles], spans)
 
 
 def _places(middles: Floats, start: float, end: float, spans: int) -> NDArray[np.intp]:

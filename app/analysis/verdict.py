@@ -93,7 +93,7 @@ class Verdict:
         if not self.pairs.taps or self.outcome != "different":
             return ""
         steps = f"the {counted(self.extent.compared, 'step')} that both runs captured"
-        differing = sum(each.parts_at is not None for each in self.layers)
+        differing = sum(layer.parts_at is not None for layer in self.layers)
         if differing:
             verb = "differs" if differing == 1 else "differ"
             return f"{differing:,} of {counted(len(self.layers), 'layer')} {verb} in {steps}.{self._ties()}"
@@ -106,7 +106,7 @@ class Verdict:
         first = self.parting
         if first is None or first.parts_at == first.parts_by:
             return ""
-        tied = sum(each.parts_at == first.parts_at for each in self.layers)
+        tied = sum(layer.parts_at == first.parts_at for layer in self.layers)
         if tied == 1:
             return ""
         return f" {tied:,} of them start to differ in the same merged steps: it is unknown which of these was first."
@@ -136,7 +136,7 @@ class Verdict:
         return said or ["Neither loss nor any other logged value was compared: the runs share none."]
 
     def _nonfinite(self) -> str:
-        bad: list[Apart] = [each for each in self.layers if each.nonfinite]
+        bad: list[Apart] = [layer for layer in self.layers if layer.nonfinite]
         bad_logged = [each for each in self.logged if each.nonfinite]
         if not bad and not bad_logged:
             return ""
@@ -146,7 +146,7 @@ class Verdict:
         return f"{' and '.join(what)} {verb} NaN or infinite in both runs, first {_when(*first)}."
 
     def _left_out(self) -> str:
-        without = sum(not each.points for each in self.layers)
+        without = sum(not layer.points for layer in self.layers)
         if not without or not self.extent.compared:
             return ""
         return f"{counted(without, 'layer')} {'was' if without == 1 else 'were'} not compared: no step in common."
@@ -228,8 +228,8 @@ def _span(one: Store, two: Store, asked: ComparisonQuery) -> int:
     ranges = [each for each in (one.steps(), two.steps()) if each.newest is not None]
     if not ranges:
         return 0
-    first = max(min(each.first or 0 for each in ranges), asked.first or 0)
-    last = max(each.newest or 0 for each in ranges)
+    first = max(min(range_.first or 0 for range_ in ranges), asked.first or 0)
+    last = max(range_.newest or 0 for range_ in ranges)
     last = last if asked.last is None else min(last, asked.last)
     return max(0, last - first + 1)
 

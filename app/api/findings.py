@@ -77,7 +77,7 @@ def overview(run: RunParam, span: SpanParam) -> answers.Overview:
         steps_per_s=_number(figures.steps_per_s),
         course=course_of(run.findings.course()),
         loss=reading_of(figures.loss),
-        scalars=tuple(reading for each in figures.scalars if (reading := reading_of(each)) is not None),
+        scalars=tuple(reading for scalar in figures.scalars if (reading := reading_of(scalar)) is not None),
         gradient_kind=figures.gradient_kind,
         gradient_norm=reading_of(figures.gradient_norm),
         smallest_gradient=reading_of(figures.smallest_gradient),
@@ -252,7 +252,7 @@ NotifierParam = Annotated[Notifier, Depends(notifier_of)]
 def notifications_of(notifier: Notifier) -> answers.Notifications:
     """Return the counters of a notifier, without any address."""
     targets = tuple(
-        answers.NotificationTarget(each.name, each.sent, each.failed, each.works) for each in notifier.targets
+        answers.NotificationTarget(target.name, target.sent, target.failed, target.works) for target in notifier.targets
     )
     return answers.Notifications(targets, notifier.counters.waiting, notifier.counters.dropped)
 

@@ -94,8 +94,8 @@ def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
         "live_refused_total", "counter", "Live streams rejected because too many were open.", [({}, live.refused)]
     )
     targets = state.notifications.notifier.targets
-    counts = [({"target": each.name, "result": "sent"}, each.sent) for each in targets]
-    counts += [({"target": each.name, "result": "failed"}, each.failed) for each in targets]
+    counts = [({"target": target.name, "result": "sent"}, target.sent) for target in targets]
+    counts += [({"target": target.name, "result": "failed"}, target.failed) for target in targets]
     yield Metric("notifications_total", "counter", "Notifications, by target and result.", counts)
     dropped = state.notifications.notifier.counters.dropped
     yield Metric(

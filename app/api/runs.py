@@ -527,7 +527,7 @@ def delete_view(runs: RunsParam, name: NameParam) -> None:
 
 def charts_of(runs: Runs) -> tuple[answers.PinnedChart, ...]:
     parts = ((name, *said.partition("?")[::2]) for name, said in runs.board.all().items())
-    return tuple(answers.PinnedChart(*each) for each in parts)
+    return tuple(answers.PinnedChart(*part) for part in parts)
 
 
 @router.get("/board", summary="Pinned charts", responses=described(("json",), answers.Board))

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = _flag_instead_of(unknown[0], given.command)
         parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint} {given.advice[0].upper()}{given.advice[1:]}")
     if not given.watches:  # a training says it itself
-        sys.stderr.writelines(f"hookcore: {each}\n" for each in unknown_variables())
+        sys.stderr.writelines(f"hookcore: {variable}\n" for variable in unknown_variables())
     try:
         answer = given.run(given, os.environ)
         if isinstance(answer, int):
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _require_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Exit with the nearest command if the given one is unknown."""
-    (commands,) = (each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         hint = did_you_mean(arguments[0], commands)
         parser.error(f"{arguments[0]!r} is not a command.{hint} The commands are {', '.join(commands)}.")

@@ -44,7 +44,7 @@ def add_server_flags(
     parser: argparse.ArgumentParser, names: Collection[str] = (), defaults: Mapping[str, str] | None = None
 ) -> None:
     """Add a flag for each server setting, or for those with these names. A command may have other defaults."""
-    add_flags(parser, [each for each in fields(ServerSettings) if not names or each.name in names], defaults)
+    add_flags(parser, [field for field in fields(ServerSettings) if not names or field.name in names], defaults)
     parser.add_argument("--token-file", type=Path, help="file with the token, which keeps it out of process lists")
 
 
@@ -52,19 +52,19 @@ def add_flags(
     parser: argparse.ArgumentParser, settings: Iterable[Field[Any]], defaults: Mapping[str, str] | None = None
 ) -> None:
     """Add a flag for each of some settings of a server or a collector."""
-    for each in settings:
-        flag, text = "--" + each.name.replace("_", "-"), str(each.metadata["help"])
-        default = (defaults or {}).get(each.name) or default_of(each)
-        text = _help(text, f"HOOKCORE_{each.name.upper()}", "" if isinstance(each.default, bool) else default)
-        if isinstance(each.default, bool):
-            parser.add_argument(flag, dest=each.name, action="store_true", default=None, help=text)
-        elif isinstance(each.default, tuple):
+    for setting in settings:
+        flag, text = "--" + setting.name.replace("_", "-"), str(setting.metadata["help"])
+        default = (defaults or {}).get(setting.name) or default_of(setting)
+        text = _help(text, f"HOOKCORE_{setting.name.upper()}", "" if isinstance(setting.default, bool) else default)
+        if isinstance(setting.default, bool):
+            parser.add_argument(flag, dest=setting.name, action="store_true", default=None, help=text)
+        elif isinstance(setting.default, tuple):
             parser.add_argument(
-                flag, dest=each.name, action="append", metavar=each.name.upper(), help=f"{text}. Can be repeated"
+                flag, dest=setting.name, action="append", metavar=setting.name.upper(), help=f"{text}. Can be repeated"
             )
         else:
             # The settings read the text, so that flags and variables allow the same values and give the same errors.
-            parser.add_argument(flag, dest=each.name, default=None, metavar=each.name.upper(), help=text)
+            parser.add_argument(flag, dest=setting.name, default=None, metavar=setting.name.upper(), help=text)
 
 
 def server_settings_of(given: argparse.Namespace, environment: Mapping[str, str]) -> ServerSettings:
@@ -86,18 +86,18 @@ def add_watch_flags(parser: argparse.ArgumentParser) -> None:
         "capture settings, as in hookcore.watch()",
         "Lists are separated by commas. Each setting is also an environment variable, named in parentheses.",
     )
-    for each in SETTINGS:
-        flag, default = "--" + each.name.replace("_", "-"), each.default
+    for setting in SETTINGS:
+        flag, default = "--" + setting.name.replace("_", "-"), setting.default
         shown = ",".join(default) if isinstance(default, tuple) else str(default)
-        meaning, allowed = _LINK.sub(r"\1 (docs/\2)", each.help), _QUOTED.sub(r"\1", each.allowed)
-        text = _help(f"{meaning} Allowed: {allowed}", each.variable, shown or "none").replace("None", "none")
-        group.add_argument(flag, dest=f"watch_{each.name}", metavar=each.name.upper(), help=text)
+        meaning, allowed = _LINK.sub(r"\1 (docs/\2)", setting.help), _QUOTED.sub(r"\1", setting.allowed)
+        text = _help(f"{meaning} Allowed: {allowed}", setting.variable, shown or "none").replace("None", "none")
+        group.add_argument(flag, dest=f"watch_{setting.name}", metavar=setting.name.upper(), help=text)
     parser.set_defaults(watches=True)
 
 
 def watch_variables(given: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the flags as environment variables, or raise ArgumentError for an invalid value."""
-    texts = {each.variable: getattr(given, f"watch_{each.name}") for each in SETTINGS}
+    texts = {setting.variable: getattr(given, f"watch_{setting.name}") for setting in SETTINGS}
     variables = {name: text for name, text in texts.items() if text is not None}
     Settings.of({**environment, **variables})
     return variables
@@ -154,8 +154,8 @@ def _id_of(client: Client, wanted: str | None) -> str:
         if not runs:
             raise ArgumentError(f"the server at {client.url} has no runs yet: start a training first")
         return runs[0].id
-    named = [each.id for each in runs if each.name == wanted]
-    if len(named) > 1 and all(each.id != wanted for each in runs):
+    named = [run.id for run in runs if run.name == wanted]
+    if len(named) > 1 and all(run.id != wanted for run in runs):
         raise ArgumentError(
             f"{len(named)} runs have the name {wanted!r}: give the id of one, newest first: {', '.join(named[:5])}"
         )

@@ -65,14 +65,18 @@ class Checked:
     @property
     def needs(self) -> dict[str, str]:
         """For each rule without data, what it needs."""
-        return {each.name: each.needs for each in self.rules if each.on and each.needs}
+        return {rule.name: rule.needs for rule in self.rules if rule.on and rule.needs}
 
     def reaches(self, level: str) -> list[Incident]:
         """Return the incidents that are at least this severe, except acknowledged and muted ones."""
         if level == NEVER:
             return []
         bad = SEVERITIES[: SEVERITIES.index(level) + 1]
-        return [each for each in self.incidents if each.severity in bad and not each.acknowledged and not each.muted]
+        return [
+            incident
+            for incident in self.incidents
+            if incident.severity in bad and not incident.acknowledged and not incident.muted
+        ]
 
     @property
     def dropped_words(self) -> str:
@@ -138,15 +142,15 @@ def _look(given: argparse.Namespace) -> Checked:
     run = saved_run(given)
     if run is not None:
         diagnosis, newest = run.findings.diagnosis(), run.store.steps().newest
-        troubles = tuple(each.message for each in run.store.events() if each.name in TROUBLES)
+        troubles = tuple(event.message for event in run.store.events() if event.name in TROUBLES)
         known = run.id, run.name, run.state, run.end.failure, newest, *_sentences(diagnosis)
         return Checked(*known, run.reader.incidents(), troubles, rules_of(run))
     with run_of_server(given) as (client, run_id):
         findings = client.findings(1, run_id)  # loads a run that is only on disk
         found, incidents = client.run(run_id), client.incidents(run=run_id)
         rules = client.rules(run_id)
-        events = [each for name in TROUBLES for each in client.events(name=name, run=run_id).events]
-    troubles = tuple(each.message for each in events)
+        events = [event for name in TROUBLES for event in client.events(name=name, run=run_id).events]
+    troubles = tuple(event.message for event in events)
     about = found.id, found.name, found.state, found.failure, found.newest_step
     return Checked(*about, *_sentences(findings), incidents, troubles, rules)
 
@@ -165,18 +169,18 @@ def _as_text(checked: Checked, _level: str) -> str:
     lines += [f"error: {checked.ending}."] if checked.ending else []
     if checked.failure is not None and checked.failure.code:
         lines.append(f"    {checked.failure.where}: {checked.failure.code}")
-    for each in checked.incidents:
-        seen = " (acknowledged)" if each.acknowledged else " (muted)" if each.muted else ""
-        title = RULES[each.rule].title if each.rule in RULES else each.rule  # type: ignore[index]
-        lines.append(f"{SEVERITY_WORDS[each.severity]}: {title}: {each.sentence}{seen}")
-        lines += _advice_lines(each.rule)
-    muted = sum(each.muted for each in checked.incidents)
+    for incident in checked.incidents:
+        seen = " (acknowledged)" if incident.acknowledged else " (muted)" if incident.muted else ""
+        title = RULES[incident.rule].title if incident.rule in RULES else incident.rule  # type: ignore[index]
+        lines.append(f"{SEVERITY_WORDS[incident.severity]}: {title}: {incident.sentence}{seen}")
+        lines += _advice_lines(incident.rule)
+    muted = sum(incident.muted for incident in checked.incidents)
     total = checked.incidents.total
     lines += [f"{muted:,} of {counted(total, 'incident')} {'is' if muted == 1 else 'are'} muted."] if muted else []
     if checked.incidents.dropped:
         lines.append(f"{checked.dropped_words}.")
     lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
-    lines += [f"warning: {each}" for each in checked.troubles]
+    lines += [f"warning: {trouble}" for trouble in checked.troubles]
     lines += [f"your rule {each.name}: {_own_words(each)}." for each in checked.own]
     lines.append(checked.scope)
     if checked.needs:
@@ -219,12 +223,12 @@ def _as_json(checked: Checked, level: str) -> str:
         "newest_step": checked.newest_step,
         "scope": checked.scope,
         "course": checked.course,
-        "muted": sum(each.muted for each in checked.incidents),
+        "muted": sum(incident.muted for incident in checked.incidents),
         "fails": _fails(checked, level),
         "troubles": checked.troubles,
         "rules_without_data": checked.needs,
         "own_rules": [json.loads(json_of(each)) for each in checked.own],
-        "advice": {each.rule: _advice_of(each.rule) for each in checked.incidents},
+        "advice": {incident.rule: _advice_of(incident.rule) for incident in checked.incidents},
     }
     return json.dumps(about | json.loads(json_of(checked.incidents)), indent=2)
 

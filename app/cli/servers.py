@@ -60,7 +60,7 @@ def add_servers(commands: Commands) -> None:
     show = add_command(commands, "open", "Serve saved runs, until Ctrl+C.", OPEN_EXAMPLES)
     show.usage = "hookcore open [flags] RUN ..."
     show.add_argument("file", nargs="+", type=Path, metavar="RUN", help="saved run, or folder with runs")
-    add_server_flags(show, {each.name for each in fields(ServerSettings)} - OF_TRAINERS)
+    add_server_flags(show, {field.name for field in fields(ServerSettings)} - OF_TRAINERS)
     show.set_defaults(run=_open)
     collect = add_command(
         commands,
@@ -190,12 +190,12 @@ def _logout(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 
 def _test(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     targets = _post(given, environment, "/api/v1/notifications/test", {})["targets"]
-    failed = [each["name"] for each in targets if not each["works"]]
+    failed = [target["name"] for target in targets if not target["works"]]
     if failed:
         raise ServerError(
             f"the test message did not reach {', '.join(failed)}: check the address with `apprise -vv -b test ADDRESS`"
         )
-    return f"the test message reached {', '.join(each['name'] for each in targets)}"
+    return f"the test message reached {', '.join(target['name'] for target in targets)}"
 
 
 def _post(given: argparse.Namespace, environment: Mapping[str, str], path: str, asked: dict[str, Any]) -> Any:

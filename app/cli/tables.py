@@ -40,18 +40,26 @@ def settings_table() -> str:
 
 
 def _of_trainings() -> Iterator[tuple[str, ...]]:
-    for each in SETTINGS:
-        default = f"`{each.default!r}`"
-        yield "training", f"`{each.name}`", _flag(each.name), f"`{each.variable}`", default, each.allowed, each.help
+    for setting in SETTINGS:
+        default = f"`{setting.default!r}`"
+        yield (
+            "training",
+            f"`{setting.name}`",
+            _flag(setting.name),
+            f"`{setting.variable}`",
+            default,
+            setting.allowed,
+            setting.help,
+        )
 
 
 def _of_processes() -> Iterator[tuple[str, ...]]:
     for of, settings in TABLES.items():
-        for each in fields(settings):
-            shown = f"`{default}`" if (default := default_of(each)) else ""
-            text, variable = str(each.metadata["help"]), f"`HOOKCORE_{each.name.upper()}`"
+        for field in fields(settings):
+            shown = f"`{default}`" if (default := default_of(field)) else ""
+            text, variable = str(field.metadata["help"]), f"`HOOKCORE_{field.name.upper()}`"
             sentence = f"{text[0].upper()}{text[1:]}."
-            yield of, "", _flag(each.name), variable, shown, allowed_of(each.name, each.default), sentence
+            yield of, "", _flag(field.name), variable, shown, allowed_of(field.name, field.default), sentence
 
 
 def _variables() -> Iterator[tuple[str, ...]]:

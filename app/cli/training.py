@@ -139,4 +139,4 @@ def _doctor(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     doctor = import_module("hookcore.commands.doctor")  # imports torch, which no other command should wait for
     findings = doctor.examine(given.model, environment)
     print(doctor.as_text(findings))
-    return SICK if any(each.level == "wrong" for each in findings) else 0
+    return SICK if any(finding.level == "wrong" for finding in findings) else 0

@@ -19,10 +19,9 @@ from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from .asked import LARGE, LARGE_SKETCHES, Asked, Part
 from .attempts import Attempt, Marks, Progress, RankRun
 from .questions import OfRun, begins_of, pieces_of, sketches_sql
-from .rankrates import RATES
 from .rankrows import Logged, Sums, merge_scalar
 from .rankshares import RankShares, sums_of
-from .rankspast import RanksPast
+from .rankspast import RATES, RanksPast
 from .ranksums import (
     MOST,
     Reach,
@@ -93,7 +92,7 @@ class LeafSums:
         """Return what a table has of leaves."""
         if table is RANK_SKETCH_ROLLUPS:
             return [self._histograms(attempt, taps, steps)]
-        return [each for rows in self._values(attempt, taps, steps) for each in rollups_of(rows, _OF_LEAVES)]
+        return [rollup for rows in self._values(attempt, taps, steps) for rollup in rollups_of(rows, _OF_LEAVES)]
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -157,7 +156,7 @@ class LeafSums:
 def _of_ranks(part: Part, held: Mapping[int, frozenset[int]], steps: Steps, lanes: NDArray[np.uint64]) -> SketchBuckets:
     """Return the sums of what ranks have stored over their steps, which are the same steps of all ranks that count."""
     pieces = tuple(pieces_of(*steps, LEAF, SKETCH_LEVELS))
-    found = part.shard.read(sketches_sql([OfRun(each.run, tuple(part.numbers), pieces) for each in part.ranks]))
+    found = part.shard.read(sketches_sql([OfRun(rank.run, tuple(part.numbers), pieces) for rank in part.ranks]))
     if not len(found.numbers("run")):
         return _no_buckets()
     place, counting = part.lanes_of(found), np.zeros(len(lanes), np.int64)
@@ -249,7 +248,9 @@ class Adder:
         """Store sums of some steps; return whether there may be more. Raises HookcoreError if that isn't possible."""
         self._since = time.monotonic()
         self._steps.stored_until()
-        is_done = not any(self._advance(each) for each in self._attempts() if 0 < len(each.ranks) == each.world)
+        is_done = not any(
+            self._advance(attempt) for attempt in self._attempts() if 0 < len(attempt.ranks) == attempt.world
+        )
         self._pause()
         return not is_done
 
@@ -288,8 +289,8 @@ class Adder:
         return False
 
     def _reach_of(self, attempt: Attempt) -> Reach:
-        newest = {each: self._steps.progress_of(each).newest for each in attempt.ranks}
-        waited = [newest[each] for each in attempt.ranks if not each.is_settled]
+        newest = {rank: self._steps.progress_of(rank).newest for rank in attempt.ranks}
+        waited = [newest[rank] for rank in attempt.ranks if not rank.is_settled]
         last = min(waited) if waited else max(newest.values())
         if attempt.end is None or last < attempt.end - attempt.shift:
             return Reach(last, not waited)
@@ -297,13 +298,13 @@ class Adder:
 
     def _rows_of(self, attempt: Attempt) -> int:
         """Return about how many rows the ranks of an attempt have."""
-        return sum(self._steps.progress_of(each).captured * max(1, len(each.taps())) for each in attempt.ranks)
+        return sum(self._steps.progress_of(rank).captured * max(1, len(rank.taps())) for rank in attempt.ranks)
 
     def _add_leaves(self, table: Table, attempt: Attempt, known: _Known, leaves: Sequence[int], reach: Reach) -> None:
         """Store the sums of some neighboring leaves, as many as can be added up at once."""
-        numbers = {each: each.taps() for each in attempt.ranks}
-        taps = [*dict.fromkeys(tap for each in numbers.values() for tap in each)]
-        progress = [self._steps.progress_of(each) for each in attempt.ranks]
+        numbers = {rank: rank.taps() for rank in attempt.ranks}
+        taps = [*dict.fromkeys(tap for number in numbers.values() for tap in number)]
+        progress = [self._steps.progress_of(rank) for rank in attempt.ranks]
         each = max(1.0, _LEAF * sum(each.captured / max(1, each.newest + 1) for each in progress))  # rows of a tap
         many = _neighbors(leaves, self._sums.most_leaves(table, attempt, len(taps), each))
         steps = leaves[0] << LEAF, min(reach.last, ((leaves[0] + many) << LEAF) - 1)

@@ -42,7 +42,7 @@ class Part:
         return replace(self, taps=taps, numbers=numbers, places=self.places[which])
 
     def where(self, steps: tuple[int, int]) -> str:
-        return ranks_sql([each.run for each in self.ranks], self.numbers, steps)
+        return ranks_sql([rank.run for rank in self.ranks], self.numbers, steps)
 
     def ranks_of(self, found: Answer) -> NDArray[np.int64]:
         order = sorted(self.ranks, key=lambda each: each.run)
@@ -80,9 +80,9 @@ class _Counts:
     @classmethod
     def join(cls, parts: Sequence[_Counts]) -> _Counts:
         """Return the counts of all parts by lane."""
-        joined = cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+        joined = cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
         order = np.argsort(joined.lane, kind="stable")
-        return cls(*(getattr(joined, each.name)[order] for each in fields(cls)))
+        return cls(*(getattr(joined, field.name)[order] for field in fields(cls)))
 
     def holders(self, known: NDArray[np.int64]) -> dict[int, frozenset[int]]:
         """Return the ranks whose rows count, by lane, if that is so in all steps, of which each rank has the same.
@@ -132,7 +132,7 @@ class Asked:
         if every != self.held.keys() or len(ranks) != 1:
             return None
         (only,) = ranks
-        return [each for each in self.attempt.ranks if each.rank in only]
+        return [rank for rank in self.attempt.ranks if rank.rank in only]
 
     def part_of_one(self) -> Part | None:
         """Return the rank to ask if only one rank's rows count, so that the sums over its steps are those of all."""
@@ -152,7 +152,7 @@ class Asked:
                 if place in self.held:
                     alike.setdefault(self.held[place], []).append(at)
             for holders, which in alike.items():
-                if ranks := [each for each in part.ranks if each.rank in holders]:
+                if ranks := [rank for rank in part.ranks if rank.rank in holders]:
                     yield replace(part.some(which), ranks=ranks)
 
     def others(self) -> Asked:
@@ -339,7 +339,7 @@ class Losses:
         }
         lost: dict[RankRun, Steps] = {}
         for shard, ranks in by_shard([each for each in asked if asked[each]]):
-            chunks = sorted(set[int]().union(*(asked[each] for each in ranks)))
+            chunks = sorted(set[int]().union(*(asked[rank] for rank in ranks)))
             uneven = self._uneven(sent, shard, ranks, chunks)
             every = {run: _damaged(sent, shard, run, [*these]) for run, these in uneven.items() if these}
             for each in ranks:
@@ -376,7 +376,7 @@ class Losses:
             f"WHERE {runs} AND chunk IN ({these}) AND {sent.where} GROUP BY run, chunk"
         )
         columns = ([found.numbers(name).tolist() for name in ("run", "chunk", "digest")] for found in (said, here))
-        one, other = ({(run, chunk): digest for run, chunk, digest in zip(*each, strict=True)} for each in columns)
+        one, other = ({(run, chunk): digest for run, chunk, digest in zip(*column, strict=True)} for column in columns)
         found: dict[int, set[int]] = {}
         for run, chunk in one:
             if one[run, chunk] != other.get((run, chunk)):

@@ -62,13 +62,13 @@ class Attempt:
 
 def by_shard(ranks: Sequence[RankRun]) -> list[tuple[Shard, list[RankRun]]]:
     found: dict[int, list[RankRun]] = {}
-    for each in ranks:
-        found.setdefault(each.shard.number, []).append(each)
+    for rank in ranks:
+        found.setdefault(rank.shard.number, []).append(rank)
     return [(here[0].shard, here) for here in found.values()]
 
 
 def of_runs(ranks: Sequence[RankRun]) -> str:
-    return in_runs([each.run for each in ranks])
+    return in_runs([rank.run for rank in ranks])
 
 
 def frames_of(attempt: Attempt, steps: tuple[int, int]) -> Iterator[tuple[Shard, str]]:
@@ -94,7 +94,7 @@ def uneven(ranks: Sequence[RankRun], steps: tuple[int, int]) -> dict[RankRun, St
         return {}
     step, run = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
     every = np.unique(step)
-    return {each: np.setdiff1d(every, step[run == each.run], assume_unique=False) for each in ranks}
+    return {rank: np.setdiff1d(every, step[run == rank.run], assume_unique=False) for rank in ranks}
 
 
 # Tables with a block of the same segments, the mark among other rows, and how often it was inserted.

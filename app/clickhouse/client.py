@@ -270,7 +270,7 @@ class Shard:
         self, address: ClusterAddress, number: int, prepare: Callable[[Node], None] = lambda node: None
     ) -> None:
         self.number = number
-        self.nodes = [Node(each, address) for each in address.shards[number]]
+        self.nodes = [Node(shard, address) for shard in address.shards[number]]
         self.quorum, self.is_replicated = address.quorum, address.replicated
         self._prepare = prepare
         self._lock = threading.Lock()

@@ -95,17 +95,17 @@ def _any(conditions: Iterable[str]) -> str:
 def _buckets(pieces: Iterable[Piece]) -> str:
     """Return the condition for the buckets of some pieces; empty if there are none."""
     return _any(
-        f"level = {each.level} AND bucket BETWEEN {each.first >> each.level} AND {each.last >> each.level}"
-        for each in pieces
-        if each.level != EXACT
+        f"level = {piece.level} AND bucket BETWEEN {piece.first >> piece.level} AND {piece.last >> piece.level}"
+        for piece in pieces
+        if piece.level != EXACT
     )
 
 
 def _exact(pieces: Iterable[Piece]) -> Iterator[str]:
     """Yield the conditions for the single steps of some pieces."""
-    for each in pieces:
-        if each.level == EXACT:
-            yield in_steps(each.first, each.last)
+    for piece in pieces:
+        if piece.level == EXACT:
+            yield in_steps(piece.first, piece.last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class RankShares:
 
     def of(self, asked: Asked, steps: tuple[int, int], rows: RankRows, block: SketchBlock | None) -> Shares:
         """Return which ranks lack steps that others captured, and which of the taps they have a part in."""
-        parts = {each: part for part in asked.parts for each in part.ranks}
+        parts = {rank: part for part in asked.parts for rank in part.ranks}
         skipped = {}
         for each, missing in uneven([each for each in parts if self._progress_of(each).captured], steps).items():
             # Later ones, the rank never reached.
@@ -88,7 +88,7 @@ class RankShares:
 
     def note_without_rows(self, asked: Asked) -> None:
         """Note if there are frames of which ClickHouse has no rows, because none of any rank may tell that."""
-        self._without_rows(ALL_VALUES, [each for part in asked.parts for each in part.ranks], asked.steps)
+        self._without_rows(ALL_VALUES, [rank for part in asked.parts for rank in part.ranks], asked.steps)
 
     def note_lost_histograms(self, ranks: Sequence[RankRun], steps: tuple[int, int]) -> None:
         """Note if ClickHouse lacks some of what these ranks have sent."""
@@ -103,7 +103,7 @@ class RankShares:
 
     def _have_rows(self, shard: Shard, ranks: Sequence[RankRun], steps: tuple[int, int]) -> bool:
         """Return whether all frames of some steps have rows. If they have, that is asked once until there are more."""
-        asked = shard.number, steps, tuple((each.run, self._progress_of(each).after) for each in ranks)
+        asked = shard.number, steps, tuple((rank.run, self._progress_of(rank).after) for rank in ranks)
         if asked in self._with_rows:
             return True
         is_whole = are_whole(shard, ranks, steps)

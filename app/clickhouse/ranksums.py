@@ -50,7 +50,7 @@ Places = NDArray[np.intp]
 
 def number_of_sum(attempt: Attempt) -> int:
     """Return the number under which the sums of an attempt are stored. Those of other ranks have another one."""
-    return number_of_run(" ".join(["ranks", *sorted(each.id for each in attempt.ranks)]))
+    return number_of_run(" ".join(["ranks", *sorted(rank.id for rank in attempt.ranks)]))
 
 
 def home_of(attempt: Attempt) -> Shard:
@@ -246,7 +246,7 @@ class RankSums:
 
     def _rows_in(self, attempt: Attempt, steps: Steps) -> float:
         """Return about how many rows of a lane the ranks have in some steps."""
-        known = [self._progress_of(each) for each in attempt.ranks]
+        known = [self._progress_of(rank) for rank in attempt.ranks]
         return (steps[1] - steps[0] + 1) * sum(each.captured / (each.newest + 1) for each in known if each.captured)
 
     def _read(
@@ -418,7 +418,7 @@ def insert(table: Table, attempt: Attempt, found: Sequence[Buckets | SketchBucke
         columns["bad"] = np.concatenate([each.bad_steps for each in values])
     sketches = [each for each in found if isinstance(each, SketchBuckets)]
     for name in ("bins", "counts") if sketches else ():
-        columns[name] = join([Lists(each.starts, getattr(each, name)) for each in sketches])
+        columns[name] = join([Lists(sketch.starts, getattr(sketch, name)) for sketch in sketches])
     _write(table, attempt, columns, reach)
 
 

@@ -214,7 +214,7 @@ def complete(shard: Shard, stored: Sequence[Stored], lost_until: int = -1) -> Co
 def _values_of(shard: Shard, snapshots: Sequence[Stored]) -> dict[int, bytes]:
     if not snapshots:
         return {}
-    numbers = ", ".join(str(each.number) for each in snapshots)
+    numbers = ", ".join(str(snapshot.number) for snapshot in snapshots)
     found = shard.read(f"SELECT number, content FROM items WHERE run = {snapshots[0].run} AND number IN ({numbers})")
     return dict(zip(found.numbers("number").tolist(), found.texts("content"), strict=True))
 
@@ -374,8 +374,16 @@ def awaited_in(waits: Mismatch) -> str:
 def _counts_of(mismatches: Sequence[Mismatch]) -> str:
     """Return how much there is of some frames, and how much there should be."""
     counts = (
-        ("rows of statistics", sum(each.rows for each in mismatches), sum(each.rows_said for each in mismatches)),
-        ("histograms", sum(each.sketches for each in mismatches), sum(each.sketches_said for each in mismatches)),
+        (
+            "rows of statistics",
+            sum(mismatch.rows for mismatch in mismatches),
+            sum(mismatch.rows_said for mismatch in mismatches),
+        ),
+        (
+            "histograms",
+            sum(mismatch.sketches for mismatch in mismatches),
+            sum(mismatch.sketches_said for mismatch in mismatches),
+        ),
     )
     return " and ".join(f"{found:,} {what} instead of {said:,}" for what, found, said in counts if found != said)
 

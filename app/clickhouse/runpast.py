@@ -260,7 +260,7 @@ class RunPast(StoredPast):
 
     def rows_asked(self, wanted: Wanted) -> OfRun:
         """Return the query for rows."""
-        numbers = tuple(lane_of_scalar(each) if isinstance(each, str) else each for each in wanted.lanes)
+        numbers = tuple(lane_of_scalar(lane) if isinstance(lane, str) else lane for lane in wanted.lanes)
         budget = Budget(wanted.most, max(wanted.most, MAX_EXACT // len(numbers)), PER_POINT * wanted.most)
         return OfRun(self._run, numbers, self._pieces(*self._within(wanted.span), budget, LEVELS))
 
@@ -387,7 +387,7 @@ class RunsOfShard(Together):
     shard: Shard
 
     def look(self, pasts: Sequence[Past]) -> None:
-        stale = [each for each in pasts if isinstance(each, RunPast) and not each.is_fresh]
+        stale = [past for past in pasts if isinstance(past, RunPast) and not past.is_fresh]
         if stale:
             said = Said.to(self.shard, newest_sql([each.seen for each in stale]))
             for each in stale:

@@ -152,13 +152,13 @@ class Names(NamedTuple):
 def names_block(names: Sequence[Names]) -> bytes:
     """Return the block that names lanes of runs."""
     lanes, content = [], []
-    for each in names:
-        lanes += [*each.taps, *map(lane_of_scalar, each.scalars)]
-        content += [*map(_encoder.encode, each.taps.values()), *map(_encoder.encode, each.scalars)]
-    counts = [each.size for each in names]
+    for name in names:
+        lanes += [*name.taps, *map(lane_of_scalar, name.scalars)]
+        content += [*map(_encoder.encode, name.taps.values()), *map(_encoder.encode, name.scalars)]
+    counts = [name.size for name in names]
     about = {
-        "day": np.repeat([each.day for each in names], counts),
-        "run": np.repeat(np.array([each.run for each in names], np.uint64), counts),
+        "day": np.repeat([name.day for name in names], counts),
+        "run": np.repeat(np.array([name.run for name in names], np.uint64), counts),
     }
     return block_of(LANES, {**about, "lane": np.array(lanes, np.uint64), "content": content})
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..clickhouse.client import Cluster, Shard, UnreachableError
+from ..clickhouse.cluster.sharing import commands_after
 from ..clickhouse.questions import portions
 from ..clickhouse.schema import DESCRIPTIONS, LANES, ROWS, RUNS, Inlet, Table, rank_shards
 from ..clickhouse.segments import Piece, blocks_of
-from ..clickhouse.sharing import commands_after
 from ..clickhouse.writing import (
     Names,
     Sign,

@@ -19,9 +19,9 @@ from hookcore.errors import ArgumentError, HookcoreError, WireError
 from hookcore.records.wire import EndItem, FrameItem, Item, decode_batch, frame_of, snapshot_of
 
 from ..clickhouse.client import Shard
+from ..clickhouse.cluster.sharing import versions_of
 from ..clickhouse.schema import CLAIMS, RUNS, day_of, number_of_run
 from ..clickhouse.segments import Piece
-from ..clickhouse.sharing import versions_of
 from ..clickhouse.writing import BEGUN, Claim, are_stored, begun_elsewhere, claims_block, claims_of, known_of
 from .lanes import Lane
 from .spool import Record, SpoolError

@@ -53,7 +53,7 @@ class Inserter:
 
     def metrics(self) -> Iterator[Metric]:
         """Yield what only a collector before ClickHouse has."""
-        reachable = [({"shard": str(each.number)}, float(each.is_reachable)) for each in self._cluster.shards]
+        reachable = [({"shard": str(shard.number)}, float(shard.is_reachable)) for shard in self._cluster.shards]
         yield Metric(
             "clickhouse_reachable", "gauge", "Whether a server of the shard answered the last request.", reachable
         )

@@ -284,10 +284,10 @@ class DifferencesPage(RunPage):
         """Return the choices, and problems with them."""
         ranks = ranks_to_pick(self.run, self.name)
         own = {self.run.id, *(link.run for link in ranks.links)} if ranks else {self.run.id}
-        candidates = [each for each in self.runs.all() if each.id not in own]
+        candidates = [run for run in self.runs.all() if run.id not in own]
         return {
             "candidates": candidates,
-            "listed": own | {each.id for each in candidates},
+            "listed": own | {candidate.id for candidate in candidates},
             "chosen": self.compared,
             "chosen_name": name_of(self.compared) if self.compared is not None else "",
             "missing": self.other if self.other and self.compared is None and self.other != self.run.id else "",
@@ -353,7 +353,7 @@ def name_of(run: Run) -> str:
     name, joint = run.name or run.id, joint_in(run)
     if joint is None:
         return name
-    rank = next((each.place.rank for each in joint.rounds.members.values() if each.run is run), None)
+    rank = next((member.place.rank for member in joint.rounds.members.values() if member.run is run), None)
     words = f"rank {rank:,}"
     return name if rank is None or name.endswith(words) else f"{name}, {words}"
 

@@ -326,7 +326,7 @@ def ranks_to_pick(run: Run, page: str) -> RanksToPick | None:
         return None
     page = page if path_of(page) else "overview"
     current = joint.rounds.current()
-    shown = next((each for each in joint.rounds.members.values() if each.run is run), None)
+    shown = next((member for member in joint.rounds.members.values() if member.run is run), None)
     title = f"all {joint.rounds.world:,} ranks" if shown is None else f"rank {shown.place.rank:,}"
     ranks = [
         RankLink(f"{each.place.rank:,}", each.run.id, address_of(each.run, page), each.run is run)

@@ -84,7 +84,7 @@ class ModelPage(RunPage):
         known = {tap.kind for tap in self.run.reader.taps().taps}
         return {
             "usual_kind": usual_color(self.run.reader),
-            "known_kinds": [each for each in KINDS if each in known],
+            "known_kinds": [kind for kind in KINDS if kind in known],
             "shown_kinds": TENSOR_KINDS,
             "asked_stat": self.stat or "norm",
             "scales": SCALES,
@@ -228,7 +228,7 @@ def _way(request: Request, run: Run) -> Callable[[str], str]:
 def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
     """Return the matching modules to choose from."""
     finder, modules = finder_of(run, f), run.reader.modules(taps=False)
-    fitting = [each for each in modules if finder.fits(each.path)]
+    fitting = [module for module in modules if finder.fits(module.path)]
     table = TablePage.at(row, LAYER_ROWS, len(fitting))
     common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
     return {**common, "rows": table.cut(fitting), "table": table, "many": len(modules)}
@@ -303,7 +303,7 @@ class HistogramsPage(RunPage):
     def values(self) -> dict[str, Any]:
         """Return the layers, and how they are shown."""
         given = {"size": "m", **self.request.query_params}
-        chosen = next((each for each in KINDS if each == self.kind), KINDS[0])
+        chosen = next((kind for kind in KINDS if kind == self.kind), KINDS[0])
         reader, fits = self.run.reader, finder_of(self.run, self.f).fits
         first, last = self.values_in
         latest = reader.latest(kind=chosen, first=first, last=last, limit=max(1, len(reader.taps().taps)))
@@ -349,8 +349,8 @@ def layers_in(reader: Reader, first: int | None, last: int | None) -> list[tuple
     layers: dict[Call, Found] = {}
     most = max(1, len(reader.taps().taps))
     for kind in (ACTIVATIONS, GRADIENTS):
-        for each in reader.latest(kind=kind, first=first, last=last, limit=most).taps:
-            layers.setdefault((each.module, each.index, each.call, each.phase), {})[kind] = each
+        for tap in reader.latest(kind=kind, first=first, last=last, limit=most).taps:
+            layers.setdefault((tap.module, tap.index, tap.call, tap.phase), {})[kind] = tap
     return sorted(layers.items(), key=lambda layer: min(each.number or 0 for each in layer[1].values()))
 
 
@@ -403,7 +403,7 @@ class FlowPage(RunPage):
         return {
             "asked": self.asked,
             "types": sorted(set(types_of(reader).values())),
-            "known_kinds": [each for each in KINDS if each in known],
+            "known_kinds": [kind for kind in KINDS if kind in known],
             "empty": why_empty(store, self.asked["kind"], live),
             "no_updates": why_empty(store, "update", live),
         }

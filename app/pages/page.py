@@ -208,13 +208,13 @@ def _route_to(page: type[Page]) -> Any:
 
     parameters = [
         Parameter(
-            each.name,
+            field.name,
             Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if each.default is MISSING else each.default,
-            annotation=hints[each.name],
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
         )
-        for each in fields(page)
-        if page.parts or each.name != "part"
+        for field in fields(page)
+        if page.parts or field.name != "part"
     ]
     respond.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return respond

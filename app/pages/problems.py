@@ -130,7 +130,7 @@ class EventsPage(RunPage):
     def part_mutes(self) -> dict[str, Any]:
         """Return the mutes of the run, each with its title and what it covers."""
         mutes = mutes_of(self.run).mutes
-        return {"mutes": [(each, title_of_rule(each.rule), _covered_by(each)) for each in mutes]}
+        return {"mutes": [(mute, title_of_rule(mute.rule), _covered_by(mute)) for mute in mutes]}
 
     def part_list(self) -> dict[str, Any]:
         """Return one page of the list."""
@@ -184,7 +184,7 @@ def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
     """
     if key:
         kept = key.rpartition("@")[0]
-        return next((each for wanted in (key, kept) for each in lines if wanted in (each.id, each.key)), None)
+        return next((line for wanted in (key, kept) for line in lines if wanted in (line.id, line.key)), None)
     findings = [each for each in fitting if not each.is_event and not each.is_quiet]
     # A bad loss is the consequence, and the problem that began first is nearest to the cause.
     return min(

@@ -102,18 +102,18 @@ class RanksPage(RunPage):
             return {"ranks": None, "desync": [], "apart_steps": 0, "troubled": []}
         ranks = self._ranks
         by_state = {
-            "lost": [each.rank for each in ranks.ranks if each.state == "lost"],
-            "crashed": [each.rank for each in ranks.ranks if each.state == "crashed"],
-            "trained, but sent no values": [each.rank for each in joint.sum.assembly.ranks.values() if each.is_silent],
-            "behind": [each.rank for each in ranks.ranks if each.state == "live" and (each.behind or 0) > SLOW_STEPS],
+            "lost": [rank.rank for rank in ranks.ranks if rank.state == "lost"],
+            "crashed": [rank.rank for rank in ranks.ranks if rank.state == "crashed"],
+            "trained, but sent no values": [rank.rank for rank in joint.sum.assembly.ranks.values() if rank.is_silent],
+            "behind": [rank.rank for rank in ranks.ranks if rank.state == "live" and (rank.behind or 0) > SLOW_STEPS],
         }
         return {
             "ranks": ranks,
-            "desync": [each for each in joint.run.store.incidents() if each.rule == DESYNC],
+            "desync": [incident for incident in joint.run.store.incidents() if incident.rule == DESYNC],
             "apart_steps": joint.sum.assembly.apart,
             "desync_is_off": joint.run.rules.get(DESYNC) is False,
             "troubled": [(word, words_of(some, -1)) for word, some in by_state.items() if some],
-            "late": sum(each.late for each in ranks.ranks),
+            "late": sum(rank.late for rank in ranks.ranks),
             "can_sum_again": self.runs.can_sum_again(joint),
             "wait_words": WAITS,
             "about_waits": ABOUT_WAITS,
@@ -132,7 +132,7 @@ class RanksPage(RunPage):
     def _world_at(self, step: int) -> int:
         """Return how many ranks the training had at a step: another attempt may have more or fewer."""
         assert self.joint is not None
-        return max((each.place.world for each in self.joint.members_at(step)[0]), default=self.joint.rounds.world)
+        return max((member.place.world for member in self.joint.members_at(step)[0]), default=self.joint.rounds.world)
 
     def part_table(self) -> dict[str, Any]:
         """Return each rank with its newest value."""
@@ -267,7 +267,7 @@ def logged_values(joint: Joint) -> dict[str, str]:
 
 def known_rates(ranks: Sequence[answers.Rank]) -> list[Rate]:
     """Return the throughputs that are known of some rank."""
-    return [rate for rate in RATES if any(getattr(each, rate.field) is not None for each in ranks)]
+    return [rate for rate in RATES if any(getattr(rank, rate.field) is not None for rank in ranks)]
 
 
 def suggested_taps(joint: Joint) -> list[str]:

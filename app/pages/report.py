@@ -106,7 +106,7 @@ def alerts_of(run: Run, current: Sequence[Finding], view: ReportSteps) -> Sequen
     first, last = view.values
     if last is None:
         return current
-    return [_past(each, last) for each in reversed(run.store.incidents()) if each.touches(first, last)]
+    return [_past(incident, last) for incident in reversed(run.store.incidents()) if incident.touches(first, last)]
 
 
 def _past(incident: Incident, last: int) -> PastIncident:
@@ -270,7 +270,7 @@ def _newest(reader: Reader, view: ReportSteps) -> int | None:
     """Return the newest captured one of the steps."""
     first, last = view.values
     latest = (reader.latest(None, kind, first=first, last=last).taps for kind in _PROFILE)
-    return max((each.step for taps in latest for each in taps), default=last)
+    return max((tap.step for taps in latest for tap in taps), default=last)
 
 
 def _profile(reader: Reader, view: ReportSteps) -> Iterator[Chart]:
@@ -351,7 +351,10 @@ def report_of(run: Run, wanted: ReportSteps = ReportSteps()) -> bytes:
 def _advice_of(findings: Sequence[Finding | PastIncident]) -> list[Rule]:
     """Return the advice of the rules that found something, in the order of their findings."""
     return [
-        rule for found in dict.fromkeys(each.rule for each in findings) for name, rule in RULES.items() if name == found
+        rule
+        for found in dict.fromkeys(finding.rule for finding in findings)
+        for name, rule in RULES.items()
+        if name == found
     ]
 
 

@@ -103,7 +103,7 @@ def share_of(run: Run) -> MemoryShare:
 
 def server_settings(settings: ServerSettings) -> list[tuple[str, str, str]]:
     """Return name, value, and help of each server setting; for a secret only whether it is set."""
-    return [(each.name, _value_of(settings, each.name), each.metadata["help"]) for each in fields(settings)]
+    return [(field.name, _value_of(settings, field.name), field.metadata["help"]) for field in fields(settings)]
 
 
 def _value_of(settings: ServerSettings, name: str) -> str:
@@ -277,7 +277,7 @@ class HooksPage(RunPage):
 
     def _table(self) -> dict[str, Any]:
         fits = finder_of(self.run, self.f).fits
-        rows = [each for each in rows_of(self.run.store, *self.values_in) if fits(each.path)]
+        rows = [row for row in rows_of(self.run.store, *self.values_in) if fits(row.path)]
         table = TablePage.at(self.row, ROWS, len(rows))
         return {"rows": table.cut(rows), "table": table}
 
@@ -311,14 +311,14 @@ class HooksPage(RunPage):
     def part_lists(self) -> dict[str, Any]:
         """Return the hooks."""
         hooks = self.run.reader.hooks()
-        on_model = [each for each in hooks if each.scope in ON_MODEL]
-        elsewhere = [each for each in hooks if each.scope not in ON_MODEL]
+        on_model = [hook for hook in hooks if hook.scope in ON_MODEL]
+        elsewhere = [hook for hook in hooks if hook.scope not in ON_MODEL]
         return {
             "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
             "most_hooks": MAX_HOOKS,
             "whose": whose(hooks),
-            "legacy": [each for each in hooks if each.legacy],
-            "warned": [each for each in hooks if each.warning and not each.legacy],
+            "legacy": [hook for hook in hooks if hook.legacy],
+            "warned": [hook for hook in hooks if hook.warning and not hook.legacy],
         }
 
 
@@ -353,5 +353,5 @@ def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:
 
 def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
     """Return how many hooks are hookcore's, and how many are not."""
-    counted = Counter(each.ours for each in hooks)
+    counted = Counter(hook.ours for hook in hooks)
     return counted[True], counted[False]

@@ -39,13 +39,13 @@ class Shown:
 def kept_of(run: Run, text: str) -> list[Snapshot]:
     """Return the snapshots whose module matches the find box, newest step first."""
     finder = finder_of(run, text)
-    found = [each for each in run.reader.snapshots() if finder.fits(each.tap.module)]
+    found = [snapshot for snapshot in run.reader.snapshots() if finder.fits(snapshot.tap.module)]
     return sorted(found, key=lambda each: -each.step)  # within a step, in the order of the requests
 
 
 def shown_of(reader: Reader, number: int | None) -> Shown | None:
     """Return one snapshot to show."""
-    found = next((each for each in reader.snapshots() if each.number == number), None)
+    found = next((snapshot for snapshot in reader.snapshots() if snapshot.number == number), None)
     if found is None:
         return None
     values = reader.tensor(found.number)
@@ -131,10 +131,10 @@ def items_of(reader: Reader, first: int | None, last: int | None) -> tuple[Named
     """Return the items of each name in these steps, and in all steps."""
     inside: Named = {}
     named: Named = {}
-    for each in reader.media():
-        named.setdefault(each.name, []).append(each)
-        if (first is None or each.step >= first) and (last is None or each.step <= last):
-            inside.setdefault(each.name, []).append(each)
+    for medium in reader.media():
+        named.setdefault(medium.name, []).append(medium)
+        if (first is None or medium.step >= first) and (last is None or medium.step <= last):
+            inside.setdefault(medium.name, []).append(medium)
     return inside, named
 
 

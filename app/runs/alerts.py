@@ -66,15 +66,15 @@ class Lookout:
     def _of_incidents(self, run: Run) -> list[Note]:
         muting = run.edits.quiet.muting(run.store)
         new = (
-            each
-            for each in run.store.incidents()
-            if each.severity in REPORTED and each.found_step > run.saved.known_until
+            incident
+            for incident in run.store.incidents()
+            if incident.severity in REPORTED and incident.found_step > run.saved.known_until
         )
         heard = (each for each in new if muting(each.rule, each.culprit.tap.module) is None)
         return [note_about(each, run.id, run.name, self._page_of(run)) for each in heard]
 
     def _of_events(self, run: Run, events: Iterable[Event]) -> list[Note]:
-        new = (each for each in events if each.name in REPORTED_EVENTS)
+        new = (event for event in events if event.name in REPORTED_EVENTS)
         muting = run.edits.quiet.muting(run.store)
         heard = (each for each in new if muting(each.name, each.module) is None)
         return [note_about_event(each, run.id, run.name, self._page_of(run)) for each in heard]

@@ -67,7 +67,7 @@ def run_of(run: Run) -> answers.Run:
 
 def incidents_of(run: Run, version: int = 0) -> tuple[answers.Incident, ...]:
     """Return the incidents that have changed since a version of them."""
-    return run.reader.incidents_of(each for each in run.store.incidents() if each.version > version)
+    return run.reader.incidents_of(incident for incident in run.store.incidents() if incident.version > version)
 
 
 def findings_of(run: Run, found: Iterable[Finding]) -> tuple[answers.Finding, ...]:

@@ -103,8 +103,8 @@ class Logged:
 def _mean_of(scalars: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of what several ranks logged under one name."""
     values: defaultdict[str, list[float]] = defaultdict(list)
-    for each in scalars:
-        for name, value in each.items():
+    for scalar in scalars:
+        for name, value in scalar.items():
             values[name].append(value)
     # Equal values stay as they are: their sum may be rounded.
     return {name: all_[0] if len(set(all_)) == 1 else sum(all_) / len(all_) for name, all_ in values.items()}
@@ -240,7 +240,7 @@ class Assembly:
 
     def _is_due(self, step: int, pending: Pending) -> bool:
         is_seen = len(self.ranks) >= self.world or not self.is_patient
-        if is_seen and all(each.newest >= step for each in self.ranks.values() if each.open):
+        if is_seen and all(rank.newest >= step for rank in self.ranks.values() if rank.open):
             return True
         return self._clock() - pending.since > LATE_S or self.backlog.nbytes > self.max_bytes
 
@@ -385,4 +385,4 @@ class Assembly:
 
     def _has_rows_of_all(self) -> bool:
         """Return whether every rank has sent rows, if only too late for its step: of many, one step may not fit."""
-        return len(self.ranks) >= self.world and all(len(each.lanes) for each in self.ranks.values())
+        return len(self.ranks) >= self.world and all(len(rank.lanes) for rank in self.ranks.values())

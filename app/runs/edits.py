@@ -80,7 +80,7 @@ def _words_of(mute: Mute) -> str:
 def names_of(run: Run) -> list[str]:
     """Return the names that can be muted: those of rules, and of the run's incidents and events."""
     store = run.store
-    seen = [each.rule for each in store.incidents()] + [each.name for each in store.events()]
+    seen = [incident.rule for incident in store.incidents()] + [event.name for event in store.events()]
     return list(dict.fromkeys([*RULES, *seen]))
 
 
@@ -88,13 +88,13 @@ def mutes_of(run: Run) -> answers.Mutes:
     """Return the mutes of a run, each with what it covers now. If several cover the same, the first one counts."""
     store, muting = run.store, run.edits.quiet.muting(run.store)
     findings = Counter(muting(each.rule, each.module) for each in run.findings.current())
-    incidents = Counter(muting(each.rule, each.culprit.tap.module) for each in store.incidents())
-    events = Counter(muting(each.name, each.module) for each in store.events())
+    incidents = Counter(muting(incident.rule, incident.culprit.tap.module) for incident in store.incidents())
+    events = Counter(muting(event.name, event.module) for event in store.events())
     return answers.Mutes(
         run.id,
         tuple(
-            answers.Mute(each.rule, each.match, findings[each], incidents[each], events[each])
-            for each in run.edits.quiet.mutes
+            answers.Mute(mute.rule, mute.match, findings[mute], incidents[mute], events[mute])
+            for mute in run.edits.quiet.mutes
         ),
     )
 
@@ -133,7 +133,7 @@ def _is_set(value: object) -> TypeGuard[list[Any]]:
 
 
 def _merged_sets(old: list[Any], new: list[Any], theirs: list[Any]) -> list[Any]:
-    kept = [each for each in theirs if each in new or each not in old]
+    kept = [their for their in theirs if their in new or their not in old]
     return kept + [each for each in new if each not in old and each not in kept]
 
 

@@ -323,9 +323,9 @@ class Joint:
         run.end = End()
         self.sum.begin()
         members = sorted(self.rounds.members.values(), key=lambda each: (each.round, each.place.rank))
-        kept = {} if disk is None else disk.recorded([each.run for each in members])
-        for turn in sorted({each.round for each in members}):
-            in_turn = [(each, kept.get(each.run.id)) for each in members if each.round == turn]
+        kept = {} if disk is None else disk.recorded([member.run for member in members])
+        for turn in sorted({member.round for member in members}):
+            in_turn = [(member, kept.get(member.run.id)) for member in members if member.round == turn]
             readable = [(each, found) for each, found in in_turn if not isinstance(found, HookcoreError | None)]
             if turn >= 0:
                 self.sum.expect(readable)
@@ -340,10 +340,10 @@ class Joint:
 
     def _say_unread(self, members: Sequence[Member], kept: Mapping[str, Recorded | HookcoreError]) -> None:
         self.sum.unread.clear()
-        for each in members:
-            why = kept.get(each.run.id)
-            if isinstance(why, HookcoreError) and each.run.store.steps().newest is not None:
-                self.lack(each.run, each.place.rank, why)
+        for member in members:
+            why = kept.get(member.run.id)
+            if isinstance(why, HookcoreError) and member.run.store.steps().newest is not None:
+                self.lack(member.run, member.place.rank, why)
         for unlisted in self.unlisted_folders().values():
             ranks, verb = words_of(self.rounds.missing(), -1), "is" if len(self.rounds.missing()) == 1 else "are"
             named = f"By its name, it may belong to this training, and {ranks} {verb} missing"

@@ -163,7 +163,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if name in PATTERNS:
             texts = [value] if name not in LISTS and (isinstance(value, str) or value is None) else value
-            fits = isinstance(texts, list) and all(each is None or isinstance(each, str) for each in texts)
+            fits = isinstance(texts, list) and all(text is None or isinstance(text, str) for text in texts)
             _require(fits, f"{name}={str(value)[:80]} in its settings; a string is expected")
         elif name in NUMBERS:
             fits = value is None or isinstance(value, int | float)

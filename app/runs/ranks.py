@@ -88,7 +88,7 @@ class Pending:
         """Return the ranks that didn't capture this step, which others captured."""
         if not self.measured:
             return []
-        trained = (each for each in ranks if each.measures and step < each.end)
+        trained = (rank for rank in ranks if rank.measures and step < rank.end)
         return [each.rank for each in trained if each.rank not in self.measured]
 
     def all_labels(self) -> dict[str, str]:
@@ -211,7 +211,7 @@ def desync_of(step: int, differences: Sequence[Difference], taps: Sequence[Tap])
     else:
         ranks = sorted(rank for ranks, _ in first.groups for rank in ranks)
         message = f"{words_of(ranks, -1)} should have the same values, but don't: at step {step:,}, {what}"
-    members = tuple((each.lane, step) for each in differences)
+    members = tuple((difference.lane, step) for difference in differences)
     value, expected = first.groups[-1][1], first.groups[0][1]
     return Found(DESYNC, "error", first.lane, value, expected, step, None, message, members)
 
@@ -334,7 +334,7 @@ class Structures:
 
 def _digests(modules: Sequence[ModuleRecord]) -> dict[str, int]:
     """Return a number for each module that depends on the paths of all modules inside it."""
-    listed = {each.path: each for each in modules}
+    listed = {module.path: module for module in modules}
     inside: defaultdict[str, list[str]] = defaultdict(list)
     for each in listed.values():
         if each.parent is not None and each.parent in listed:

@@ -47,7 +47,7 @@ class Rounds:
         """Return the runs of the newest round, by rank."""
         here = next((each for each in reversed(self._rounds) if each), None)
         if here is None:
-            here = {each.place.rank: each for each in self.members.values()}
+            here = {member.place.rank: member for member in self.members.values()}
         return [here[rank] for rank in sorted(here)]
 
     @property
@@ -119,8 +119,8 @@ class Rounds:
         for each in self._waiting.values():
             each.round = BEFORE
         self._rounds, self._waiting, self._gathered = [*self._rounds, {}], {}, gathered
-        for each in members:
-            self._join(each, len(self._rounds) - 1)
+        for member in members:
+            self._join(member, len(self._rounds) - 1)
 
     def _join(self, member: Member, number: int) -> None:
         member.round = number

@@ -266,7 +266,7 @@ class Runs:
     def restore(self, run_id: str) -> Run | None:
         """Restore a removed run, or those of all ranks of a training; return None if that is not possible."""
         if ranks := self._gone.ranks_of(run_id):
-            restored = [self.restore(each) for each in ranks]
+            restored = [self.restore(rank) for rank in ranks]
             return self._runs.get(run_id) if any(restored) else None
         with self._lock:
             run = self._gone.get(run_id)

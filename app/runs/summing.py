@@ -252,7 +252,7 @@ class Sum:
     def _follow_desync(self, step: int, differences: Sequence[Difference]) -> None:
         follower, taps = self.run.store.follower, self.run.store.taps().taps
         is_on = self.run.store.rules.get(DESYNC) is not False
-        known = [each for each in differences if each.lane < len(taps) and is_on]
+        known = [difference for difference in differences if difference.lane < len(taps) and is_on]
         if follower is not None:
             follower.hold(DESYNC, desync_of(step, known, taps) if known else None)
 
@@ -283,7 +283,7 @@ class Sum:
         is_lead = any(each.run is run for each in self.rounds.current()[:1])  # none if all ranks were just removed
         known = {} if is_lead else self.run.store.module_types()
         self.run.store.describe(
-            [each for each in modules if each.path not in known],
+            [module for module in modules if module.path not in known],
             self._structures.cover([each for each in coverage if each.path not in known]),
             hooks if is_lead else (),
         )
@@ -308,7 +308,7 @@ class Sum:
 
     def _count(self) -> None:
         self._counted_at = self.run.signs.clock()
-        every = [each.run.received.counters for each in self.rounds.members.values()]
+        every = [member.run.received.counters for member in self.rounds.members.values()]
         dropped: dict[str, int] = {}
         for each in every:
             for name, number in each.dropped.items():
@@ -337,7 +337,7 @@ class Sum:
     def read(self, members: Sequence[tuple[Member, Recorded]]) -> None:
         """Take what is saved of the ranks of a round, in the order of their steps."""
         streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
-        unheard = Unheard(each for _, archive in members for each in archive.events() if each.name == NONFINITE_STEP)
+        unheard = Unheard(event for _, archive in members for event in archive.events() if event.name == NONFINITE_STEP)
         for _, _, _, member, frame in heapq.merge(*streams):
             unheard.tell(self.run.store, frame, self.shift)
             self.assembly.take(member.place.rank, shifted(frame, self.shift))

@@ -176,7 +176,11 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
 
     def _evict(self) -> bool:
         """Close the connection that has waited longest, one of an owner last. Return False if all are busy."""
-        waiting = [each for each in self.connections if isinstance(each, HttpProtocol) and each.may_be_evicted]
+        waiting = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, HttpProtocol) and connection.may_be_evicted
+        ]
         if not waiting:
             return False
         oldest = min(waiting, key=lambda each: (OWNER in each.app_state[PEER], each.since))

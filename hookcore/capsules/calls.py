@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from hookcore.capsules.entries import SMALL_BYTES, STATISTICS, Entry, Members, bytes_of, is_tracking, state_of
+from hookcore.capsules.entries import SMALL_BYTES, STATISTICS, AtEntry, Members, bytes_of, is_tracking, state_of
 from hookcore.errors import CapsuleError
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.internals import (
@@ -151,7 +151,7 @@ class Call:
     unkept: list[str] = field(default_factory=list)  # values that were too large to keep, or weren't held
     numbers: Numbers = field(default_factory=list)  # those that the model's own code changes in its calls
     notes: list[str] = field(default_factory=list)  # what is different, but doesn't change the results
-    entry: Entry | None = None  # the weights as they were, on a device that tells late whether a step was finite
+    entry: AtEntry | None = None  # the weights as they were, on a device that tells late whether a step was finite
     weights: dict[int, Tensor] = field(default_factory=dict)  # of the call, by the id of those that the model has now
 
     @property
@@ -314,7 +314,7 @@ class Held:
         self.outputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.unkept: list[str] = []
-        self.entry: Entry | None = None  # the weights as they are now, on a device
+        self.entry: AtEntry | None = None  # the weights as they are now, on a device
 
     def _hold(self, values: Any, what: str) -> Any:
         """Return the values to hold, and note the versions of their tensors, which changes in place increment."""

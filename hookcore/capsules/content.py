@@ -166,7 +166,7 @@ def digest_of(tensor: Tensor) -> str:
 
 def running_lines(until: CodeType) -> tuple[SourceLine, ...]:
     """Return the user's running lines, innermost last, up to the frame of this code."""
-    return tuple(reversed([_line(*each) for each in _frames(until) if _is_the_users(each[0])]))
+    return tuple(reversed([_line(*frame) for frame in _frames(until) if _is_the_users(frame[0])]))
 
 
 def _frames(until: CodeType) -> Iterator[tuple[str, int, str]]:
@@ -197,7 +197,7 @@ def _line(file: str, number: int, function: str) -> SourceLine:
     lines = linecache.getlines(file)
     first = max(1, number - CONTEXT)
     return SourceLine(
-        file, number, function, tuple(each.rstrip() for each in lines[first - 1 : number + CONTEXT]), first
+        file, number, function, tuple(line.rstrip() for line in lines[first - 1 : number + CONTEXT]), first
     )
 
 
@@ -289,11 +289,11 @@ def only_definitions(source: bytes) -> ast.Module:
 def _defines(statement: ast.stmt) -> bool:
     parts = list(ast.walk(statement))
     if isinstance(statement, ast.If | ast.Try):  # an import that depends on a version
-        if not all(isinstance(each, _IN_BLOCKS) for each in parts if isinstance(each, ast.stmt)):
+        if not all(isinstance(part, _IN_BLOCKS) for part in parts if isinstance(part, ast.stmt)):
             return False
     elif not isinstance(statement, ast.Assign | ast.AnnAssign):
         return isinstance(statement, _DEFINITIONS)
-    return not any(isinstance(each, ast.Call | ast.Await | ast.Yield) for each in parts)
+    return not any(isinstance(part, ast.Call | ast.Await | ast.Yield) for part in parts)
 
 
 def _stop(*_: Any) -> None:

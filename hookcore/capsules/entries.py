@@ -99,7 +99,7 @@ def _member(module: nn.Module | None, table: str, name: str) -> Tensor | None:
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Return the memory that tensors take."""
-    return sum(each.numel() * each.element_size() for each in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 _NORMS: Final = (
@@ -118,9 +118,9 @@ def is_tracking(module: nn.Module, is_training: bool) -> bool:
 
 def check_plain(sources: Iterable[Tensor]) -> None:
     """Raise NotCopiedError for a tensor whose class may keep its values elsewhere."""
-    for each in sources:
-        if type(each) not in _PLAIN or each.layout is not torch.strided or is_wrapped(each):
-            raise NotCopiedError("tensor-class", f"one of its weights is a {type(each).__name__}, which isn't copied")
+    for source in sources:
+        if type(source) not in _PLAIN or source.layout is not torch.strided or is_wrapped(source):
+            raise NotCopiedError("tensor-class", f"one of its weights is a {type(source).__name__}, which isn't copied")
 
 
 class NotCopiedError(Exception):
@@ -137,17 +137,17 @@ class Slot:
     __slots__ = ("copies", "ids", "shapes", "users")
 
     def __init__(self, sources: list[Tensor]) -> None:
-        self.ids, self.shapes = [id(each) for each in sources], [each.shape for each in sources]
+        self.ids, self.shapes = [id(source) for source in sources], [source.shape for source in sources]
         self.copies = Standing(sources)
-        self.users: weakref.WeakSet[Entry] = weakref.WeakSet()
+        self.users: weakref.WeakSet[AtEntry] = weakref.WeakSet()
 
     def fits(self, sources: list[Tensor]) -> bool:
         """Return whether it is of these tensors."""
-        ids, shapes = [id(each) for each in sources], [each.shape for each in sources]
+        ids, shapes = [id(source) for source in sources], [source.shape for source in sources]
         return self.ids == ids and self.shapes == shapes
 
 
-class Entry:
+class AtEntry:
     """A model as it was when a call began: what its steps change as copies, the rest by version.
 
     Whoever holds it keeps the copies. Once nobody does, another call uses their memory.
@@ -187,11 +187,11 @@ class Entry:
         self._states = [state_of(each) for each in found]
         return found
 
-    def is_as(self, other: Entry) -> bool:
+    def is_as(self, other: AtEntry) -> bool:
         """Return whether nothing that is copied has changed between the two."""
         return self._updates == other._updates and self._states == other._states
 
-    def share(self, other: Entry) -> None:
+    def share(self, other: AtEntry) -> None:
         """Use the copies of another entry."""
         assert other._slot is not None
         self._slot = other._slot

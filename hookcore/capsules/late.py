@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hookcore.capsules.calls import Call, Held, KeptModel
-from hookcore.capsules.entries import Entry, NotCopiedError, Slot, bytes_of, check_plain
+from hookcore.capsules.entries import AtEntry, NotCopiedError, Slot, bytes_of, check_plain
 from hookcore.observe.copies import free_bytes, is_capturing
 from hookcore.observe.plain import unseen
 from hookcore.recorder.known.roots import find_tensors
@@ -61,7 +61,7 @@ class LateStep:
 
     def of(self, module: str | None) -> tuple[KeptModel, Call | Held] | None:
         """Return the last call of a model that contains this module; without one, the last call."""
-        held = [each for each in self.calls if module is None or each[0].contains(module)]
+        held = [call for call in self.calls if module is None or call[0].contains(module)]
         return held[-1] if held else None
 
     def weight_at_entry(self, weight: Tensor) -> Tensor | None:
@@ -83,7 +83,7 @@ class LateSteps:
         self._why = _NOT_LOOKED
         self._stopped = False
 
-    def enter(self, known: KeptModel, last: Entry | None, updates: int) -> Entry | None:
+    def enter(self, known: KeptModel, last: AtEntry | None, updates: int) -> AtEntry | None:
         """Copy the weights of a model that is about to be called; None if that is impossible.
 
         `last` is the entry of its last call in this step.
@@ -99,10 +99,10 @@ class LateSteps:
             self.stop(Reason("failed", f"copying its weights failed: {type(error).__name__}: {error}"))
         return None
 
-    def _enter(self, known: KeptModel, last: Entry | None, updates: int) -> Entry:
+    def _enter(self, known: KeptModel, last: AtEntry | None, updates: int) -> AtEntry:
         if last is None and self._unasked >= MAX_HELD:
             raise NotCopiedError(_NOT_LOOKED.code, _NOT_LOOKED.text)
-        entry = Entry(known.members, updates)
+        entry = AtEntry(known.members, updates)
         sources = entry.sources(known.members)
         if last is not None and last.is_as(entry):  # another micro-batch
             entry.share(last)
@@ -114,7 +114,7 @@ class LateSteps:
     def _free_slot(self, sources: list[Tensor], updates: int) -> Slot:
         if is_capturing():
             raise NotCopiedError("capturing", "it ran inside the capture of a CUDA graph")
-        self._look_for_room({each.device for each in sources}, updates)
+        self._look_for_room({source.device for source in sources}, updates)
         for slot in self._slots:
             if not slot.users and slot.fits(sources):
                 return slot
@@ -131,13 +131,13 @@ class LateSteps:
     def _look_for_room(self, devices: set[torch.device], updates: int) -> None:
         if updates >= self._check_at:
             self._check_at = updates + CHECK_EVERY
-            free = [found for each in devices if (found := free_bytes(each)) is not None]
+            free = [found for device in devices if (found := free_bytes(device)) is not None]
             self._room = min([self._max_bytes, *((each + self.used) // SHARE for each in free)])
             if self.used > self._room:
                 self._forget_free()
 
     def _forget_free(self) -> None:
-        self._slots = [each for each in self._slots if each.users]
+        self._slots = [slot for slot in self._slots if slot.users]
 
     def _full(self, what: str, needed: int) -> NotCopiedError:
         megabytes, room = needed / 1e6, self._room / 1e6
@@ -154,12 +154,12 @@ class LateSteps:
     @property
     def used(self) -> int:
         """The memory of all copies and all held batches."""
-        return sum(each.copies.nbytes for each in self._slots) + sum(each.nbytes for each in self._steps)
+        return sum(slot.copies.nbytes for slot in self._slots) + sum(step.nbytes for step in self._steps)
 
     def keep(self, step: int, models: Sequence[KeptModel], why_not: str) -> LateStep:
         """Hold what makes the running step repeatable, for as long as the caller holds the answer."""
         self._unasked = 0
-        calls = [(each, call) for each in models if (call := each.call or each.held) is not None]
+        calls = [(model, call) for model in models if (call := model.call or model.held) is not None]
         copied = [each for each in calls if each[1].entry is not None]
         why = self._why if calls or self._stopped else Reason("not-held", why_not)
         needed = sum(_bytes_of_call(call) for _, call in copied)

@@ -47,7 +47,7 @@ def arguments_of(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]
     """Return each argument with its parameter in the schema."""
     parameters = func._schema.arguments
     yield from zip(parameters, args, strict=False)
-    yield from ((each, kwargs[each.name]) for each in parameters if each.name in kwargs)
+    yield from ((parameter, kwargs[parameter.name]) for parameter in parameters if parameter.name in kwargs)
 
 
 def changed_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def bad_numbers(args: Any, kwargs: Any, above: float | None) -> list[float]:
     """Return the numbers among the arguments that are non-finite, or above a threshold."""
     limit = sys.float_info.max if above is None else above
     numbers = (each for each in tree_iter((args, kwargs)) if isinstance(each, int | float))
-    return [float(each) for each in numbers if not abs(each) <= limit]
+    return [float(number) for number in numbers if not abs(number) <= limit]
 
 
 # A non-finite value isn't always a mistake: a mask may be minus infinity on purpose, `torch.empty` contains anything,

@@ -75,7 +75,7 @@ class Layers:
             first = next((place for place, each in enumerate(taps) if each.is_bad), None)
             if first is not None:
                 chosen += taps[max(0, first - _FED) : first]
-                chosen += [each for each in taps[first:] if each.is_bad]
+                chosen += [tap for tap in taps[first:] if tap.is_bad]
         return tuple(chosen[:MAX_LAYERS])
 
     def _enter(self, path: str, *_: Any) -> None:
@@ -153,7 +153,7 @@ class Replay:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything in types that JSON has."""
-        layers = [{**msgspec.to_builtins(each), "values": _in_json(each.values)} for each in self.layers]
+        layers = [{**msgspec.to_builtins(layer), "values": _in_json(layer.values)} for layer in self.layers]
         return {**msgspec.to_builtins(self), "layers": layers, "sentence": self.sentence, "exact": self.exact}
 
 

@@ -63,7 +63,7 @@ def is_own(code: CodeType) -> bool:
     file = code.co_filename
     if file.startswith("<") and not _is_cell(file):
         return False
-    return not (file.startswith((_OURS, *_PYTHON)) or any(each in file for each in _PACKAGES))
+    return not (file.startswith((_OURS, *_PYTHON)) or any(package in file for package in _PACKAGES))
 
 
 def _is_cell(file: str) -> bool:

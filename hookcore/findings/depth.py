@@ -283,7 +283,7 @@ def _scale_finding(window: MagnitudeWindow, layers: list[int], begin: int, end: 
         f": the initial weights are too {'large' if decades > 0 else 'small'}",
     )
     size = float(10.0 ** window.logs[place][~np.isnan(window.logs[place])][-1])
-    members = tuple((int(window.taps.numbers[each]), since) for each in layers[begin : end + 1])
+    members = tuple((int(window.taps.numbers[layer]), since) for layer in layers[begin : end + 1])
     about = window.stat, size, float("nan"), since, None, text, window.spark(place), end - begin
     return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)
 

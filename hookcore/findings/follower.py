@@ -213,7 +213,7 @@ def chosen_in(said: object) -> tuple[Choices, str]:
 
 def changed(changes: Changes, step: int, chosen: Choices) -> list[tuple[int, Choices]]:
     """Add a change after a step. Only the newest ones are kept, and the first."""
-    kept = [each for each in changes if each[0] < step]
+    kept = [change for change in changes if change[0] < step]
     found = [*kept, (step, chosen)]
     return found if len(found) <= MAX_CHANGES else [found[0], *found[2:]]
 

@@ -88,7 +88,7 @@ def key_figures_of(
         newest_step=steps.newest,
         steps=steps.count,
         steps_per_s=rates_of(store, recent(store) if is_whole and is_live else first, last).steps,
-        loss=next((each for each in scalars if each.name == names[0]), None),
+        loss=next((scalar for scalar in scalars if scalar.name == names[0]), None),
         scalars=scalars,
         gradient_kind=kind,
         gradient_norm=norm,
@@ -101,7 +101,7 @@ def key_figures_of(
         loss_name=next(iter(names), ""),
         merged=_merged_of(latest, kind),
         seen=len(latest.taps),
-        losses=tuple(each for each in scalars if each.name in losses),
+        losses=tuple(scalar for scalar in scalars if scalar.name in losses),
     )
 
 

@@ -422,7 +422,7 @@ def find_rate(losses: Losses, taps: TapList, diverged: bool) -> list[Finding]:
         sizes = growth.peak, growth.low
         return [of_training(HIGH, taps, main, sizes, growth.first_step, text, severity=severity)]
     if diverged:
-        lasting = (each for each in losses.store.incident_heads() if each.rule == HIGH and not each.is_over)
+        lasting = (head for head in losses.store.incident_heads() if head.rule == HIGH and not head.is_over)
         return [
             of_training(HIGH, taps, main, (each.value, each.usual), each.first_step, each.message, severity=each.level)
             for each in lasting

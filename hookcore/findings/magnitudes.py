@@ -86,7 +86,9 @@ def find_sizes(window: MagnitudeWindow, losses: Losses, spikes_reported: int | N
     if not window.have_past:
         return []
     exploding, vanishing = _exploding(window), _vanishing(window)
-    grown = [judged for each in _findings_of(window, exploding, _size_sentence) if (judged := _weigh(each, losses))]
+    grown = [
+        judged for finding in _findings_of(window, exploding, _size_sentence) if (judged := _weigh(finding, losses))
+    ]
     faded = _findings_of(window, vanishing, _size_sentence)
     if losses.are_solved:
         faded = [replace(each, severity="info") for each in faded]

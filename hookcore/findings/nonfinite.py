@@ -42,11 +42,11 @@ def find_nonfinite(store: Store, window_first: int, spark: Spark) -> list[Findin
 
     An incident that was over before the window is a note: its step is known, but it doesn't affect the present.
     """
-    incidents, masks = [each for each in store.incidents() if each.rule == "nonfinite"], store.masks()
-    past = [each for each in incidents if each.is_over][-MAX_PAST:]
+    incidents, masks = [incident for incident in store.incidents() if incident.rule == "nonfinite"], store.masks()
+    past = [incident for incident in incidents if incident.is_over][-MAX_PAST:]
     known = store.nonfinite_taps()  # read last: frames may arrive meanwhile, and it must know all of the others
     found: dict[str, Finding] = {}
-    for each in reversed([*past, *(each for each in incidents if not each.is_over)]):
+    for each in reversed([*past, *(incident for incident in incidents if not incident.is_over)]):
         number, is_captured = each.culprit.number, each.culprit_known and each.source == "capture"
         if each.key not in found:
             record = _Record.of(known, number) if is_captured else None
@@ -59,7 +59,7 @@ def _find_masks(store: Store, masks: Mapping[int, int], known: NonfiniteTaps, sp
     if not masks:
         return []
     taps = store.taps().taps
-    number, modules = min(masks), {taps[each].module for each in masks}
+    number, modules = min(masks), {taps[mask].module for mask in masks}
     first, record, others = taps[number], _Record.of(known, number), len(modules) - 1
     more = f"; the same in {counted(others, 'other module')}" if others else ""
     message = (

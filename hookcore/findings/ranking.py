@@ -39,14 +39,16 @@ MAX_PAST: Final = 10  # newest incidents that are over
 def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
     """Let findings name the tensor and the step of their incident, and add the incidents that no finding is about."""
     # Findings about non-finite values are made of incidents already.
-    incidents = [each for each in store.incidents() if each.rule != NONFINITE]
+    incidents = [incident for incident in store.incidents() if incident.rule != NONFINITE]
     settled: dict[tuple[str, int], Finding] = {}
-    for each in findings:  # the worst first
-        found = _settle(store, each, incidents)
+    for finding in findings:  # the worst first
+        found = _settle(store, finding, incidents)
         settled.setdefault((found.key, found.since_step), found)
-    others = [each for each in incidents if (each.key, each.first_step) not in settled]
-    lasting = [each for each in others if not each.is_over and not each.short]  # the newest look may have missed them
-    past = [each for each in others if each.is_over]
+    others = [incident for incident in incidents if (incident.key, incident.first_step) not in settled]
+    lasting = [
+        other for other in others if not other.is_over and not other.short
+    ]  # the newest look may have missed them
+    past = [other for other in others if other.is_over]
     return [*settled.values(), *map(_note, lasting), *map(_note, past[-MAX_PAST:])]
 
 
@@ -209,8 +211,8 @@ def _of_sizes(
         return sizes.spark(int(np.searchsorted(taps.numbers, number)))
 
     stacks = find_depth(sizes)
-    covered = {(each.rule, each.kind) for each in stacks}
-    single = [each for each in find_sizes(sizes, losses, spikes_reported) if (each.rule, each.kind) not in covered]
+    covered = {(stack.rule, stack.kind) for stack in stacks}
+    single = [size for size in find_sizes(sizes, losses, spikes_reported) if (size.rule, size.kind) not in covered]
     begun = find_drift(sizes) + ([] if stacks else find_scale(sizes))
     return [*find_nonfinite(store, window_first(store), spark), *stacks, *single, *begun]
 

@@ -191,7 +191,7 @@ class Waits:
 def waits_of(ranks: Sequence[OfRank], first: int | None = None, last: int | None = None) -> Waits | None:
     """Return how long ranks wait in these steps, or the newest; None unless two know it of the same steps."""
     for name in (REDUCTION_WAIT, GRADIENT_WAIT):
-        having = [each for each in ranks if name in each.store.scalar_names()]
+        having = [rank for rank in ranks if name in rank.store.scalar_names()]
         if len(having) > 1:
             return _waits(name, having, first, last)
     return None
@@ -216,9 +216,9 @@ def late_rank(joint: Store, ranks: Sequence[OfRank], last: int) -> Found | None:
 
 
 def _waits(name: str, ranks: Sequence[OfRank], first: int | None, last: int | None) -> Waits | None:
-    steps, longest = np.empty(0, np.int64), max(_length_of(each.store) for each in ranks)
+    steps, longest = np.empty(0, np.int64), max(_length_of(rank.store) for rank in ranks)
     for reach in REACHES:
-        read = [[_exact(each, what, first, last, reach) for each in ranks] for what in (name, ELAPSED)]
+        read = [[_exact(rank, what, first, last, reach) for rank in ranks] for what in (name, ELAPSED)]
         common = reduce(np.intersect1d, [found[0] for found in (*read[0], *read[1])])[-STEPS:]
         if len(common) > len(steps):
             steps, (waits, times) = common, read
@@ -232,7 +232,7 @@ def _waits(name: str, ranks: Sequence[OfRank], first: int | None, last: int | No
     was_last = (is_least & (is_least.sum(axis=0) == 1)).sum(axis=1)
     elapsed_s = float(time.mean())
     share = wait.mean(axis=1) / time.mean(axis=1)
-    numbers = tuple(each.rank for each in ranks)
+    numbers = tuple(rank.rank for rank in ranks)
     means = wait.mean(axis=1), share, after_first.mean(axis=1)
     return Waits(name, len(steps), int(steps[0]), int(steps[-1]), numbers, *means, was_last, elapsed_s)
 

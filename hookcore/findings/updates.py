@@ -60,7 +60,7 @@ class _Pairs:
         """Return which of the wanted parameters have dense gradients. A sparse one lists the rows that it changes."""
         places = np.flatnonzero(wanted).tolist()
         ends = (store.latest(stat="count", wanted=taps.at(places)) for taps in (self.updates, self.gradients))
-        updated, fed = (each.values[:, 0] for each in ends)
+        updated, fed = (end.values[:, 0] for end in ends)
         dense = np.zeros(len(wanted), bool)
         dense[places] = fed >= updated
         return dense

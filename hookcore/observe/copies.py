@@ -182,8 +182,8 @@ class Standing:
     __slots__ = ("_alike", "nbytes", "tensors")
 
     def __init__(self, sources: Sequence[Tensor]) -> None:
-        self.tensors = [torch.empty_like(each.detach()) for each in sources]
-        self.nbytes = sum(each.numel() * each.element_size() for each in sources)
+        self.tensors = [torch.empty_like(source.detach()) for source in sources]
+        self.nbytes = sum(source.numel() * source.element_size() for source in sources)
         alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for place, each in enumerate(sources):
             alike.setdefault((each.device, each.dtype), []).append(place)
@@ -192,7 +192,7 @@ class Standing:
     def renew(self, sources: Sequence[Tensor]) -> None:
         """Copy the tensors again, on the stream that runs now. Within `unseen()` only."""
         for places in self._alike:  # a few kernels for all of one device and type
-            copy_together([self.tensors[each] for each in places], [sources[each] for each in places])
+            copy_together([self.tensors[place] for place in places], [sources[place] for place in places])
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -141,5 +141,5 @@ def start_reading(tensors: Sequence[Tensor]) -> SumsUnderway | None:
         with unseen():
             dtype = torch.float32 if tensors[0].dtype.itemsize < torch.float32.itemsize else tensors[0].dtype
             # The sum of magnitudes: unlike a maximum, it is NaN if any value is, and it overflows later than a square.
-            sums = [torch.linalg.vector_norm(each.detach(), 1, dtype=dtype) for each in tensors]
+            sums = [torch.linalg.vector_norm(tensor.detach(), 1, dtype=dtype) for tensor in tensors]
             return SumsUnderway(*start_copy(torch.stack(sums), dtype))

@@ -230,7 +230,7 @@ class Anatomy:
             found[number] = Total(
                 sum(each.flops for each in (own, *inside)),
                 next((each.why for each in (own, *inside) if each.why), ""),
-                None if None in memories else sum(each for each in memories if each is not None),
+                None if None in memories else sum(memory for memory in memories if memory is not None),
             )
         return found
 
@@ -244,7 +244,7 @@ class Anatomy:
             structure = (
                 box.module.type,
                 box.module.trainable > 0,
-                tuple(each for each in box.module.shapes if not each[0].startswith(("input", "output"))),
+                tuple(shape for shape in box.module.shapes if not shape[0].startswith(("input", "output"))),
                 box.phase,
                 box.computes,
                 box.size.made_by,

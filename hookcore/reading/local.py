@@ -44,7 +44,7 @@ def _taps_in(store: Store, modules: Sequence[ModuleRecord]) -> dict[str, list[an
     """Return the taps of some modules, by path."""
     latest = store.latest(stat="count")
     counts = dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
-    snapshots = {each.tap: each.shape for each in store.snapshots()}
+    snapshots = {snapshot.tap: snapshot.shape for snapshot in store.snapshots()}
     shapes = {module.path: dict(module.shapes) for module in modules}
     found: dict[str, list[answers.ModuleTap]] = {module.path: [] for module in modules}
     for number, tap in store.taps():
@@ -202,7 +202,7 @@ class StoreReader(Reader):
     ) -> answers.Latest:
         wanted = self._store.taps(match, kind)
         if taps is not None:
-            chosen = [int(self.find(each).number or 0) for each in taps]
+            chosen = [int(self.find(tap).number or 0) for tap in taps]
             wanted = wanted.at(np.flatnonzero(np.isin(wanted.numbers, chosen)).tolist())
         found = self._store.latest(None, stat, sort, limit, first, last, wanted, merged=True)
         return answers.Latest.of(self._run, found)
@@ -242,7 +242,11 @@ class StoreReader(Reader):
     def incidents(
         self, first: int | None = None, last: int | None = None, rule: str | None = None
     ) -> answers.Incidents:
-        found = [each for each in self._store.incidents() if rule in (None, each.rule) and each.touches(first, last)]
+        found = [
+            incident
+            for incident in self._store.incidents()
+            if rule in (None, incident.rule) and incident.touches(first, last)
+        ]
         listed = self.incidents_of(found)
         dropped = self._store.usage().merged["incidents"], self._store.dropped_alerts
         return answers.Incidents(self._run, len(found), *dropped, listed)
@@ -256,13 +260,13 @@ class StoreReader(Reader):
     def events_of(self, events: Iterable[Event]) -> tuple[answers.Event, ...]:
         quiet, muting = self._quiet, self._quiet.muting(self._store)
         return tuple(
-            answers.Event.of(each, each.key in quiet.acknowledged, muting(each.name, each.module) is not None)
-            for each in events
+            answers.Event.of(event, event.key in quiet.acknowledged, muting(event.name, event.module) is not None)
+            for event in events
         )
 
     def incidents_of(self, incidents: Iterable[Incident]) -> tuple[answers.Incident, ...]:
         muting = self._quiet.muting(self._store)
-        return tuple(answers.Incident.of(each, *self._judged(muting, each)) for each in incidents)
+        return tuple(answers.Incident.of(incident, *self._judged(muting, incident)) for incident in incidents)
 
     def _judged(self, muting: Muting, incident: Incident) -> tuple[bool, bool]:
         """Return whether an incident is acknowledged, and whether it is muted."""

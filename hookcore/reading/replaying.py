@@ -152,8 +152,8 @@ def events_of(found: Saved, kept: Kept) -> tuple[Event, ...]:
     if not said.layers:
         return (explained,)
     layers = packed(
-        ReplayedTap(_placed(each.module, path, below), each.kind, each.index, each.call, _numbers(each))
-        for each in said.layers
+        ReplayedTap(_placed(layer.module, path, below), layer.kind, layer.index, layer.call, _numbers(layer))
+        for layer in said.layers
     )
     message = f"the layers of step {step:,}, from its replay"
     return explained, Event(step, now, REPLAYED, message, about={**known, "layers": layers})

@@ -195,8 +195,8 @@ class Host:
     def _read_network(self, counters: dict[str, float]) -> None:
         cards = [each for name, each in self._psutil.net_io_counters(pernic=True).items() if name not in _LOOPBACK]
         if cards:
-            counters[NET_RECEIVED] = float(sum(each.bytes_recv for each in cards))
-            counters[NET_SENT] = float(sum(each.bytes_sent for each in cards))
+            counters[NET_RECEIVED] = float(sum(card.bytes_recv for card in cards))
+            counters[NET_SENT] = float(sum(card.bytes_sent for card in cards))
 
     def _read_memory(self, numbers: dict[str, float]) -> None:
         numbers[MEMORY_PROCESS] = float(self._process.memory_info().rss)

@@ -72,17 +72,17 @@ class Flow:
     @property
     def edges(self) -> int:
         """The number of all references between calls."""
-        return sum(len(each.fed_by) + len(each.returns) for each in self.calls)
+        return sum(len(call.fed_by) + len(call.returns) for call in self.calls)
 
     @property
     def tensors(self) -> int:
         """The number of all inputs and outputs."""
-        return sum(len(each.inputs) + len(each.outputs) for each in self.sizes)
+        return sum(len(size.inputs) + len(size.outputs) for size in self.sizes)
 
     @property
     def nbytes(self) -> int:
         """Roughly the memory that it takes."""
-        calls = sum(_CALL_BYTES + 4 * len(each.module) for each in self.calls)
+        calls = sum(_CALL_BYTES + 4 * len(call.module) for call in self.calls)
         return _BYTES + calls + _EDGE_BYTES * self.edges + _TENSOR_BYTES * self.tensors
 
     @property
@@ -91,14 +91,14 @@ class Flow:
         many = len(self.calls)
         if not 0 < many <= MAX_FLOW_CALLS or self.edges > MAX_FLOW_EDGES or self.tensors > MAX_FLOW_TENSORS:
             return False
-        places = (place for each in self.calls for place in (*each.fed_by, *each.returns))
+        places = (place for call in self.calls for place in (*call.fed_by, *call.returns))
         sized = len(self.sizes) in (0, many) and all(map(_is_size, self.sizes))
-        return sized and all(0 <= place < many for place in places) and _is_nested([each.inside for each in self.calls])
+        return sized and all(0 <= place < many for place in places) and _is_nested([call.inside for call in self.calls])
 
 
 def flow_at(flows: Sequence[Flow], step: int | None) -> Flow | None:
     """Return the newest flow, or the newest one up to a step."""
-    return next((each for each in reversed(flows) if step is None or each.step <= step), None)
+    return next((flow for flow in reversed(flows) if step is None or flow.step <= step), None)
 
 
 def _is_size(size: CallSize) -> bool:

@@ -172,7 +172,7 @@ class Parts:
         dropped["events_dropped"] = self.events.dropped + self.events.refused
         for part in ("snapshots", "media", "channels"):
             dropped[f"{part}_dropped"], dropped[f"{part}_refused"] = sized[part].dropped, sized[part].refused
-        dropped["names_refused"] = sum(each.refused for each in catalogues)
+        dropped["names_refused"] = sum(catalogue.refused for catalogue in catalogues)
         merged = {
             "stats": self.stats.merged_rows,
             "scalars": self.scalars.ladder.merged_rows,

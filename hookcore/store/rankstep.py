@@ -97,7 +97,7 @@ class Copies:
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
-        return sum(each.nbytes for each in self._copies)
+        return sum(copy.nbytes for copy in self._copies)
 
     def take(self, rank: int, keys: Lanes, rows: Rows, with_sketches: bool) -> None:
         """Compare rows with those of the first rank, and keep those that are the first of their tap."""
@@ -229,19 +229,19 @@ class StepOfRanks:
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
-        copies = sum(each.nbytes for each in self._copies.values())
-        sketches = sum(each.nbytes for each in self._sketches)
+        copies = sum(copy.nbytes for copy in self._copies.values())
+        sketches = sum(sketch.nbytes for sketch in self._sketches)
         turns = len(self._turns) * len(self._here)  # at most
         return int(self._stats.nbytes + copies + sketches + turns + self._unowned.nbytes)
 
     @property
     def compared(self) -> int:
         """The number of rows of which another rank had the same values to compare with."""
-        return sum(each.compared for each in self._copies.values())
+        return sum(copy.compared for copy in self._copies.values())
 
     def differences(self) -> list[Difference]:
         """Return what ranks should have in common, and don't."""
-        found = [each for copies in self._copies.values() for each in copies.differences(self._ranks_with)]
+        found = [difference for copies in self._copies.values() for difference in copies.differences(self._ranks_with)]
         return sorted(found, key=lambda each: each.lane)[:MAX_DIFFERENCES]
 
     def add(self, rank: int, lanes: Lanes, stats: Floats, block: SketchBlock, owners: Owners) -> Rows:

@@ -299,7 +299,7 @@ def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: i
     """Return at most `columns` columns of at most `bins` bins, on the same edges."""
     found, largest = CountsOverTime.of(entries, tap, columns), TOO_LARGE
     if found.of_bin(NEG_OVER).any() or found.of_bin(POS_OVER).any():
-        largest = min(each[2] for each in bounds_of(found.first, found.last))
+        largest = min(bound[2] for bound in bounds_of(found.first, found.last))
         if largest < TOO_LARGE:
             found = found.folded(largest)
     finite = (found.bins > NEG_INF) & (found.bins < POS_INF)

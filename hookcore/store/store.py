@@ -131,8 +131,8 @@ def gather_together(asked: Sequence[tuple[Store, Source, Span]], most: int) -> l
     pasts = [store._past_of(span, step) for (store, _, span), step in zip(asked, since, strict=True)]
     look_together([past for past in pasts if past is not None])
     questions = [store._ask(source, span, most) for store, source, span in asked]
-    older = iter(rows_together([each.wanted for each in questions if each.wanted is not None]))
-    return [each.answer(None if each.wanted is None else next(older)) for each in questions]
+    older = iter(rows_together([question.wanted for question in questions if question.wanted is not None]))
+    return [question.answer(None if question.wanted is None else next(older)) for question in questions]
 
 
 # The newest values: of the whole run, or in some steps, whose rows may be merged by now.
@@ -1025,7 +1025,7 @@ class Store:
         after = max(but.last + 1, first or 0), last
         entries = self._all_entries(before) if before[1] >= (first or 0) else []
         entries += self._all_entries(after) if last is None or last >= after[0] else []
-        return Sample(tuple(each for each in entries if each.last < but.first or each.first > but.last))
+        return Sample(tuple(entry for entry in entries if entry.last < but.first or entry.first > but.last))
 
     def scalar_rows(self, name: str) -> Rows:
         """Return the rows of one scalar over the whole run."""

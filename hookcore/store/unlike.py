@@ -82,7 +82,7 @@ class Sample:
         columns = column_of.astype(narrow)
         for low in range(0, len(numbers), _TAPS_AT_ONCE):
             part = slice(low, min(low + _TAPS_AT_ONCE, len(numbers)))
-            picked = [each.pick(part) for each in spans]
+            picked = [span.pick(part) for span in spans]
             yield _sums_of(picked, part.stop - low, columns, width) if picked else np.zeros((part.stop - low, width))
 
 
@@ -140,8 +140,8 @@ def _groups_apart(*counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return half the sum of the differences of the shares in all groups of bins, less what chance explains."""
     filled = np.flatnonzero(counts[0] + counts[1])  # most groups are empty in both
     rows = filled // counts[0].shape[1]
-    many = [each.sum(axis=1) for each in counts]
-    here, there = (each.ravel()[filled] for each in counts)
+    many = [count.sum(axis=1) for count in counts]
+    here, there = (count.ravel()[filled] for count in counts)
     all_here, all_there = (each[rows] for each in many)
     with np.errstate(invalid="ignore", divide="ignore"):
         both = (here + there) / (all_here + all_there)

@@ -82,7 +82,7 @@ class Subscriber:
     def news_of(self, incidents: Iterable[Incident]) -> list[Incident]:
         """Return the incidents to call the callback for now, each only once, without muted ones."""
         worst = SEVERITIES[: SEVERITIES.index(self.severity) + 1]
-        news = [each for each in incidents if each.severity in worst and each.id not in self._reported]
+        news = [incident for incident in incidents if incident.severity in worst and incident.id not in self._reported]
         self._reported |= dict.fromkeys(each.id for each in news)
         while len(self._reported) > MAX_REPORTED:
             del self._reported[next(iter(self._reported))]
@@ -238,7 +238,9 @@ class Terminal:
 
     def sum_up(self, incidents: Sequence[Incident]) -> None:
         """Print the run's problems, worst first; nothing if there are none. A second call does nothing."""
-        problems = [each for each in incidents if each.severity in ("error", "warning") and not each.muted]
+        problems = [
+            incident for incident in incidents if incident.severity in ("error", "warning") and not incident.muted
+        ]
         if self._summed_up or not problems:
             return
         self._summed_up = True

@@ -117,6 +117,6 @@ def watch(
 
 def _new_sentences() -> list[str]:
     """Return what is wrong with the environment, once per process."""
-    new = [each for each in unknown_variables() if each not in _said]
+    new = [variable for variable in unknown_variables() if variable not in _said]
     _said.update(new)
     return new

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore_app.clickhouse import sharing
-from hookcore_app.clickhouse.sharing import History, SharedPage
+from hookcore_app.clickhouse.cluster import sharing
+from hookcore_app.clickhouse.cluster.sharing import History, SharedPage
 from hookcore_app.runs.edits import changes, merged
 
 

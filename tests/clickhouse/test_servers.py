@@ -18,13 +18,13 @@ from hookcore_app.clickhouse import adder, rankspast, ranksums
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.client import ClickHouseError, ClusterAddress
 from hookcore_app.clickhouse.client import Cluster as Client
-from hookcore_app.clickhouse.cluster import entry, shared, views
+from hookcore_app.clickhouse.cluster import entry, shared, sharing
 from hookcore_app.clickhouse.cluster import entry as opening
 from hookcore_app.clickhouse.cluster import shared as following
 from hookcore_app.clickhouse.cluster import shared as listing
 from hookcore_app.clickhouse.cluster import shared as loading
-from hookcore_app.clickhouse.cluster import views as retention
-from hookcore_app.clickhouse.cluster.views import Retention, days_of
+from hookcore_app.clickhouse.cluster import sharing as retention
+from hookcore_app.clickhouse.cluster.sharing import Retention, days_of
 from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.reading import Extent
 from hookcore_app.clickhouse.schema import (
@@ -122,7 +122,7 @@ def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytes
     for first in (True, False):  # the first time, nothing has been edited yet
         with monkeypatch.context() as blind:  # neither sees the other's edits
             blind.setattr(entry, "pages_of", lambda *of, **which: [])
-            blind.setattr(views, "pages_of", lambda *of, **which: [])
+            blind.setattr(sharing, "pages_of", lambda *of, **which: [])
             for world, what, name in (
                 (one, {"name": f"renamed {first}"}, f"a{first}"),
                 (two, {"notes": str(first)}, "b"),
@@ -190,7 +190,7 @@ def test_saved_views_and_the_board_are_shared_by_all_servers_and_outlast_them(ur
     assert one.client.delete("/api/v1/views?name=b").status_code == 204
     wait_for(lambda: names(two, "views") == ["a"], "the end of a view")
     assert _listed(one) == {}
-    assert time.time() < views.DAY * 86_400, "only days that are over are dropped"
+    assert time.time() < sharing.DAY * 86_400, "only days that are over are dropped"
 
 
 def test_thresholds_changed_on_one_server_apply_on_the_others(url: str, collector: Collector, serve: Serve) -> None:

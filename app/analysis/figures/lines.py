@@ -137,7 +137,7 @@ def profile(
 def ends_of(kinds: Sequence[tuple[str, Sequence[Series]]]) -> tuple[int, int]:
     """Return the first and the last step of a profile's values, which are means if these differ."""
     points = [each for _, many in kinds for each in many]
-    return min(int(each.first_step[0]) for each in points), max(int(each.last_step[0]) for each in points)
+    return min(int(point.first_step[0]) for point in points), max(int(point.last_step[0]) for point in points)
 
 
 def _bar_marks(style: Style, kind: str, many: Sequence[Series]) -> list[Trace]:

@@ -193,8 +193,8 @@ def same_maps(
     others = set(taps[1])
     shared = [tap for tap in taps[0] if tap in others][:rows]
     steps = [reader.steps() for reader in (one, two)]
-    first = max(bounds[0] or 0, *(each.first or 0 for each in steps))
-    last = min(each.newest if each.newest is not None else -1 for each in steps)
+    first = max(bounds[0] or 0, *(step.first or 0 for step in steps))
+    last = min(step.newest if step.newest is not None else -1 for step in steps)
     last = last if bounds[1] is None else min(bounds[1], last)
     if not shared or last < first:
         raise ArgumentError("the two runs have no layer in common in these steps: choose others, or another kind=")

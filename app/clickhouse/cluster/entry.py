@@ -27,7 +27,7 @@ from ..client import Shard
 from ..reading import Extent, Listed, Mismatch, StoredRun, awaited_in, begin_of_newest, steps_before
 from ..runpast import RunPast
 from ..schema import day_of, number_of_run
-from ..sharing import History, SharedPage, newest_command, pages_of, save_commands
+from .sharing import History, SharedPage, newest_command, pages_of, save_commands
 
 SIGNS_MISSED: Final = 2  # before the silence of a run counts
 PATIENCE: Final = 60  # looks for the rows of a frame, before they are lost; there is about one per second
@@ -233,10 +233,10 @@ def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> int | None:
     ranks = [stored for stored, extent in newest if extent.newest >= 0]
     if ranks and sum(extent.rows for _, extent in newest) > WHOLE_ROWS:
         share = WINDOW_ROWS // len(ranks), max(WINDOW_FRAMES // len(ranks), MIN_FRAMES)
-        step = max(begin_of_newest(each.shard, each.run, each.last, *share)[1] for each in ranks)
+        step = max(begin_of_newest(rank.shard, rank.run, rank.last, *share)[1] for rank in ranks)
         begin += step
-        for each in ranks:
-            each.first = each.first_at(step)
+        for rank in ranks:
+            rank.first = rank.first_at(step)
     return begin
 
 

@@ -53,10 +53,9 @@ from ..reading import (
 )
 from ..runpast import RunPast
 from ..schema import DESCRIPTIONS, number_of_run, rank_shards
-from ..sharing import SharedPage, pages_of, versions_of
 from .entry import Entry, fill, limit, said_of
 from .ranks import SumOfRanks
-from .views import Retention, SharedViews, dropped_days
+from .sharing import Retention, SharedPage, SharedViews, dropped_days, pages_of, versions_of
 
 logger = logging.getLogger("hookcore")
 
@@ -128,7 +127,7 @@ class SharedRuns:
             SharedViews(runs.views, cluster.shards[0], "views"),
             SharedViews(runs.board, cluster.shards[0], "board"),
         ]
-        self._views = {each.number: each for each in views}
+        self._views = {view.number: view for view in views}
         self._lock = threading.Lock()
         self._summarize = summarize
         self._sums: dict[str, SumOfRanks] = {}  # that are being read
@@ -183,7 +182,7 @@ class SharedRuns:
         """Store sums over the steps of the trainings in memory, of each a part in turn."""
         is_done = True
         while not self._stopping.wait(ADD_S if is_done else 0.0):
-            is_done = not any([self._advance(each) for each in list(self._adders)])
+            is_done = not any([self._advance(adder) for adder in list(self._adders)])
 
     def _advance(self, run_id: str) -> bool:
         """Store sums of some steps of a training; return whether there may be more."""
@@ -407,7 +406,7 @@ class SharedRuns:
                 if (member := members.get(run.id)) is not None and member.round >= 0:
                     attempts.setdefault(member.round, []).append((stored, extent))
         if joint is not None:
-            begin = limit([attempts[each] for each in sorted(attempts)])
+            begin = limit([attempts[attempt] for attempt in sorted(attempts)])
             joint.run.received.beginning = "" if begin is None else said_of(begin)
             self._sums[joint.run.id] = SumOfRanks(joint, self._shard_of, found, begin)
         return found

@@ -194,9 +194,9 @@ def incident_lines(run: Run, first: int | None, last: int) -> list[Line]:
     """Return the incidents that touch some steps, the worst first, as they were known at the last of these steps."""
     muting = run.edits.quiet.muting(run.store)
     found = [
-        _line_of_incident(run, each.as_of(last), _match_of(muting(each.rule, each.culprit.tap.module)))
-        for each in reversed(run.store.incidents())
-        if each.touches(first, last)
+        _line_of_incident(run, incident.as_of(last), _match_of(muting(incident.rule, incident.culprit.tap.module)))
+        for incident in reversed(run.store.incidents())
+        if incident.touches(first, last)
     ]
     return sorted(found, key=lambda line: (SEVERITIES.index(line.severity), line.is_of_loss))
 
@@ -389,7 +389,7 @@ def provenance_of(store: Store, finding: Finding) -> Provenance | None:
 def incident_of(incidents: Sequence[Incident], finding: Finding) -> Incident | None:
     """Return the incident that a finding is about."""
     wanted = finding.key, finding.since_step
-    return next((each for each in incidents if (each.key, each.first_step) == wanted), None)
+    return next((incident for incident in incidents if (incident.key, incident.first_step) == wanted), None)
 
 
 def _exact(evidence: Evidence, stat: str, first: int, last: int) -> _Around:

@@ -272,7 +272,11 @@ def _spread(levels: dict[int, int], start: int, ways: Mapping[int, Iterable[int]
     """Add the calls that are up to `most` levels away. Return how many were left out."""
     at, left_out = [start], 0
     for distance in range(1, most + 1):
-        found = [each for each in dict.fromkeys(to for place in at for to in ways.get(place, ())) if each not in levels]
+        found = [
+            fromkey
+            for fromkey in dict.fromkeys(to for place in at for to in ways.get(place, ()))
+            if fromkey not in levels
+        ]
         left_out += max(0, len(found) - A_LEVEL)
         at = found[:A_LEVEL]
         levels.update(dict.fromkeys(at, by * distance))
@@ -365,7 +369,7 @@ def capsule_for(line: Line, capsules: Sequence[Capsule]) -> Capsule | None:
     """Return the saved step of a line: that of an event, or the first one while a finding lasted."""
     if line.is_event:
         known = line.name in _EVENTS
-        return next((each for each in capsules if known and each.step == line.step), None)
+        return next((capsule for capsule in capsules if known and capsule.step == line.step), None)
     return _capsule_between(line.name, line.step, line.until, capsules)
 
 
@@ -373,7 +377,7 @@ def capsule_of(incident: Incident, capsules: Sequence[Capsule]) -> Capsule | Non
     """Return the step that was asked for after an incident, or the first that was saved while it lasted."""
     last = incident.last_step if incident.is_over else None
     return next(
-        (each for each in capsules if each.incident == incident.id),
+        (capsule for capsule in capsules if capsule.incident == incident.id),
         _capsule_between(incident.rule, incident.first_step, last, capsules),
     )
 
@@ -383,7 +387,7 @@ def _capsule_between(rule: str, first: int, last: int | None, capsules: Sequence
     if before is None:
         return None
     end = float("inf") if last is None else last
-    return next((each for each in capsules if first - before <= each.step <= end), None)
+    return next((capsule for capsule in capsules if first - before <= capsule.step <= end), None)
 
 
 def source_of(line: SourceLine) -> list[tuple[int, str]]:

@@ -242,7 +242,9 @@ def call_of(taps: TapList, call: int, phase: Phase) -> TapList:
 
 def snapshots_of(reader: Reader, module: str, call: int) -> list[Snapshot]:
     """Return the snapshots of a call's tensors and of the module's parameters, newest step first."""
-    found = [each for each in reader.snapshots() if each.tap.module == module and _belongs(each.tap, call)]
+    found = [
+        snapshot for snapshot in reader.snapshots() if snapshot.tap.module == module and _belongs(snapshot.tap, call)
+    ]
     return sorted(found, key=lambda each: -each.step)
 
 
@@ -278,7 +280,7 @@ def flops_words(box: ModelBox) -> str:
 
 def forms_words(tensors: Sequence[ModelTensor]) -> str:
     """Return the shapes and dtypes of tensors, with their places if there are several."""
-    places = [each.place if len(tensors) > 1 else "" for each in tensors]
+    places = [tensor.place if len(tensors) > 1 else "" for tensor in tensors]
     return ", ".join(
         " ".join(filter(None, (place, " \u00d7 ".join(map(str, each.shape)) or "one value", each.dtype)))
         for place, each in zip(places, tensors, strict=True)
@@ -287,7 +289,7 @@ def forms_words(tensors: Sequence[ModelTensor]) -> str:
 
 def incident_of(run: Run) -> Incident | None:
     """Return the first incident of non-finite values."""
-    return next((each for each in run.store.incidents() if each.rule == NONFINITE), None)
+    return next((incident for incident in run.store.incidents() if incident.rule == NONFINITE), None)
 
 
 def box_id(tap: Tap) -> str:

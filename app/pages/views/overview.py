@@ -135,7 +135,7 @@ def machine_of(run: Run, first: int | None = None, last: int | None = None) -> M
     facts = [labels[MACHINE_LABEL]] if MACHINE_LABEL in labels else []
     facts += [f"GPU {number}: {labels[key]}" for number, gpu in gpus if (key := f"{MACHINE_LABEL} {gpu}") in labels]
     step = max((found.step for name, found in read.items() if name not in PARTS), default=None)
-    shown = tuple(each for each in gauges if each is not None)
+    shown = tuple(gauge for gauge in gauges if gauge is not None)
     return Machine(shown, names, step, tuple(facts), labels.get(SENSORS_LABEL, ""), _time_of(read))
 
 

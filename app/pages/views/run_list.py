@@ -189,8 +189,8 @@ def _summarized(run: Run) -> RunLine:
         points = np.array(steps[:SPARK_POINTS], np.int64), np.array(values[:SPARK_POINTS], np.float64)
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
         severities, *words = run.saved.summary["alerts"]
-        known = tuple(each for each in severities[:MAX_ALERTS] if each in ("warning", "error"))
-        alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in words[:4]))
+        known = tuple(severity for severity in severities[:MAX_ALERTS] if severity in ("warning", "error"))
+        alerts = Alerts(known, *(str(word)[:MAX_TEXT] for word in words[:4]))
     return _line(run, None, loss, points, alerts, run.reader.steps())
 
 
@@ -289,15 +289,15 @@ def columns_of(
 
 def cells_of(columns: Iterable[Column], runs: Sequence[Traits]) -> Cells:
     """Return the values of columns; a run without one has no cell."""
-    found: dict[str, dict[str, Value]] = {each.run.id: {} for each in runs}
+    found: dict[str, dict[str, Value]] = {run.run.id: {} for run in runs}
     for column in columns:
-        for each in runs:
+        for run in runs:
             if column.kind == "about":
-                found[each.run.id][column.name] = ABOUT[column.name](each)
-            elif column.name in (values := _values_of(each, column.kind)):
-                found[each.run.id][column.name] = values[column.name]
-            elif column.name in each.results():
-                found[each.run.id][column.name] = each.value(column.name)
+                found[run.run.id][column.name] = ABOUT[column.name](run)
+            elif column.name in (values := _values_of(run, column.kind)):
+                found[run.run.id][column.name] = values[column.name]
+            elif column.name in run.results():
+                found[run.run.id][column.name] = run.value(column.name)
     return found
 
 
@@ -336,7 +336,7 @@ def _by_themselves(every: Sequence[Column], runs: Sequence[Traits]) -> list[Colu
 
 
 def _differs(column: Column, runs: Sequence[Traits]) -> bool:
-    return len({repr(_values_of(each, column.kind).get(column.name)) for each in runs}) > 1
+    return len({repr(_values_of(run, column.kind).get(column.name)) for run in runs}) > 1
 
 
 MAX_GROUPINGS: Final = 200  # to choose from

@@ -63,7 +63,7 @@ def timeline_view(run: Run) -> TimelineView | None:
     title, is_loss = ("", False) if drawn is None else (drawn.words, drawn.is_loss)
     kind = "" if strip is None or not strip.is_log else ", on a log scale"
     about = f"{title}, {words_of(first, last)}{kind}." if strip is not None else "Nothing to draw."
-    marks = tuple(_mark_of(run, each, first, last) for each in marks_of(run))
+    marks = tuple(_mark_of(run, mark, first, last) for mark in marks_of(run))
     return TimelineView(
         first,
         last,

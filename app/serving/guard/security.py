@@ -37,9 +37,9 @@ MAX_NAME: Final = 100  # characters
 def parameters_of(dependant: Dependant) -> dict[str, bool]:
     """Return the parameters that a route reads from the query, and whether each can be repeated."""
     known: dict[str, bool] = {}
-    for each in dependant.dependencies:
-        known |= parameters_of(each)
-    return known | {each.alias: is_list(each.field_info.annotation) for each in dependant.query_params}
+    for dependency in dependant.dependencies:
+        known |= parameters_of(dependency)
+    return known | {param.alias: is_list(param.field_info.annotation) for param in dependant.query_params}
 
 
 def is_list(annotation: Any) -> bool:
@@ -83,7 +83,7 @@ def what_is_wrong(given: Mapping[str, int], known: Mapping[str, bool]) -> str:
 
 def _misplaced(names: list[str], dependant: Dependant) -> str:
     """Return an error if a name is a field of the body. Left out, it would have its default there."""
-    bodies = [getattr(each.field_info.annotation, "model_fields", {}) for each in dependant.body_params]
+    bodies = [getattr(param.field_info.annotation, "model_fields", {}) for param in dependant.body_params]
     found = next((name for name in names for fields in bodies if name in fields), None)
     return f"{found}= is not a parameter of this address: send it in the JSON body" if found is not None else ""
 
@@ -131,16 +131,18 @@ def is_framed(scope: Scope) -> bool:
 
 def ancestors_of(settings: ServerSettings) -> tuple[str, ...]:
     """Return the origins that may frame the dashboard. Raises ArgumentError for an invalid origin."""
-    for each in settings.frame_ancestors:
-        if not _ANCESTOR.fullmatch(each):
+    for ancestor in settings.frame_ancestors:
+        if not _ANCESTOR.fullmatch(ancestor):
             raise ArgumentError(
-                f"frame_ancestors={each!r} is invalid: give an origin such as https://hub.example, `local` for the "
+                f"frame_ancestors={ancestor!r} is invalid: give an origin such as https://hub.example, `local` for the "
                 "pages of this machine, or `none`"
             )
     if "none" in settings.frame_ancestors:
         return ()
     return tuple(
-        source for each in settings.frame_ancestors for source in (LOCAL_PAGES if each == "local" else (each,))
+        source
+        for ancestor in settings.frame_ancestors
+        for source in (LOCAL_PAGES if ancestor == "local" else (ancestor,))
     )
 
 

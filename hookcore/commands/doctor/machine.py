@@ -35,8 +35,8 @@ class Check:
 
 def as_text(findings: Sequence[Check]) -> str:
     """Format the findings, with a summary."""
-    lines = [f"{each.level:5}  {each.about:{_WIDTH}} {each.text}" for each in findings]
-    wrong, notes = (sum(each.level == level for each in findings) for level in ("wrong", "note"))
+    lines = [f"{finding.level:5}  {finding.about:{_WIDTH}} {finding.text}" for finding in findings]
+    wrong, notes = (sum(finding.level == level for finding in findings) for level in ("wrong", "note"))
     summary = f"{wrong} wrong, {notes} to note" if wrong or notes else "no problems found"
     return "\n".join([*lines, "", summary])
 
@@ -140,7 +140,7 @@ def _versions() -> Check:
 
 def _settings(environment: Mapping[str, str]) -> Check:
     Settings.of(environment)
-    names = {each.variable for each in SETTINGS} | {"HOOKCORE_URL"}
+    names = {setting.variable for setting in SETTINGS} | {"HOOKCORE_URL"}
     given = [f"{name}={environment[name]}" for name in sorted(names) if environment.get(name, "").strip()]
     return Check("ok", "settings", ", ".join(given) or "defaults; no variables are set")
 

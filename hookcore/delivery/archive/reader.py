@@ -118,7 +118,7 @@ class Archive:
         flows = self.flows()
         done = newest = -1  # the last part, and the last frame
         # Parts of the tables may be merged differently, so a range of parts is read from all tables together.
-        while ranges := [each for each in _common_ranges(self.folder) if each[1] > done]:
+        while ranges := [range_ for range_ in _common_ranges(self.folder) if range_[1] > done]:
             for first, last in ranges:
                 try:
                     tables = {"steps": self._range("steps", first, last)}
@@ -364,7 +364,7 @@ class Unheard:
     """The events of a saved run that its rules and incidents must hear when they did while the run was live."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        known = [each for each in events if each.name.startswith(OWN_RULE) or each.name == NONFINITE_STEP]
+        known = [event for event in events if event.name.startswith(OWN_RULE) or event.name == NONFINITE_STEP]
         is_late = [bool(each.about.get("late")) for each in known]  # it came with a frame of a later step
         self._late = deque(sorted(compress(known, is_late), key=lambda each: each.time_s))
         self._others = deque(sorted(compress(known, map(not_, is_late)), key=lambda each: each.step))

@@ -386,18 +386,18 @@ class ArchiveWriter:
             self._files.write_whole(name, rows, partial(records_table, name))
         first = self._files.first_frame
         frames = [
-            (each.number if self._numbered else first + each.frame, each.record)
-            for each in records
-            if isinstance(each.record, Frame)
+            (record.number if self._numbered else first + record.frame, record.record)
+            for record in records
+            if isinstance(record.record, Frame)
         ]
         tables = frame_tables(frames, taps) if frames else {}
-        snapshots = [(each.number, each.record) for each in records if isinstance(each.record, Snapshot)]
+        snapshots = [(record.number, record.record) for record in records if isinstance(record.record, Snapshot)]
         if snapshots:
             tables["snapshots"] = snapshots_table(snapshots)
         seen, events = self._store.events_after(self._events_seen)
         if events:
             tables["events"] = records_table("events", events)
-        numbers = [each.number for each in records]
+        numbers = [record.number for record in records]
         self._acknowledged = max([self._acknowledged, *numbers])
         if "steps" in tables:
             tables["steps"] = tables["steps"].replace_schema_metadata(self._disk_counters(len(records)).as_metadata())

@@ -246,7 +246,7 @@ def _spawn(
 ) -> _Detached:
     if not sys.executable:
         raise ServerError("can't start a dashboard, because sys.executable is not set: use server=None")
-    taken_out = {f"HOOKCORE_{name}" for name in (*_NOT_FOR_THE_SERVER, *(each.name.upper() for each in SETTINGS))}
+    taken_out = {f"HOOKCORE_{name}" for name in (*_NOT_FOR_THE_SERVER, *(setting.name.upper() for setting in SETTINGS))}
     variables = {name: value for name, value in environment.items() if name not in taken_out}
     variables |= {
         "HOOKCORE_LOCK_FD": str(lock),

@@ -33,16 +33,16 @@ def cut(text: str, longest: int = MAX_TEXT) -> str:
 def fitted(record: Record) -> Record:
     """Return the record with shortened strings; most are returned unchanged."""
     changes: dict[str, Any] = {}
-    for each in fields(record):
-        value = getattr(record, each.name)
-        longest = MAX_LONG_TEXT if each.name in _LONG_TEXTS else MAX_TEXT
+    for field in fields(record):
+        value = getattr(record, field.name)
+        longest = MAX_LONG_TEXT if field.name in _LONG_TEXTS else MAX_TEXT
         if isinstance(value, str):
             if len(value) > longest:
-                changes[each.name] = cut(value, longest)
+                changes[field.name] = cut(value, longest)
         elif isinstance(value, tuple) and any(len(text) > longest for text in value):
-            changes[each.name] = tuple(cut(text, longest) for text in value)
+            changes[field.name] = tuple(cut(text, longest) for text in value)
         elif isinstance(value, dict):  # the facts of an event
-            changes[each.name] = {
+            changes[field.name] = {
                 name: cut(fact, MAX_LONG_TEXT) if isinstance(fact, str) else fact for name, fact in value.items()
             }
     return replace(record, **changes) if changes else record
@@ -64,15 +64,15 @@ def fitted_frame(frame: Frame) -> Frame:
 
 def _fitted_flow(flow: Flow) -> Flow:
     calls, sizes = flow.calls, flow.sizes
-    if any(len(each.module) > MAX_TEXT for each in calls):
-        calls = tuple(replace(each, module=cut(each.module)) for each in calls)
-    if any(len(form.place) > MAX_TEXT for each in sizes for form in (*each.inputs, *each.outputs)):
-        sizes = tuple(replace(each, inputs=_cut(each.inputs), outputs=_cut(each.outputs)) for each in sizes)
+    if any(len(call.module) > MAX_TEXT for call in calls):
+        calls = tuple(replace(call, module=cut(call.module)) for call in calls)
+    if any(len(form.place) > MAX_TEXT for size in sizes for form in (*size.inputs, *size.outputs)):
+        sizes = tuple(replace(size, inputs=_cut(size.inputs), outputs=_cut(size.outputs)) for size in sizes)
     return replace(flow, calls=calls, sizes=sizes)
 
 
 def _cut(forms: tuple[TensorForm, ...]) -> tuple[TensorForm, ...]:
-    return tuple(replace(each, place=cut(each.place)) for each in forms)
+    return tuple(replace(form, place=cut(form.place)) for form in forms)
 
 
 def fitted_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -37,9 +37,9 @@ class Flow(Answer, frozen=True):
     @classmethod
     def of(cls, run: str, flows: tuple[records.flow.Flow, ...], step: int | None) -> Flow:
         """Return the answer for the newest flow, or for the newest one up to a step."""
-        steps = tuple(each.step for each in flows)
+        steps = tuple(flow.step for flow in flows)
         found = records.flow.flow_at(flows, step)
         if found is None:
             return cls(run, None, steps, Number(0.0), ())
-        calls = (FlowCall(*(getattr(each, name) for name in FlowCall.__struct_fields__)) for each in found.calls)
+        calls = (FlowCall(*(getattr(call, name) for name in FlowCall.__struct_fields__)) for call in found.calls)
         return cls(run, found.step, steps, Number(found.seconds), tuple(calls))

@@ -387,10 +387,10 @@ class Ranks(Tabular, frozen=True):
         rates = ("seconds_per_step", "samples_per_second", "tokens_per_second")
         numbers = ("newest_step", *rates, "wait_s", "after_first_s")
         return {
-            "rank": np.array([each.rank for each in self.ranks], np.int64),
-            **{name: [getattr(each, name) for each in self.ranks] for name in texts},
-            **{name: np.array([getattr(each, name) for each in self.ranks], np.float64) for name in numbers},
-            **{name: np.array([getattr(each, name) for each in self.ranks], np.int64) for name in counts},
+            "rank": np.array([rank.rank for rank in self.ranks], np.int64),
+            **{name: [getattr(rank, name) for rank in self.ranks] for name in texts},
+            **{name: np.array([getattr(rank, name) for rank in self.ranks], np.float64) for name in numbers},
+            **{name: np.array([getattr(rank, name) for rank in self.ranks], np.int64) for name in counts},
         }
 
 
@@ -456,9 +456,9 @@ class LayerSpreads(Page, Tabular, frozen=True):
         """Return a row for each layer."""
         kinds: dict[str, Any] = dict.fromkeys(("low", "median", "high", "apart", "odd_value"), np.float64)
         kinds |= dict.fromkeys(("finite", "present"), np.int64)
-        found = {name: np.array([getattr(each, name) for each in self.layers], kind) for name, kind in kinds.items()}
-        odd = np.array([-1 if each.odd is None else each.odd for each in self.layers], np.int64)  # -1: none
-        return tap_columns([each.tap for each in self.layers]) | found | {"odd": odd}
+        found = {name: np.array([getattr(layer, name) for layer in self.layers], kind) for name, kind in kinds.items()}
+        odd = np.array([-1 if layer.odd is None else layer.odd for layer in self.layers], np.int64)  # -1: none
+        return tap_columns([layer.tap for layer in self.layers]) | found | {"odd": odd}
 
 
 # Values of many runs over time, in one answer.

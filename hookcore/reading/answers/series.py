@@ -193,16 +193,16 @@ class HistogramsList(Tabular, frozen=True):
     def columns(self) -> dict[str, Any]:
         """Return a row for each non-empty bin of each span of steps, because edges differ by tap."""
         parts: list[dict[str, NDArray[Any]]] = []
-        for each in self.histograms:
-            column, place = np.nonzero(each.counts)
+        for histogram in self.histograms:
+            column, place = np.nonzero(histogram.counts)
             parts.append(
                 {
-                    "tap": np.full(len(column), each.tap.number, np.int64),
-                    "first_step": each.first_step[column],
-                    "last_step": each.last_step[column],
-                    "from": each.edges[place],
-                    "to": each.edges[place + 1],
-                    "count": each.counts[column, place],
+                    "tap": np.full(len(column), histogram.tap.number, np.int64),
+                    "first_step": histogram.first_step[column],
+                    "last_step": histogram.last_step[column],
+                    "from": histogram.edges[place],
+                    "to": histogram.edges[place + 1],
+                    "count": histogram.counts[column, place],
                 }
             )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -482,8 +482,8 @@ class Differences(Tabular, frozen=True, eq=False):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each layer."""
-        found = tap_columns([each.tap for each in self.layers])
-        found["share"] = np.array([each.share for each in self.layers], np.float64)
-        found["usual"] = np.array([np.nan if each.usual is None else each.usual for each in self.layers], np.float64)
-        found["message"] = [each.message for each in self.layers]
+        found = tap_columns([layer.tap for layer in self.layers])
+        found["share"] = np.array([layer.share for layer in self.layers], np.float64)
+        found["usual"] = np.array([np.nan if layer.usual is None else layer.usual for layer in self.layers], np.float64)
+        found["message"] = [layer.message for layer in self.layers]
         return found

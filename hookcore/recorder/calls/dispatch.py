@@ -60,7 +60,7 @@ class Dispatcher:
     def add_only(self, *others: Observer) -> None:
         """Pass the calls to the statistics and to these observers."""
         self.others = others
-        self.flows = next((each for each in others if isinstance(each, Flows)), None)
+        self.flows = next((other for other in others if isinstance(other, Flows)), None)
         self._observers = (self.statistics, *others)
 
     def wants(self, plan: Plan) -> bool:
@@ -70,7 +70,7 @@ class Dispatcher:
     def wants_input(self, plan: Plan) -> bool:
         """Return whether any observer needs the inputs of this module."""
         others = self.others
-        return plan.wants_input or (bool(others) and any(each.wants_inputs and each.wants(plan) for each in others))
+        return plan.wants_input or (bool(others) and any(other.wants_inputs and other.wants(plan) for other in others))
 
     @property
     def wants_inputs(self) -> bool:

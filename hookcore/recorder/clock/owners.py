@@ -87,7 +87,7 @@ class Witnesses:
 
 def tensors_of(parameters: list[Parameter]) -> list[Tensor]:
     """Return the tensors that stand in the parameters' places now."""
-    return [tensor for each in parameters if (tensor := each.tensor) is not None]
+    return [tensor for parameter in parameters if (tensor := parameter.tensor) is not None]
 
 
 def marks_of(tensors: list[Tensor]) -> list[Mark]:
@@ -298,7 +298,7 @@ def instances_of(*bases: type) -> list[Any]:
     a fifth of the time of a full collection, changes nothing, and holds no other object longer than it would live.
     """
     classes = set(_with_derived(bases))
-    return [each for each in gc.get_referrers(*classes) if type(each) in classes] if classes else []
+    return [referrer for referrer in gc.get_referrers(*classes) if type(referrer) in classes] if classes else []
 
 
 def _with_derived(bases: tuple[type, ...]) -> Iterator[type]:
@@ -384,7 +384,7 @@ class Owners:
 
     def find_waiting(self) -> list[list[Parameter]]:
         """Return the watched parameters of each optimizer that hasn't stepped any yet. It takes a while."""
-        unmet = (each for each in instances_of(Optimizer) if self.get(each) is None)
+        unmet = (instance for instance in instances_of(Optimizer) if self.get(instance) is None)
         return [owned for each in unmet if (owned := self._parameters.owned(each))]
 
     def place_of(self, owner: Owner) -> int:
@@ -414,7 +414,7 @@ class Owners:
             owner.was_sought = not may_run
             owner.owns, owner.settled = bool(owned), -1
             owner.state = (*state, self._parameters.adopted) if owned or not may_run else ()
-            watched = {id(each) for each in self._witnesses}
+            watched = {id(witness) for witness in self._witnesses}
             seen = [each for each in owned if id(each) in watched]
             owner.witnesses.were_reached = bool(seen) and compares
             owner.witnesses.choose(seen)
@@ -445,10 +445,14 @@ class Owners:
                 if len(owner.witnesses.parameters) <= FIRST_WITNESSES:
                     owner.witnesses.choose(spread(owner.witnesses.parameters, self._share()))
         self._known = (self._parameters.adopted, early)
-        inside = {id(each) for owner in self if owner.inside for each in owner.witnesses.parameters}
-        chosen = [each for owner in self if owner.owns for each in owner.witnesses.parameters]
+        inside = {id(parameter) for owner in self if owner.inside for parameter in owner.witnesses.parameters}
+        chosen = [parameter for owner in self if owner.owns for parameter in owner.witnesses.parameters]
         if early:
-            trainable = [each for each in self._parameters.all() if (t := each.tensor) is not None and t.requires_grad]
+            trainable = [
+                parameter
+                for parameter in self._parameters.all()
+                if (t := parameter.tensor) is not None and t.requires_grad
+            ]
             chosen += spread(trainable, FIRST_WITNESSES)
         self._witnesses = [each for key, each in {id(each): each for each in chosen}.items() if key not in inside]
         for owner in self:

@@ -320,7 +320,7 @@ class Parts:
         for part in parts:
             if part.step != step:
                 part.events = tuple(
-                    replace(each, step=step) if each.step == part.step else each for each in part.events
+                    replace(event, step=step) if event.step == part.step else event for event in part.events
                 )
             part.step, part.scale = step, scale
             # Captured only while it wasn't known to be a step, or with gradients that have an unknown scale.

@@ -42,7 +42,7 @@ def _options_of_argparse(given: Collection[str]) -> Flat | None:
     argparse = sys.modules.get("argparse")
     if argparse is None:
         return None
-    found = [dict(vars(each)) for each in instances_of(argparse.Namespace)]
+    found = [dict(vars(instance)) for instance in instances_of(argparse.Namespace)]
     if len(found) > 1:  # libraries have their own
         found = [each for each in found if not each.keys().isdisjoint(given)]
     options = {name: value for each in found for name, value in each.items() if not _is_function(value)}
@@ -82,9 +82,9 @@ def facts_of_schedulers(optimizers: Sequence[Optimizer]) -> Flat:
     `scheduler2`.
     """
     places = {id(optimizer): place for place, optimizer in enumerate(optimizers)}
-    theirs = [each for each in instances_of(LRScheduler) if id(_optimizer_of(each)) in places]
-    parts = {id(part) for each in theirs for part in _parts_of(each)}
-    whole = [each for each in theirs if id(each) not in parts]
+    theirs = [instance for instance in instances_of(LRScheduler) if id(_optimizer_of(instance)) in places]
+    parts = {id(part) for their in theirs for part in _parts_of(their)}
+    whole = [their for their in theirs if id(their) not in parts]
     whole.sort(key=lambda each: places[id(_optimizer_of(each))])
     found: dict[str, Any] = {}
     for number, each in enumerate(whole[:MAX_SCHEDULERS], 1):
@@ -102,7 +102,7 @@ def _optimizer_of(scheduler: LRScheduler) -> Any:
 
 def _parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
     parts = vars(scheduler).get(_PARTS)
-    return [each for each in parts if isinstance(each, LRScheduler)] if isinstance(parts, list | tuple) else []
+    return [part for part in parts if isinstance(part, LRScheduler)] if isinstance(parts, list | tuple) else []
 
 
 def _scheduler_options(scheduler: LRScheduler) -> dict[str, Any]:
@@ -220,8 +220,8 @@ class Facts:
 
 def facts_of_models(models: Iterable[nn.Module]) -> Flat:
     """Return the number of parameters, and their dtypes and devices, the most frequent first."""
-    parameters = list({id(each): each for model in models for each in parameters_of(model)}.values())
-    known = [each for each in parameters if not isinstance(each, nn.UninitializedParameter)]
+    parameters = list({id(parameter): parameter for model in models for parameter in parameters_of(model)}.values())
+    known = [parameter for parameter in parameters if not isinstance(parameter, nn.UninitializedParameter)]
     if not known:
         return Flat()
     dtypes, devices = Counter[str](), Counter[str]()

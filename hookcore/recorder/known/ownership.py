@@ -189,7 +189,7 @@ class Ownership:
         if step < self.next or self._clock.reach.many_threads:
             return
         self.next = step + min(step, EVERY)
-        owners = [each for each in self._clock.owners if each.owns and each.steps]
+        owners = [owner for owner in self._clock.owners if owner.owns and owner.steps]
         found = self._facts(owners, step) if owners else {}
         for name, fact in found.items():
             if name in self._before and (name not in self._reported or self._reported[name].message != fact.message):
@@ -203,7 +203,9 @@ class Ownership:
         """Return the facts about parameters, each in the order of the model; those about none are left out."""
         stepped = [(owner, _parameters_of(owner)) for owner in owners]
         inside = {key for _, keys in stepped for key in keys}
-        known = [(each, tensor) for each in self._parameters.all() if (tensor := each.tensor) is not None]
+        known = [
+            (parameter, tensor) for parameter in self._parameters.all() if (tensor := parameter.tensor) is not None
+        ]
         trained = {id(each.plan.root) for each, tensor in known if id(tensor) in inside}
         mine = [pair for pair in known if id(pair[0].plan.root) in trained and pair[1].requires_grad]
         first_inside = next((place for place, (_, tensor) in enumerate(mine) if id(tensor) in inside), 0)

@@ -168,17 +168,17 @@ class Replicas:
         """Whether ranks wait for each other when gradients are reduced, and nowhere else, as far as is known."""
         if not self._reducers or any(tree.is_sharded for tree in self._trees.values()):
             return False
-        return not any(each.syncs for each in self._reducers)
+        return not any(reducer.syncs for reducer in self._reducers)
 
     @property
     def reduces(self) -> bool:
         """Whether gradients are reduced over all ranks of their groups, as far as is known."""
-        return all(each.reduces for each in self._reducers)
+        return all(reducer.reduces for reducer in self._reducers)
 
     def reducing(self) -> Iterator[DistributedDataParallel]:
         """Yield the modules that reduce gradients."""
-        for each in self._reducers:
-            if (module := each.ref()) is not None:
+        for reducer in self._reducers:
+            if (module := reducer.ref()) is not None:
                 yield module
 
     def _decide(self, place: Place) -> NDArray[np.int32]:
@@ -191,7 +191,7 @@ class Replicas:
         if known < count:
             fresh = [self._owner(slot, self._table.taps[slot], place) for slot in range(known, count)]
             self._owners = np.concatenate([self._owners, np.array(fresh, np.int32)])
-        local = [slot for each in self._reducers for slot in each.local]
+        local = [slot for reducer in self._reducers for slot in reducer.local]
         if not local:
             return self._owners
         owners: NDArray[np.int32] = self._owners.copy()
@@ -209,7 +209,7 @@ class Replicas:
 
     def _find_reducers(self, roots: dict[int, Root]) -> Iterator[DistributedDataParallel]:
         found: dict[int, Any] = {}
-        around = [each() for root in roots.values() for each in root.wrappers]
+        around = [wrapper() for root in roots.values() for wrapper in root.wrappers]
         for module in [*around, *(plan.ref() for plan in self._plans.live())]:
             if isinstance(module, DistributedDataParallel):
                 found[id(module)] = module
@@ -219,7 +219,7 @@ class Replicas:
         tree, module = _Tree(), root.ref()
         if module is None:
             return tree
-        layouts = [self._shards.layout_of(each) for each in parameters_of(module) if is_shard(each)]
+        layouts = [self._shards.layout_of(parameter) for parameter in parameters_of(module) if is_shard(parameter)]
         for layout in layouts:
             self._ranks.saw_axes(layout.axes)
         tree.is_sharded = bool(layouts)
@@ -240,7 +240,7 @@ class Replicas:
             return self._owner_of_parameter(slot, tap, module._parameters.get(tap.index))
         if tap.kind not in ACTIVATION_KINDS:
             return UNKNOWN_OWNER
-        reduced = any(each.ranks == place.world and id(module) in each.modules for each in self._reducers)
+        reduced = any(reducer.ranks == place.world and id(module) in reducer.modules for reducer in self._reducers)
         own = tree.splits_batch or (reduced and not tree.is_sharded)
         return place.rank if own else UNKNOWN_OWNER
 
@@ -254,7 +254,7 @@ class Replicas:
 
 def _state_of(root: Root) -> tuple[object, ...]:
     """Return what changes when a model is wrapped or split; `fully_shard` gives it another class."""
-    return id(root), tuple(id(each()) for each in root.wrappers), type(root.ref())
+    return id(root), tuple(id(wrapper()) for wrapper in root.wrappers), type(root.ref())
 
 
 def _reducer_of(module: DistributedDataParallel) -> _Reducer:

@@ -296,7 +296,9 @@ class LossNames:
         known = [each for each in self._owners if each.owns]
         turns = [each for each in known if each is not owner and (each.ended or not each.steps)]
         owned = {id(each) for known_owner in known for each in self._owned(known_owner)}
-        trainable = (each for each in self._parameters.all() if (t := each.tensor) is not None and t.requires_grad)
+        trainable = (
+            parameter for parameter in self._parameters.all() if (t := parameter.tensor) is not None and t.requires_grad
+        )
         # Looking for those that haven't stepped yet takes a while, so only if they have something left to step.
         later = self._owners.find_waiting() if any(id(each) not in owned for each in trainable) else []
         return [_parts_of(each) for each in (*map(self._owned, turns), *later)]
@@ -344,7 +346,7 @@ class LossScale:
     def note_pass(self, scalers: Iterable[GradScaler]) -> None:
         """Record the scales of a pass: a skipped step is noticed only after the scale has been changed for it."""
         if not self._of_passes:
-            self._of_passes = {id(each): _read(each._scale) for each in scalers if each._scale is not None}
+            self._of_passes = {id(scaler): _read(scaler._scale) for scaler in scalers if scaler._scale is not None}
 
     def skipped_by(self, scaler: GradScaler | None) -> bool:
         """Return whether this scaler, or a readable flag of a fused optimizer, skipped the step."""

@@ -97,7 +97,7 @@ def _product_of(forward: Any, weight: Shape, given: Shape, made: Shape) -> int |
     if forward is nn.Linear.forward:
         return 2 * prod(made) * weight[1] if made and made[-1] == weight[0] else None
     transposed = forward in {each.forward for each in _TRANSPOSED}
-    if not transposed and forward not in {each.forward for each in _CONVOLUTIONS}:
+    if not transposed and forward not in {convolution.forward for convolution in _CONVOLUTIONS}:
         return None
     counted = given if transposed else made  # a point of it is multiplied with the whole kernel
     channels = len(counted) - len(weight) + 1
@@ -227,11 +227,11 @@ class Sizes:
         """Return the operations that shapes imply, or why they aren't known; 0 if the graph's nodes provide them."""
         if seen.module is None or seen.began is None:
             return UNSEEN
-        owned = (each for each in seen.module._parameters.values() if each is not None)
+        owned = (parameter for parameter in seen.module._parameters.values() if parameter is not None)
         trouble = next(filter(None, map(_hides, (*(tensor for _, tensor in seen.outputs), *owned))), "")
         if trouble:
             return trouble
-        inputs, outputs = [each.shape for each in seen.inputs], [each.shape for each in forms]
+        inputs, outputs = [each.shape for each in seen.inputs], [form.shape for form in forms]
         known = work_of_module(seen.module, inputs, outputs, seen.has_calls)
         if known is not None:
             self._spans.append((seen.began, now(), COUNTED))

@@ -310,7 +310,7 @@ class Standing:
     def take(self, found: Found, step: int) -> bool:
         """Add what a look at a step found; return whether that is news."""
         worse = SEVERITIES.index(found.severity) < SEVERITIES.index(self.severity)
-        new = [each for each in found.members if each[0] not in self.onsets]
+        new = [member for member in found.members if member[0] not in self.onsets]
         self.onsets.update((number, max(onset, self.found.since)) for number, onset in new)
         if worse:
             self.milder += ((step, self.severity),)

@@ -486,12 +486,12 @@ class Incidents:
     def all(self) -> list[Incident]:
         """Return the first and the newest incidents, oldest first. `dropped` counts the others."""
         with self._lock:
-            return [self._accounts.read(each) for each in self._states()]
+            return [self._accounts.read(state) for state in self._states()]
 
     def heads(self) -> list[Incident]:
         """Return the same incidents without their chains and evidence, which take time to read."""
         with self._lock:
-            return [each.about for each in self._states()]
+            return [state.about for state in self._states()]
 
     def _states(self) -> list[Over]:
         """Return all incidents as they are now, oldest first (the lock must be held)."""

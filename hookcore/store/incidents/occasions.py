@@ -41,9 +41,9 @@ class FirstError:
             return None
         self._seen = version
         heads = store.incident_heads()
-        if all(each.severity != "error" for each in heads):
+        if all(head.severity != "error" for head in heads):
             return None
-        heard = [each for each in heads if not is_muted(each)]
+        heard = [head for head in heads if not is_muted(head)]
         errors = [each for each in heard if each.severity == "error"]
         self._found = bool(errors)
         first = min(errors, key=_order, default=None)
@@ -59,7 +59,9 @@ def _order(incident: Incident) -> tuple[int, int]:
 
 def _cause_of(error: Incident, others: Sequence[Incident]) -> Incident:
     """Return what explains an error better: a tensor that grows, which is often a warning when the loss is an error."""
-    growing = [each for each in others if each.rule in _MAGNITUDES and not each.is_over and each.severity != "info"]
+    growing = [
+        other for other in others if other.rule in _MAGNITUDES and not other.is_over and other.severity != "info"
+    ]
     return error if error.rule == NONFINITE else min(growing, key=_order, default=error)
 
 

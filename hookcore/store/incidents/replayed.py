@@ -40,7 +40,7 @@ def replay_of(event: Event) -> Replay | None:
     """Return what a replay found; None if it may differ from the training, or found nothing to blame."""
     about = event.about
     layers = unpacked(about.get("layers"))
-    bad = [each for each in layers if each.is_bad]
+    bad = [layer for layer in layers if layer.is_bad]
     if about.get("exact") is not True or not bad:
         return None
     module, model = str(about.get("module") or ""), str(about.get("model") or "")
