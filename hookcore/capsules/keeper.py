@@ -170,6 +170,7 @@ class CapsuleKeeper:
     def __init__(self, plan: CapsulePlan, step: Callable[[], int], emit: Emit, structure: Callable[[], int]) -> None:
         self._plan, self._step, self._emit, self._structure = plan, step, emit, structure
         self._models: dict[int, KeptModel] = {}
+        self.newest: KeptModel | None = None  # the one that was called last
         self._seen = -1  # the structure that they belong to
         self._asked = False
         self._occasion: Occasion | None = None  # the incident after which to save a step
@@ -287,13 +288,14 @@ class CapsuleKeeper:
         if self._seen != self._structure():
             self._seen = self._structure()
             self._models.clear()
+            self.newest = None
         known = self._models.pop(id(model), None)
         if known is None or known.ref() is not model:
             known = KeptModel(weakref.ref(model), place.path, place.below, Members(model), Counters(model))
             known.is_late = any(map(_is_late, known.members.weights()))
         if len(self._models) >= MAX_MODELS:
             self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
-        self._models[id(model)] = known
+        self._models[id(model)] = self.newest = known
         return known
 
     def left(self, model: nn.Module, output: Any) -> None:
@@ -362,6 +364,23 @@ class CapsuleKeeper:
             self._bad = self._looked = True
             if not self._was_bad:
                 self._write(f"{fired.what}, found {where}", fired.module, is_error=True)
+
+    @property
+    def lone(self) -> object | None:
+        """The only model whose calls are held, if there is one: what it holds is its attribute `held`.
+
+        None if its steps stay held until a device has said whether they are finite.
+        """
+        newest = self.newest
+        if newest is None or newest.is_late or self._parked is not None or len(self._models) != 1:
+            return None
+        return newest
+
+    def ended(self, steps: int) -> None:
+        """Count steps that released what the only model had held."""
+        self.updates += steps
+        if self.newest is not None and self.newest.held is not None:
+            self.newest.held.updates += steps
 
     def end_step(self) -> None:
         """Release the step."""
@@ -460,6 +479,7 @@ class CapsuleKeeper:
         """Release everything."""
         self._models.clear()
         self._late_steps.stop(_UNARMED)
+        self.newest = None
 
     def remember(self, frame: Frame) -> None:
         """Keep the numbers of the newest steps."""

@@ -19,10 +19,26 @@ from hookcore.hooks.modules import KeywordHook
 # The code that Dynamo has compiled in this process.
 
 
+_CONVERT_FRAME: Final = "torch._dynamo.convert_frame"
+
+
+def met_codes() -> list[Any] | None:
+    """Return Dynamo's own list of all code that it has met; None if it isn't fully imported."""
+    codes: list[Any] | None = getattr(getattr(sys.modules.get(_CONVERT_FRAME), "input_codes", None), "seen", None)
+    return codes
+
+
+def until_compiled() -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """Return what stays empty, and which keys (table, key) stay absent, until Dynamo compiles; None if it has."""
+    codes = met_codes()
+    if codes is None:
+        return None if _CONVERT_FRAME in sys.modules else ((), ((sys.modules, _CONVERT_FRAME),))
+    return None if codes else ((codes,), ())
+
+
 def seen_codes() -> Iterator[CodeType]:
     """Return all code that Dynamo has met and that still exists; none if Dynamo isn't fully imported."""
-    codes = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
-    for reference in list(codes.seen) if codes is not None else ():
+    for reference in list(met_codes() or ()):
         code = reference()
         if code is not None:
             yield code

@@ -44,6 +44,11 @@ class NextCalls:
         """Whether the next call is seen."""
         return self._number in FORWARD_PRE_HOOKS
 
+    @property
+    def entry(self) -> tuple[dict[int, Any], int, Any]:
+        """The table that its hook is in while it is on, the hook's key, and the hook."""
+        return FORWARD_PRE_HOOKS, self._number, self._before
+
     def on(self) -> None:
         """See the next calls."""
         FORWARD_PRE_HOOKS[self._number] = self._before

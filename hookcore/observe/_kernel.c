@@ -6,12 +6,13 @@
  */
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 4 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 5 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -476,8 +477,11 @@ static void stats_of(const double *cells, double *stats)
 
 /* -- The module: the part of Python's stable interface that is used ------------------------------------------------ */
 
-typedef struct _object PyObject;
 typedef intptr_t Py_ssize_t;
+typedef struct _object {
+    Py_ssize_t references; /* changed by functions only: newer versions of Python count in another way */
+    struct _object *type;
+} PyObject;
 typedef PyObject *(*PyCFunctionFast)(PyObject *, PyObject *const *, Py_ssize_t);
 
 typedef struct {
@@ -503,12 +507,45 @@ typedef struct {
 
 enum { METH_FASTCALL = 0x80, PYTHON_ABI_VERSION = 3 };
 
-extern PyObject _Py_NoneStruct, *PyExc_TypeError;
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct, *PyExc_TypeError;
 void Py_IncRef(PyObject *);
+void Py_DecRef(PyObject *);
 long long PyLong_AsLongLong(PyObject *);
 PyObject *PyLong_FromLongLong(long long);
 PyObject *PyErr_Format(PyObject *, const char *, ...);
 PyObject *PyErr_Occurred(void);
+void PyErr_Clear(void);
+PyObject *PyObject_GetAttr(PyObject *, PyObject *);
+PyObject *PyObject_CallNoArgs(PyObject *);
+PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
+PyObject *PyObject_GenericGetDict(PyObject *, void *);
+Py_ssize_t PyObject_Size(PyObject *);
+Py_ssize_t PySequence_Size(PyObject *);
+PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);
+PyObject *PyList_New(Py_ssize_t);
+Py_ssize_t PyList_Size(PyObject *);
+PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
+int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
+Py_ssize_t PyTuple_Size(PyObject *);
+PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
+int PyDict_Contains(PyObject *, PyObject *);
+int PyObject_SetItem(PyObject *, PyObject *, PyObject *);
+int PyObject_DelItem(PyObject *, PyObject *);
+int PyObject_SetAttr(PyObject *, PyObject *, PyObject *);
+PyObject *PyFloat_FromDouble(double);
+double PyFloat_AsDouble(PyObject *);
+PyObject *PyUnicode_InternFromString(const char *);
+PyObject *PyWeakref_GetObject(PyObject *);
+PyObject *PyEval_GetFrame(void);
+PyObject *PyFrame_GetCode(PyObject *);
+unsigned long PyThread_get_thread_ident(void);
+PyObject *Py_BuildValue(const char *, ...);
+PyObject *PyType_FromSpec(void *);
+PyObject *PyType_GenericNew(PyObject *, PyObject *, PyObject *);
+void PyObject_GC_UnTrack(void *);
+void PyObject_GC_Del(void *);
+int PyModule_AddObject(PyObject *, const char *, PyObject *);
 PyObject *PyModule_Create2(PyModuleDef *, int);
 int PyModule_AddIntConstant(PyObject *, const char *, long);
 int PyModule_AddStringConstant(PyObject *, const char *, const char *);
@@ -563,6 +600,8 @@ static PyObject *call_observe_other(PyObject *self, PyObject *const *arguments, 
 }
 
 /* A float32 is not finite if all bits of its exponent are set. */
+enum { MAX_VALUES = 4096 }; /* of a gradient that is looked at in every step: observe/finite.py has the same number */
+
 static int is_finite(const uint32_t *values, int64_t n)
 {
     uint32_t found = 0;
@@ -570,6 +609,8 @@ static int is_finite(const uint32_t *values, int64_t n)
         found |= (values[i] & 0x7F800000) == 0x7F800000;
     return !found;
 }
+
+#include "_track.h"
 
 static PyObject *call_is_finite(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -654,7 +695,7 @@ __attribute__((visibility("default"))) PyObject *PyInit__kernel(void)
 {
     loops = pick_loops(4);
     PyObject *module = PyModule_Create2(&definition, PYTHON_ABI_VERSION);
-    if (module == NULL || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
+    if (module == NULL || add_track(module) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(module, "SCRATCH_BYTES", SCRATCH_BYTES) ||
         PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) ||
         PyModule_AddStringConstant(module, "INSTRUCTIONS", loops->name))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hookcore.observe import portable
 
-INTERFACE: Final = 4  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 5  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
@@ -52,6 +52,7 @@ SCRATCH_BYTES: Final[int] = _kernel.SCRATCH_BYTES
 
 observe = _kernel.observe  # (address, n, row, control): n float32s without gaps
 observe_other = _kernel.observe_other  # (address, n, code, row, control): n values of any type without gaps
+Track: Any = _kernel.Track  # the short way through uncaptured steps; see hookcore.recorder.clock.steady
 is_finite = _kernel.is_finite  # (address, n) -> whether all of n float32s without gaps are
 observe_strided = _kernel.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
 pack = _kernel.pack  # (base, used, target) -> words; see hookcore.observe.arena

@@ -234,3 +234,25 @@ def _stride_of(n: int, limit: int) -> int:
         return 1
     stride = n // limit
     return stride - 1 + stride % 2
+
+
+class Track:
+    """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
+
+    __slots__ = ("at", "ended", "host", "step")
+    noted = runs = 0
+
+    def __init__(self) -> None:
+        self.host: Any = None
+        self.step = self.ended = 0
+        self.at = 0.0
+
+    def drop(self) -> None:
+        """Keep nothing of the training alive."""
+
+    def take(self, _stops: bool) -> None:
+        """Return the notes of the steps that were handled."""
+
+    def when(self) -> tuple[int, float]:
+        """Return how many steps have ended, and when the newest one did."""
+        return self.ended, self.at

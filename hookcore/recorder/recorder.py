@@ -136,7 +136,7 @@ class Recorder:
         rounds = Rounds(
             self.shipper, self.steps, collector, outgoing, self.description, problems, idle, sentinel, errors, queue.put
         )
-        self.worker = Worker(queue, rounds, lambda error: errors.record("recorder thread", error))
+        self.worker = Worker(queue, rounds, self.steps.steady, lambda error: errors.record("recorder thread", error))
         self.closed = False
         sink.subscribe(self.on_command)
 
@@ -144,7 +144,7 @@ class Recorder:
         """Register every hook and start the thread. `captured`: whether the running step is captured, unless paused."""
         captured = captured and not self.control.paused
         self.steps.steady.leave()
-        self.placement.attach(self.steps.steady, self.steps.steady, self.step, captured)
+        self.placement.attach(self.steps.steady.front, self.steps.steady.front, self.step, captured)
         self._observers.begin_step(self.step, captured)
         self._machine.start()
         self.worker.start()  # last, because its first round lists the hooks
@@ -169,6 +169,7 @@ class Recorder:
             return
         try:
             self._commands.enqueue(command)
+            self.steps.steady.settle()  # the end of the running step sees it
         except Exception as error:
             self.errors.record("command", error)
 

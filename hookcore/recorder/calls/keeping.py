@@ -119,7 +119,7 @@ class Holding:
 
     _dispatcher: Dispatcher
     _calls: NextCalls = field(init=False)
-    _is_on: bool = field(default=False, init=False)  # in this step
+    is_on: bool = field(default=False, init=False)  # in this step
     _others: int = field(default=0, init=False)  # calls of other modules
     _holds: bool = field(default=False, init=False)  # the running call
 
@@ -129,7 +129,7 @@ class Holding:
     def begin_step(self, captured: bool) -> None:
         """Wait for the next call of a model, unless the step is captured."""
         keeper = self._dispatcher.keeper
-        was_on, self._is_on = self._is_on, False
+        was_on, self.is_on = self.is_on, False
         if was_on:
             self._calls.forget()
         if captured or keeper is None or not keeper.armed:
@@ -137,8 +137,13 @@ class Holding:
         elif _DYNAMO in sys.modules and has_compiled():  # it guards on the number of hooks on the process
             self._give_up(COMPILED)
         else:
-            self._is_on, self._others = True, 0
+            self.is_on, self._others = True, 0
             self._calls.on()
+
+    @property
+    def entry(self) -> tuple[dict[int, Any], int, Any]:
+        """Where the hook is while the next calls are seen."""
+        return self._calls.entry
 
     def begin_pass(self) -> None:
         """See no calls that a checkpoint repeats."""
@@ -146,17 +151,17 @@ class Holding:
 
     def end_pass(self) -> None:
         """Wait for the next micro-batch."""
-        if self._is_on:
+        if self.is_on:
             self._others = 0
             self._calls.on()
 
     def close(self) -> None:
         """Remove every hook."""
-        self._is_on = False
+        self.is_on = False
         self._calls.close()
 
     def _give_up(self, why: str) -> None:
-        self._is_on = False
+        self.is_on = False
         self._calls.off()
         if self._dispatcher.keeper is not None:
             self._dispatcher.keeper.miss(why)
@@ -175,6 +180,9 @@ class Holding:
                 self._skip(module)
                 return False
             self._calls.off()
+            self._others = 0
+            if not self.is_on:
+                return False
             if tracing_state() or current_graph_task() != -1 or transform() is not None:
                 self._give_up(_TRACED)
                 return False
@@ -201,7 +209,7 @@ class Holding:
         """Handle the end of a call, after which another model may be called."""
         dispatcher = self._dispatcher
         try:
-            if self._is_on:
+            if self.is_on:
                 self._calls.on()
             if self._holds and dispatcher.keeper is not None:
                 with DisableTorchFunction():

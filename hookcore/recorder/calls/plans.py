@@ -432,6 +432,17 @@ class StepKeeper(Protocol):
     def settle_late(self) -> None:
         """Handle a moment at which the training makes no step."""
 
+    @property
+    def newest(self) -> object | None:
+        """The model that was called last."""
+
+    @property
+    def lone(self) -> object | None:
+        """The same, if no other one's calls are held: its attribute `held` is the call."""
+
+    def ended(self, steps: int) -> None:
+        """Handle the end of uncaptured steps, each of which set `held` of the only model to None."""
+
     def alarm(self, step: int) -> None:
         """Handle non-finite values of an earlier step, which another device measured. Called on any thread."""
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hookcore.hooks.handle import STEP_LOOP
 from hookcore.hooks.internals import current_graph_task
+from hookcore.observe import cpu
 from hookcore.recorder.clock.owners import Owner, Owners, Reach, scales_until_now
 from hookcore.recorder.known.parameters import Parameters
 
@@ -128,7 +129,8 @@ class Clock:
         self.owners = Owners(parameters, host.find_model)
         parameters.when_gone = self._release
         self._parameters, self._host, self._emit = parameters, host, emit
-        self.step = 0
+        self.track = cpu.Track()
+        self.track.at = float("nan")
         self.manual = False  # only the user ends steps, by `watcher.step()`
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
         self.reach = Reach(self.owners, parameters)
@@ -143,6 +145,16 @@ class Clock:
         self._has_strays = False
         self.nesting = Nesting()
         self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
+
+    @property
+    def step(self) -> int:
+        """The number of the running step, also while the extension counts."""
+        number: int = self.track.step
+        return number
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self.track.step = number
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
@@ -289,6 +301,7 @@ class Clock:
 
     def _release(self, keys: Set[int]) -> None:
         """Keep no parameter alive of a module that is gone, given by id. A module may die in any thread."""
+        self.track.drop()
         for owner in (*self.owners, self.alone, self._last):
             if owner is not None:
                 owner.witnesses.release(keys)
@@ -296,6 +309,7 @@ class Clock:
     def let_go(self) -> None:
         """Let go of the training's parameters, and of what a graph that still lives would keep alive through them."""
         self._parameters.when_gone = lambda _: None
+        self.track.drop()
         self.reach.comparison.let_go()
         self.alone = self._last = None
         self.owners.let_go()

@@ -5,6 +5,10 @@ it did in the step before, that is done here, in a few lines for each of torch's
 full machinery, in the very call in which something differs. Both change the same state in the same way, so either may
 follow the other at any call. Only frames and the cadence's sums are made later: which step is captured next is known
 when the last one ends, so that an uncaptured step compares one number.
+
+If the extension is there, its *track* (`observe/_track.h`) sees torch's calls even before. It does the same for a run
+of steps that are equal in all that is checked here, touches few objects, and keeps notes. They are settled, that is,
+turned into the state that this module would have made, when a call differs, and whenever somebody else needs it.
 """
 
 from __future__ import annotations
@@ -15,15 +19,17 @@ from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import get_ident
-from types import FrameType
-from typing import Any, Final, Protocol
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.compiled import guard_functions, until_compiled
 from hookcore.hooks.handle import STEP_LOOP
 from hookcore.hooks.internals import SCALER_STEPS, current_graph_task, dispatch_modes, function_modes
+from hookcore.observe import cpu
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.keeping import Holding, Keeping
 from hookcore.recorder.calls.observers import Observers
@@ -40,7 +46,6 @@ from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.commands import Control
 from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue
-from hookcore.recorder.leaving.throughput import Ended
 from hookcore.recorder.measured.scalars import FIRST_STEPS, product_of
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import Snapshots
@@ -48,7 +53,7 @@ from hookcore.recorder.measured.snapshots import Snapshots
 CHECK_EVERY: Final = 64  # steps of which at least one goes the long way, where rare checks are made
 NEAR: Final = 4  # frames between a loop's line and the optimizer's step, among which a scaler is looked for
 
-# What may come next.
+# What may come next; the extension has the same list.
 _OFF: Final = 0  # anything: the full machinery decides
 _PASS: Final = 1  # a backward pass
 _IN_PASS: Final = 2  # its end
@@ -58,14 +63,40 @@ _IN_STEP: Final = 4  # its end
 _PLAIN: Final = frozenset((Tensor, nn.Parameter))
 _LOOP: Final = next(iter(STEP_LOOP))
 _SCALERS: Final = frozenset(code.co_name for code in SCALER_STEPS)
-_tuple: Final = tuple.__new__  # a named tuple's own function takes twice as long
+_TRACKS: Final = hasattr(cpu.Track, "saw_step_begin")
+_MOST_WITNESSES: Final = 8  # of an optimizer whose steps the track handles
+_float32: Final = torch.float32
 
 
 class Progress(Protocol):
     """Where the training is, as other threads read it."""
 
-    ended: Ended
     shipped: int
+
+
+class Facts(NamedTuple):
+    """What a track looks at. The extension has the same list."""
+
+    optimizer: Callable[[], Optimizer | None]
+    now: Callable[[], float] | None  # None for `time.perf_counter`
+    function_modes: Callable[[], int]
+    dispatch_modes: Callable[[], int]
+    graph_task: Callable[[], int]
+    loop: CodeType
+    scalers: tuple[CodeType, ...]
+    witnesses: tuple[Tensor, ...]
+    roots: tuple[tuple[Any, bool], ...]  # their models, by weak reference, and whether they are in training mode
+    lookouts: tuple[Tensor, ...]
+    empty: tuple[Sized, ...]  # what waits for the end of a step
+    cells: tuple[tuple[Any, str, Any], ...]  # attributes that must stay the same objects
+    groups: tuple[tuple[int, int, float | None], ...]  # of the optimizer: how many tensors, the last one's id, the rate
+    tensor: type
+    float32: torch.dtype
+    hooks: dict[int, Any] | None  # the table, key, and hook by which the next calls of modules are seen
+    number: int | None
+    hook: Any
+    kept: Any  # what has the held call as its attribute `held`
+    absent: tuple[tuple[dict[str, Any], str], ...]  # tables, and keys that must stay absent from them
 
 
 @dataclass(slots=True, eq=False)
@@ -107,16 +138,27 @@ class Steady:
     _reads: bool = field(default=False, init=False)  # the loss
     _paused: bool = field(default=False, init=False)
     _name: str = field(default="", init=False)  # of the loss
+    _track: Any = field(init=False)
+    _witnessed: frozenset[int] = field(default=frozenset(), init=False)  # the witnesses that the track looks at, by id
+    _modes: list[tuple[Root, bool]] = field(default_factory=list, init=False)  # of their models
 
     def __post_init__(self) -> None:
+        self._track = self.clock.track
+        self._track.host = self
         self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
         self._stacks = self.clock.nesting.stacks
         self._changes, self._snapshots = self._control.changes, self._observers.snapshots
+
+    @property
+    def front(self) -> Any:
+        """Who sees torch's calls."""
+        return self._track if _TRACKS else self
 
     # Between two steps
 
     def leave(self) -> None:
         """Go the long way for the rest of this step: something was requested."""
+        self.settle()
         self._next = _OFF
 
     def begin_step(self) -> None:
@@ -156,13 +198,169 @@ class Steady:
         chosen = step + CHECK_EVERY if self._paused else self._cadence.next_chosen(step)
         self._until = min(chosen - 1, self._ownership.next, (step // CHECK_EVERY + 1) * CHECK_EVERY)
         self._until_s = self._parameters.look_at
+        self._teach(owner)
         if step < self._until:
             self._next = _PASS
+            self._start()
 
     def _know_witnesses(self, owner: Owner) -> bool:
         """Find the models of the optimizer's witnesses. Return False if any of these is of a custom class."""
         self._roots = self._parameters.roots_of(owner.witnesses.keys)
         return all(type(each) in _PLAIN for each in owner.witnesses.tensors)
+
+    # The track
+
+    def _teach(self, owner: Owner) -> None:
+        """Let the track know the facts by which it handles the next steps, if it can."""
+        self._track.drop()
+        optimizer, witnesses, holding = owner.ref(), owner.witnesses, self._holding_facts()
+        if not _TRACKS or optimizer is None or holding is None or len(witnesses.tensors) > _MOST_WITNESSES:
+            return
+        if not (groups := _groups_of(optimizer, self._rates_of(owner))):
+            return
+        parts, empty, (hooks, number, hook, kept), absent = holding
+        parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
+        roots = [(root, root.ref()) for root in self._roots]
+        self._witnessed = witnesses.keys
+        self._modes = [(root, module.training) for root, module in roots if module is not None]
+        facts = Facts(
+            owner.ref,
+            None if self._now is time.perf_counter else self._now,
+            function_modes,
+            dispatch_modes,
+            current_graph_task,
+            _LOOP,
+            tuple(SCALER_STEPS),
+            tuple(witnesses.tensors),
+            tuple((root.ref, training) for root, training in self._modes),
+            tuple(self._sentinel.lookouts) if self._looks else (),
+            (self._changes, self.boundary.waiting, *empty),
+            tuple((part, name, getattr(part, name)) for part, name in parts),
+            groups,
+            Tensor,
+            _float32,
+            hooks,
+            number,
+            hook,
+            kept,
+            absent,
+        )
+        self._track.learn(facts)
+
+    def _holding_facts(self) -> tuple[list[tuple[Any, str]], Any, Any, Any] | None:
+        """Return cells, what is empty, hook and what is kept, and what is absent; None if calls can't be held."""
+        keeper, holding = self._keeper, self._holding
+        if keeper is None or holding is None:
+            return [], (), (None,) * 4, ()
+        kept, conditions = keeper.lone, until_compiled()
+        if kept is None or conditions is None or not holding.is_on:
+            return None
+        empty, absent = conditions
+        return [(keeper, "newest"), (holding, "is_on")], empty, (*holding.entry, kept), absent
+
+    def _rates_of(self, owner: Owner) -> list[Any] | None:
+        """Return the learning rates that must stay as they are; None if that doesn't matter."""
+        return None if self._collector.rates.is_logged or not self._reads else owner.rates or []
+
+    def _start(self) -> None:
+        """Let the track handle the next steps, if it knows the facts and nothing waits."""
+        if _TRACKS and not self._collector.scalars:
+            self._track.enter(self._until, self._until_s, self._looks, self._reads)
+
+    def check(self) -> None:
+        """Stop the track if something waits for the end of a step. Called now and then by the recorder's thread."""
+        if self._track.runs and self._has_news():
+            self.settle()
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether the track has notes of steps that ended."""
+        return bool(self._track.noted)
+
+    def settle(self) -> None:
+        """Take the track's notes, and let it handle no more calls of this step."""
+        self._take(stops=True)
+
+    def sync(self) -> None:
+        """Take its notes if there are any, from any thread."""
+        if self._track.noted:
+            self._take(stops=False)
+
+    def _take(self, stops: bool) -> None:
+        with self._lock:  # the training goes on meanwhile, until something differs
+            notes = self._track.take(stops)
+            if notes is not None:
+                try:
+                    self._apply(*notes)
+                except Exception as error:
+                    self._errors.record("notes of steps", error)
+
+    def _apply(
+        self,
+        now_next: int,
+        step: int,
+        elapsed_s: list[float],
+        times_s: list[float],
+        losses: list[float],
+        running: float,
+        looked_at: int,
+        in_pass: list[Any],
+        in_step: list[Any],
+        frame: int,
+    ) -> None:
+        """Make the state that these steps, and the calls of the running one, would have made."""
+        owner, passed = self.clock.alone, now_next in (_STEP, _IN_STEP)
+        if owner is None:
+            return
+        self._next = now_next
+        if looked_at >= 0:
+            self._sentinel.looked(looked_at)
+        if elapsed_s:
+            self._apply_ended(owner, step, elapsed_s, times_s, losses)
+            if owner.witnesses.keys is self._witnessed:
+                owner.witnesses.explain(in_step)
+        (self._current.running.add if now_next == _IN_PASS else self._current.running.discard)(self._thread)
+        self._dispatcher.times.prompt = now_next in (_PASS, _STEP)
+        self.clock.passes, self.clock.reach.passed = int(passed), passed
+        for root, training in self._modes:
+            root.passed_in_training = training if passed else None
+        self._stacks.pop(self._thread, None)
+        if now_next == _IN_STEP:
+            owner.late = owner.inner_passes = False
+            self._stacks[self._thread] = [(id(owner.ref()), frame)]
+        if now_next != _PASS:
+            self._apply_pass(now_next == _IN_PASS, running, in_pass)
+
+    def _apply_ended(
+        self, owner: Owner, step: int, elapsed_s: list[float], times_s: list[float], losses: list[float]
+    ) -> None:
+        many, wanted = len(elapsed_s), self._collector.loss.wanted
+        if not self._paused:
+            self._progress.shipped = step - 1
+            parts = [[each] if wanted else None for each in losses]
+            numbers = range(step - many, step)
+            rest = [None] * many, [self._name] * many
+            self._queue.frames.extend(zip(numbers, times_s, elapsed_s, *rest, parts, strict=True))
+        self._cadence.skipped.extend(elapsed_s)
+        owner.steps += many
+        owner.ended += many
+        owner.last_step = step - 1
+        for root, training in self._modes:
+            root.trained = training
+        self._optimizers.last_captured = False
+        self._current.number = step
+        self._collector.loss.of_step = []
+        if self._keeper is not None:
+            self._keeper.ended(many)
+
+    def _apply_pass(self, runs: bool, running: float, in_pass: list[Any]) -> None:
+        reach, loss = self.clock.reach, self._collector.loss
+        reach.fate, self._current.reached = "kept", False
+        reach.comparison.skip()
+        loss.running = [running] if runs and self._reads else []
+        if not runs and loss.wanted:
+            loss.of_step = [running]
+            reach.comparison.marks = in_pass
 
     # Backward passes
 
@@ -295,9 +493,11 @@ class Steady:
             owner.witnesses.look_up()
             if not self._know_witnesses(owner):
                 return False
+            self._teach(owner)
         if self._reads and not self._collector.rates.is_logged:
             for group, rate in zip(groups, owner.rates or (None,), strict=False):
                 if group.get("lr") != rate or type(rate) is not float:
+                    self._track.drop()
                     self._optimizers.read_rates(owner, optimizer)
                     break
         owner.late = owner.inner_passes = False
@@ -350,7 +550,7 @@ class Steady:
         del self._stacks[self._thread]
         self._dispatcher.times.prompt = True
         progress, loss = self._progress, collector.loss
-        elapsed_s = now - progress.ended.at
+        elapsed_s = now - self._track.at
         found, loss.of_step = loss.of_step, []
         scalars = None
         if collector.scalars:
@@ -368,8 +568,8 @@ class Steady:
                 root.trained, root.passed_in_training = root.passed_in_training, None
         clock.passes, clock.reach.passed = 0, False
         self._optimizers.last_captured = False
-        clock.step = self._current.number = step + 1
-        progress.ended = _tuple(Ended, (step + 1, now))
+        clock.step = self._current.number = self._track.ended = step + 1
+        self._track.at = now
         owner.witnesses.explain()
         if self._keeper is not None:
             self._keeper.updates += 1
@@ -377,6 +577,7 @@ class Steady:
         if self._holding is not None:
             self._holding.begin_step(False)
         self._next = _PASS
+        self._start()
         return True
 
     def _has_news(self) -> bool:
@@ -390,6 +591,18 @@ class Steady:
             or self._snapshots.active
             or len(self._queue.frames) >= MAX_BATCH  # so that the full machinery can drop the oldest
         )
+
+
+def _groups_of(optimizer: Optimizer, rates: list[Any] | None) -> tuple[Any, ...]:
+    """Return how many tensors each group has, the last one's id, and its rate; nothing if some can't be compared."""
+    groups = optimizer.param_groups
+    rates = [None] * len(groups) if rates is None else rates
+    if len(rates) != len(groups) or any(type(rate) not in (float, type(None)) for rate in rates):
+        return ()
+    pairs = [(group["params"], rate) for group, rate in zip(groups, rates, strict=True)]
+    if not all(type(tensors) is list and tensors for tensors, _ in pairs):
+        return ()
+    return tuple((len(tensors), id(tensors[-1]), rate) for tensors, rate in pairs)
 
 
 guard_functions(Steady.backward_begins, Steady.backward_ended, Steady.saw_step_begin, Steady.saw_step_end)

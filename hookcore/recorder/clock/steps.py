@@ -64,7 +64,6 @@ class Steps:
     _ship: Callable[[RawFrame], None] = field(init=False)
     clock: Clock = field(init=False)
     boundary: Boundary = field(default_factory=Boundary, init=False)
-    ended: Ended = field(default=Ended(), init=False)  # by `_now`; replaced as a whole, because other threads read it
     _current: CurrentStep = field(init=False)
     _errors: ErrorLog = field(init=False)
     _times: StepTimes = field(init=False)
@@ -141,12 +140,18 @@ class Steps:
             self._now,
         )
 
+    @property
+    def ended(self) -> Ended:
+        """How many steps have ended, and when the newest one did, by `_now`. Other threads read it."""
+        return Ended(*self.clock.track.when())
+
     # The user
 
     @guarded
     def end_by_user(self) -> None:
         """End the step because the user says so."""
         with self._lock:
+            self.steady.leave()
             if (meter := self._current.meter) is not None:
                 meter.enter()
             if self._current.captured and not self._parameters.read:
@@ -163,6 +168,7 @@ class Steps:
 
     def end_early(self) -> None:
         """Ship the step so far, because the training ends."""
+        self.steady.leave()
         begun = self._current.captured and self._has_begun
         self._take_flow()
         self.release_parts(as_steps=False)
@@ -172,6 +178,7 @@ class Steps:
 
     def ship_end(self) -> None:
         """Ship when the newest step ended, if no frame has: the last step of a run is the last one that it trained."""
+        self.steady.leave()
         last = self.clock.step - 1
         if last > self.shipped:
             self.shipped = last
@@ -193,6 +200,7 @@ class Steps:
 
     def saw_log(self) -> bool:
         """Notice an unnoticed end of a step before a scalar is logged. Return whether the next one has begun."""
+        self.steady.settle()
         if not self._current.running and not self.clock.manual and not self.clock.stepping:
             self._times.prompt = False
             with DisableTorchFunction():
@@ -328,7 +336,7 @@ class Steps:
         # A step with a snapshot says nothing about the cost of capturing.
         cadence.step_ended(captured, _NAN if self._has_work else now - self.ended.at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
-        self.ended = Ended(clock.step, self._now())
+        clock.track.ended, clock.track.at = clock.step, self._now()
         return wanted or self._observers.hurries(clock.step)
 
     @property

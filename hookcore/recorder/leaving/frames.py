@@ -331,7 +331,8 @@ class Collector:
         )
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag
-        self.scalars, self.events, self._labels, self._flow = {}, [], {}, None
+        self.events.clear()  # the list stays the same one: the short way looks at it
+        self.scalars, self._labels, self._flow = {}, {}, None
         return raw
 
     def _take_logged(self, step: int, elapsed_s: float) -> RawFrame:
@@ -345,13 +346,15 @@ class Collector:
         if self._labels:
             raw.labels, self._labels = self._labels | raw.labels, {}
         if self.events:
-            raw.events, self.events = tuple(self.events), []
+            raw.events = tuple(self.events)
+            self.events.clear()
         raw.flow, self._flow = self._flow, None
         return raw
 
     def take_between(self, time_s: float) -> RawFrame:
         """Return the events and the machine's samples, as a part of the step that ended last, at this time."""
-        events, self.events = tuple(self.events), []
+        events = tuple(self.events)
+        self.events.clear()
         machine = self.machine.take() or _NO_SAMPLE
         return without_rows(
             max(0, self._step() - 1), time_s, events=events, scalars=machine.numbers, labels=machine.facts

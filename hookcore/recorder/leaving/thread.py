@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.steady import Steady
 from hookcore.recorder.clock.steps import Steps
 from hookcore.recorder.known.description import Describer, Problems
 from hookcore.recorder.leaving.commands import Commands, Control
@@ -121,9 +122,9 @@ class Worker:
     Exceptions of its work, the rounds, are counted, and it continues.
     """
 
-    def __init__(self, queue: FrameQueue, rounds: Rounds, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, queue: FrameQueue, rounds: Rounds, steady: Steady, failed: Callable[[Exception], None]) -> None:
         self.queue = queue
-        self._rounds = rounds
+        self._rounds, self._steady = rounds, steady
         self._failed = failed
         self._busy = False
         self._stopping = threading.Event()
@@ -139,14 +140,14 @@ class Worker:
         deadline = time.monotonic() + timeout_s
         while self._has_work():
             if not self._thread.is_alive():
-                return not self.queue.frames
+                return not (self._steady.has_notes or self.queue.frames)
             if time.monotonic() > deadline:
                 return not self._has_work()
             time.sleep(0.001)
         return True
 
     def _has_work(self) -> bool:
-        return bool(self.queue.frames) or self._busy or self._rounds.has_more
+        return self._steady.has_notes or bool(self.queue.frames) or self._busy or self._rounds.has_more
 
     def close(self, timeout_s: float) -> None:
         """Handle everything that waits, then end the thread. Its last errors are among what it sends last."""
@@ -168,11 +169,13 @@ class Worker:
             self._busy = True  # during a round too: it may describe the model, and a flush waits for that
             self._attempt(self._ship)
             self._attempt(self._rounds.make)
+            self._attempt(self._steady.check)
             self._busy = False
         self._attempt(self._rounds.end)
         self._attempt(self._ship)
 
     def _ship(self) -> None:
+        self._steady.sync()
         while self.queue.frames:
             self._attempt(self._rounds.ship, self.queue.take())
 

@@ -247,6 +247,20 @@ class Sentinel:
             onset.looked = True
         return True
 
+    @property
+    def lookouts(self) -> list[Tensor]:
+        """The tensors whose gradients it looks at."""
+        return [tensor for each in self._lookouts if (tensor := each.tensor) is not None]
+
+    def looked(self, step: int) -> None:
+        """Note that this step, and each one since the last look, was looked at, and was fine."""
+        onset = self._now
+        if onset.step != step:
+            if step - 1 > onset.step or onset.looked:
+                onset.previous = max(step - 1, onset.step)
+            self._versions = self._version()
+        onset.step, onset.looked = step, True
+
     def look(self, clock: Clock, losses: Iterable[Any] | None = (), is_own: Callable[[], bool] = lambda: True) -> None:
         """Look at the step: at what a pass has started from, if it is known, and at the lookouts' gradients.
 

@@ -1,0 +1,614 @@
+/* The short way through steps that aren't captured, in one object. hookcore/recorder/clock/steady.py says what it means.
+ *
+ * After a step of the training, nothing of ours is in the processor's caches, so that each object of Python that is
+ * touched costs more than what is done with it. A track has what it needs side by side. It is entered when a step was
+ * as usual, and notes the next ones. Whatever it doesn't expect, it passes on to its host, which first takes the notes.
+ * Nothing here lets go of the interpreter between reading the state and changing it, but where it calls torch.
+ */
+
+#include <time.h>
+
+enum { NOTES = 64, MOST_WITNESSES = 8 };
+enum { OFF, PASS, IN_PASS, STEP, IN_STEP }; /* what may come next; steady.py has the same list */
+
+struct mark {
+    int64_t id, version; /* of a gradient; 0 if there is none */
+};
+
+typedef struct {
+    PyObject head;
+    int64_t runs, next, step, ended; /* `ended`: how many steps have ended, the newest one at `at` */
+    double at;
+    int64_t until, looks, reads, many, looked_at, frame, noted;
+    double until_s, loss;
+    unsigned long thread;
+    struct mark in_pass[MOST_WITNESSES], in_step[MOST_WITNESSES];
+    /* references, all of them cleared together */
+    PyObject *facts; /* the tuple that the following ones belong to */
+    PyObject *optimizer, *now, *function_modes, *dispatch_modes, *graph_task, *loop, *scalers;
+    PyObject *witnesses, *roots, *lookouts, *sized, *cells, *groups, *tensor, *float32;
+    PyObject *hooks, *number, *hook, *kept, *absent; /* None if no calls are held, but for the last one */
+    PyObject *host;
+    double elapsed_s[NOTES], time_s[NOTES], losses[NOTES];
+} Track;
+
+enum { FACTS = 20 }; /* references in `facts`, in the order above */
+
+enum {
+    N_GRAD, N_VERSION, N_DTYPE, N_IS_CPU, N_DIM, N_IS_NEG, N_DATA_PTR, N_NUMEL, N_IS_CONTIGUOUS, N_TRAINING, N_GROUPS, N_PARAMS, N_LR, N_FOUND_INF, N_GRAD_SCALE, N_BACK, N_SETTLE, N_BEGINS, N_ENDED, N_SAW_BEGIN,
+    N_SAW_END, N_INNER_BEGINS, N_INNER_ENDED, N_HELD, NAMES
+};
+static const char *const spelled[NAMES] = {
+    "grad", "_version", "dtype", "is_cpu", "dim", "is_neg", "data_ptr", "numel", "is_contiguous", "training",
+    "param_groups", "params", "lr", "found_inf", "grad_scale", "f_back", "settle", "backward_begins",
+    "backward_ended", "saw_step_begin", "saw_step_end", "inner_begins", "inner_ended",
+    "held"
+};
+static PyObject *names[NAMES];
+
+/* -- Reading ------------------------------------------------------------------------------------------------------- */
+
+/* Each returns 0 if something isn't as expected; an exception may be set then. */
+
+static int is_attribute(PyObject *object, int name, PyObject *expected)
+{
+    PyObject *found = PyObject_GetAttr(object, names[name]);
+    Py_DecRef(found);
+    return found == expected && found != NULL;
+}
+
+static int read_integer(PyObject *owned, int64_t *number)
+{
+    if (owned == NULL)
+        return 0;
+    *number = PyLong_AsLongLong(owned);
+    Py_DecRef(owned);
+    return *number != -1 || !PyErr_Occurred();
+}
+
+static int call_integer(PyObject *object, int name, int64_t *number)
+{
+    return read_integer(PyObject_CallMethodObjArgs(object, names[name], NULL), number);
+}
+
+static int is_zero(PyObject *function)
+{
+    int64_t number;
+    return read_integer(PyObject_CallNoArgs(function), &number) && number == 0;
+}
+
+/* A plain float32 tensor in memory. Those of torch.func and of other layouts have no address: asking for it raises. */
+static int is_plain(const Track *track, PyObject *tensor)
+{
+    return tensor->type == (void *)track->tensor && is_attribute(tensor, N_DTYPE, track->float32) &&
+           is_attribute(tensor, N_IS_CPU, &_Py_TrueStruct);
+}
+
+static int read_number(const Track *track, PyObject *tensor, double *number)
+{
+    int64_t dims, negative, address;
+    if (!is_plain(track, tensor) || !call_integer(tensor, N_DIM, &dims) || dims || !call_integer(tensor, N_IS_NEG, &negative) ||
+        negative || !call_integer(tensor, N_DATA_PTR, &address) || !address)
+        return 0;
+    *number = *(const float *)address;
+    return 1;
+}
+
+/* The only item of a sequence, as a number. */
+static int read_only(const Track *track, PyObject *sequence, double *number)
+{
+    if (PySequence_Size(sequence) != 1)
+        return 0;
+    PyObject *item = PySequence_GetItem(sequence, 0);
+    int is_read = item != NULL && read_number(track, item, number);
+    Py_DecRef(item);
+    return is_read;
+}
+
+/* Whether a gradient's first values are finite. */
+static int is_fine(const Track *track, PyObject *gradient)
+{
+    int64_t contiguous, size, address;
+    if (!is_plain(track, gradient) || !call_integer(gradient, N_IS_CONTIGUOUS, &contiguous) || !contiguous ||
+        !call_integer(gradient, N_NUMEL, &size) || !call_integer(gradient, N_DATA_PTR, &address))
+        return 0;
+    return is_finite((const uint32_t *)address, size < MAX_VALUES ? size : MAX_VALUES);
+}
+
+static int read_marks(const Track *track, struct mark *marks)
+{
+    for (int64_t i = 0; i < track->many; i++) {
+        PyObject *gradient = PyObject_GetAttr(PyTuple_GetItem(track->witnesses, i), names[N_GRAD]);
+        int is_read = gradient != NULL;
+        marks[i] = (struct mark){0, 0};
+        if (is_read && gradient != &_Py_NoneStruct) {
+            marks[i].id = (int64_t)gradient;
+            is_read = read_integer(PyObject_GetAttr(gradient, names[N_VERSION]), &marks[i].version);
+        }
+        Py_DecRef(gradient);
+        if (!is_read)
+            return 0;
+    }
+    return 1;
+}
+
+/* What a weak reference refers to, or NULL. */
+static PyObject *referred(PyObject *reference)
+{
+    PyObject *found = PyWeakref_GetObject(reference); /* borrowed, which is why newer versions of Python advise against it */
+    if (found == NULL || found == &_Py_NoneStruct)
+        return NULL;
+    Py_IncRef(found);
+    return found;
+}
+
+static int refers_to(PyObject *reference, PyObject *object)
+{
+    return PyWeakref_GetObject(reference) == object;
+}
+
+/* Look at the gradients that a pass reaches last. */
+static int look(Track *track)
+{
+    int looked = track->reads != 0;
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->lookouts); i < many; i++) {
+        PyObject *gradient = PyObject_GetAttr(PyTuple_GetItem(track->lookouts, i), names[N_GRAD]);
+        int is_seen = gradient != NULL && (gradient == &_Py_NoneStruct || is_fine(track, gradient));
+        looked = looked || gradient != &_Py_NoneStruct;
+        Py_DecRef(gradient);
+        if (!is_seen)
+            return 0;
+    }
+    if (looked)
+        track->looked_at = track->step;
+    return looked;
+}
+
+static int have_modes(Track *track)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->roots); i < many; i++) {
+        PyObject *pair = PyTuple_GetItem(track->roots, i), *module = referred(PyTuple_GetItem(pair, 0));
+        PyObject *own = module == NULL ? NULL : PyObject_GenericGetDict(module, NULL);
+        int is_same = own != NULL && PyDict_GetItemWithError(own, names[N_TRAINING]) == PyTuple_GetItem(pair, 1);
+        Py_DecRef(own);
+        Py_DecRef(module);
+        if (!is_same)
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether nothing waits for the end of a step. */
+static int is_quiet(const Track *track)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->sized); i < many; i++)
+        if (PyObject_Size(PyTuple_GetItem(track->sized, i)) != 0)
+            return 0;
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->cells); i < many; i++) {
+        PyObject *cell = PyTuple_GetItem(track->cells, i);
+        PyObject *found = PyObject_GetAttr(PyTuple_GetItem(cell, 0), PyTuple_GetItem(cell, 1));
+        Py_DecRef(found);
+        if (found == NULL || found != PyTuple_GetItem(cell, 2))
+            return 0;
+    }
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->absent); i < many; i++) {
+        PyObject *pair = PyTuple_GetItem(track->absent, i);
+        if (PyDict_Contains(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) != 0)
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether the optimizer steps the same tensors at the same rates. `groups`: for each group, how many tensors, the last
+ * one's id, and the rate; NULL if rates don't matter. */
+static int has_groups(const Track *track, PyObject *optimizer)
+{
+    PyObject *groups = PyObject_GetAttr(optimizer, names[N_GROUPS]);
+    Py_ssize_t many = PyTuple_Size(track->groups);
+    int is_same = groups != NULL && PyList_Size(groups) == many;
+    for (Py_ssize_t i = 0; is_same && i < many; i++) {
+        PyObject *known = PyTuple_GetItem(track->groups, i), *group = PyList_GetItem(groups, i);
+        PyObject *rate = PyTuple_GetItem(known, 2);
+        if (rate != &_Py_NoneStruct) {
+            PyObject *found = PyDict_GetItemWithError(group, names[N_LR]);
+            is_same = found == rate || (found != NULL && found->type == rate->type && PyFloat_AsDouble(found) == PyFloat_AsDouble(rate));
+        }
+        if (is_same && i == many - 1) {
+            PyObject *tensors = PyDict_GetItemWithError(group, names[N_PARAMS]);
+            Py_ssize_t size = tensors == NULL ? -1 : PyList_Size(tensors);
+            is_same = size > 0 && size == PyLong_AsLongLong(PyTuple_GetItem(known, 0)) &&
+                      (int64_t)PyList_GetItem(tensors, size - 1) == PyLong_AsLongLong(PyTuple_GetItem(known, 1));
+        }
+    }
+    Py_DecRef(groups);
+    if (!is_same)
+        return 0;
+    PyObject *own = PyObject_GenericGetDict(optimizer, NULL);
+    is_same = own != NULL && PyDict_Contains(own, names[N_FOUND_INF]) == 0 && PyDict_Contains(own, names[N_GRAD_SCALE]) == 0;
+    Py_DecRef(own);
+    return is_same;
+}
+
+/* Find the frame of the optimizer's step, and no scaler among its nearest callers: a loop may start to use one. */
+static int find_frame(Track *track)
+{
+    enum { OWN = 4, NEAR = 4 };
+    PyObject *frame = PyEval_GetFrame(), *loop = NULL;
+    int is_free = 1;
+    Py_IncRef(frame);
+    for (int i = 0, last = OWN; frame != NULL && frame != &_Py_NoneStruct && is_free && i <= last; i++) {
+        PyObject *code = PyFrame_GetCode(frame);
+        if (loop == NULL && code == track->loop) {
+            loop = frame;
+            last = i + NEAR;
+        } else if (loop != NULL) {
+            for (Py_ssize_t j = 0, many = PyTuple_Size(track->scalers); j < many; j++)
+                is_free = is_free && code != PyTuple_GetItem(track->scalers, j);
+        }
+        Py_DecRef(code);
+        PyObject *caller = i == last ? NULL : PyObject_GetAttr(frame, names[N_BACK]);
+        Py_DecRef(frame);
+        frame = caller;
+    }
+    Py_DecRef(frame);
+    track->frame = (int64_t)loop;
+    return is_free && loop != NULL;
+}
+
+/* Let the next calls of modules be seen, so that one can be held, or not. See hookcore/recorder/calls/keeping.py. */
+static int see_calls(const Track *track, int sees)
+{
+    if (track->hooks == &_Py_NoneStruct)
+        return 1;
+    if (sees) /* the table is an OrderedDict, which the functions for plain dictionaries would break */
+        return PyObject_SetItem(track->hooks, track->number, track->hook) == 0;
+    int is_there = PyDict_Contains(track->hooks, track->number);
+    return is_there == 0 || (is_there == 1 && PyObject_DelItem(track->hooks, track->number) == 0);
+}
+
+static int release_call(const Track *track)
+{
+    return track->kept == &_Py_NoneStruct || PyObject_SetAttr(track->kept, names[N_HELD], &_Py_NoneStruct) == 0;
+}
+
+/* -- Torch's four calls -------------------------------------------------------------------------------------------- */
+
+static int begin_pass(Track *track, PyObject *const *arguments)
+{
+    if (arguments[0] != &_Py_TrueStruct || PyThread_get_thread_ident() != track->thread)
+        return 0;
+    double loss, weight;
+    if (track->reads) {
+        if (!is_zero(track->function_modes) || !is_zero(track->dispatch_modes) || !read_only(track, arguments[1], &loss) || !read_only(track, arguments[2], &weight))
+            return 0;
+        track->loss = loss * weight;
+    }
+    return see_calls(track, 0);
+}
+
+static int end_pass(Track *track, PyObject *const *arguments)
+{
+    if (arguments[0] != &_Py_TrueStruct || arguments[1] != &_Py_FalseStruct ||
+        PyThread_get_thread_ident() != track->thread || !have_modes(track))
+        return 0;
+    if ((track->looks || track->reads) && !is_zero(track->function_modes)) /* it would see what follows */
+        return 0;
+    if (track->reads && track->loss - track->loss != 0)
+        return 0;
+    return (!track->looks || look(track)) && (!track->reads || read_marks(track, track->in_pass)) && see_calls(track, 1);
+}
+
+static int begin_update(Track *track, PyObject *const *arguments)
+{
+    int64_t task;
+    if (!refers_to(track->optimizer, arguments[0]) || PyObject_Size(arguments[1]) > 1 || PyObject_Size(arguments[2]) != 0 ||
+        PyThread_get_thread_ident() != track->thread || !read_integer(PyObject_CallNoArgs(track->graph_task), &task) || task != -1)
+        return 0;
+    return has_groups(track, arguments[0]) && find_frame(track);
+}
+
+static double seconds(clockid_t which)
+{
+    struct timespec time;
+    clock_gettime(which, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* The recorder's clock; None stands for `time.perf_counter`, to which a call through Python takes twenty times as long. */
+static double read_clock(const Track *track)
+{
+    if (track->now == &_Py_NoneStruct)
+        return seconds(CLOCK_MONOTONIC);
+    PyObject *found = PyObject_CallNoArgs(track->now);
+    double now = found == NULL ? NAN : PyFloat_AsDouble(found);
+    Py_DecRef(found);
+    return now;
+}
+
+static int end_update(Track *track, PyObject *const *arguments)
+{
+    if (!refers_to(track->optimizer, arguments[0]) || PyThread_get_thread_ident() != track->thread ||
+        track->step >= track->until || track->noted >= NOTES || !is_zero(track->function_modes) || !is_quiet(track) ||
+        !read_marks(track, track->in_step) || !see_calls(track, 1) || !release_call(track))
+        return 0;
+    double now = read_clock(track);
+    /* Any of the above may have run Python, and let another thread take the notes and end the run. */
+    if (!(now < track->until_s) || !track->runs || track->next != IN_STEP || track->step >= track->until || track->noted >= NOTES)
+        return 0;
+    track->elapsed_s[track->noted] = now - track->at;
+    track->time_s[track->noted] = seconds(CLOCK_REALTIME);
+    track->losses[track->noted++] = track->loss;
+    track->at = now;
+    track->ended = ++track->step;
+    return 1;
+}
+
+/* -- The object ---------------------------------------------------------------------------------------------------- */
+
+static PyObject *pass_on(Track *track, int name, PyObject *const *a, Py_ssize_t given)
+{
+    PyObject *host = track->host, *settled = NULL;
+    if (host == NULL)
+        return none();
+    Py_IncRef(host);
+    if (track->next != OFF && (settled = PyObject_CallMethodObjArgs(host, names[N_SETTLE], NULL)) == NULL)
+        PyErr_Clear(); /* it reports its own errors */
+    Py_DecRef(settled);
+    PyObject *found = given == 3 ? PyObject_CallMethodObjArgs(host, names[name], a[0], a[1], a[2], NULL)
+                    : given == 2 ? PyObject_CallMethodObjArgs(host, names[name], a[0], a[1], NULL)
+                    : given == 1 ? PyObject_CallMethodObjArgs(host, names[name], a[0], NULL)
+                                 : PyObject_CallMethodObjArgs(host, names[name], NULL);
+    Py_DecRef(host);
+    return found;
+}
+
+/* Handle a call if it is the expected one. While torch is asked, another thread may take the notes, and end the run. */
+static PyObject *handle(Track *track, int64_t expected, int64_t then, int (*saw)(Track *, PyObject *const *), int name,
+                        PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given: this function takes %zd", given, wanted);
+        return NULL;
+    }
+    if (track->runs && track->next == expected) {
+        PyObject *facts = track->facts;
+        Py_IncRef(facts);
+        int is_done = saw(track, arguments) && track->runs && track->next == expected && track->facts == facts;
+        if (!is_done)
+            PyErr_Clear();
+        else
+            track->next = then;
+        Py_DecRef(facts);
+        if (is_done)
+            return none();
+    }
+    return pass_on(track, name, arguments, given);
+}
+
+static PyObject *track_backward_begins(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    return handle((Track *)self, PASS, IN_PASS, begin_pass, N_BEGINS, arguments, given, 3);
+}
+
+static PyObject *track_backward_ended(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    return handle((Track *)self, IN_PASS, STEP, end_pass, N_ENDED, arguments, given, 2);
+}
+
+static PyObject *track_saw_step_begin(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    return handle((Track *)self, STEP, IN_STEP, begin_update, N_SAW_BEGIN, arguments, given, 3);
+}
+
+static PyObject *track_saw_step_end(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    return handle((Track *)self, IN_STEP, PASS, end_update, N_SAW_END, arguments, given, 3);
+}
+
+static PyObject *track_inner_begins(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    return pass_on((Track *)self, N_INNER_BEGINS, arguments, given);
+}
+
+static PyObject *track_inner_ended(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    return pass_on((Track *)self, N_INNER_ENDED, arguments, given);
+}
+
+static void forget(Track *track)
+{
+    PyObject *facts = track->facts;
+    track->runs = 0;
+    track->facts = NULL;
+    Py_DecRef(facts);
+}
+
+/* drop(): keep nothing of the training alive. The notes stay. */
+static PyObject *track_drop(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    forget((Track *)self);
+    return none();
+}
+
+/* learn(facts): take the facts by which steps are handled; none of them may differ while they are. */
+static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    Track *track = (Track *)self;
+    if (given != 1 || PyTuple_Size(arguments[0]) != FACTS || PyTuple_Size(PyTuple_GetItem(arguments[0], 7)) > MOST_WITNESSES)
+        return PyErr_Format(PyExc_TypeError, "learn takes a tuple of %d facts with at most %d witnesses", FACTS, MOST_WITNESSES);
+    Py_IncRef(arguments[0]);
+    forget(track);
+    track->facts = arguments[0];
+    PyObject **place = &track->optimizer;
+    for (Py_ssize_t i = 0; i < FACTS; i++)
+        place[i] = PyTuple_GetItem(track->facts, i);
+    track->many = PyTuple_Size(track->witnesses);
+    return none();
+}
+
+/* enter(until, until_s, looks, reads): handle the next steps, from the end of one, if the facts are there. */
+static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    Track *track = (Track *)self;
+    if (given != 4)
+        return PyErr_Format(PyExc_TypeError, "enter takes 4 numbers");
+    if (track->facts == NULL)
+        return none();
+    int64_t until = PyLong_AsLongLong(arguments[0]);
+    double until_s = PyFloat_AsDouble(arguments[1]);
+    int64_t looks = PyLong_AsLongLong(arguments[2]), reads = PyLong_AsLongLong(arguments[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    track->until = until;
+    track->until_s = until_s;
+    track->looks = looks;
+    track->reads = reads;
+    track->thread = PyThread_get_thread_ident();
+    track->noted = 0;
+    track->looked_at = -1;
+    track->next = PASS;
+    track->runs = 1;
+    return none();
+}
+
+static PyObject *list_of(const double *numbers, int64_t many)
+{
+    PyObject *list = PyList_New(many);
+    for (int64_t i = 0; list != NULL && i < many; i++)
+        PyList_SetItem(list, i, PyFloat_FromDouble(numbers[i]));
+    return list;
+}
+
+static PyObject *list_of_marks(const struct mark *marks, int64_t many)
+{
+    PyObject *list = PyList_New(many);
+    for (int64_t i = 0; list != NULL && i < many; i++)
+        PyList_SetItem(list, i, marks[i].id ? Py_BuildValue("LL", (long long)marks[i].id, (long long)marks[i].version) : none());
+    return list;
+}
+
+/* take(stops): return the notes since the last call, and forget them; None if there is no run. They are copied before
+ * anything is created, because that may run Python's collector, and the training meanwhile. */
+static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    Track *track = (Track *)self;
+    if (track->next == OFF || given != 1)
+        return none();
+    const Track noted = *track;
+    track->noted = 0;
+    track->looked_at = -1;
+    if (arguments[0] == &_Py_TrueStruct || !track->runs) {
+        track->runs = 0;
+        track->next = OFF;
+    }
+    return Py_BuildValue(
+        "LLNNNdLNNL", (long long)noted.next, (long long)noted.step, list_of(noted.elapsed_s, noted.noted),
+        list_of(noted.time_s, noted.noted), list_of(noted.losses, noted.noted), noted.loss, (long long)noted.looked_at,
+        list_of_marks(noted.in_pass, noted.reads ? noted.many : 0), list_of_marks(noted.in_step, noted.many),
+        (long long)noted.frame);
+}
+
+/* when(): how many steps have ended, and when the newest one did. */
+static PyObject *track_when(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    const Track *track = (const Track *)self;
+    return Py_BuildValue("Ld", (long long)track->ended, track->at);
+}
+
+static int track_traverse(PyObject *self, int (*visit)(PyObject *, void *), void *context)
+{
+    Track *track = (Track *)self;
+    PyObject *all[] = {(PyObject *)self->type, track->facts, track->host};
+    for (int i = 0; i < 3; i++) {
+        int stopped = all[i] == NULL ? 0 : visit(all[i], context);
+        if (stopped)
+            return stopped;
+    }
+    return 0;
+}
+
+static int track_clear(PyObject *self)
+{
+    Track *track = (Track *)self;
+    PyObject *host = track->host;
+    track->host = NULL;
+    forget(track);
+    Py_DecRef(host);
+    return 0;
+}
+
+static void track_dealloc(PyObject *self)
+{
+    PyObject *type = self->type;
+    PyObject_GC_UnTrack(self);
+    track_clear(self);
+    PyObject_GC_Del(self);
+    Py_DecRef(type);
+}
+
+static PyMethodDef track_methods[] = {
+    {"backward_begins", track_backward_begins, METH_FASTCALL, "Note that a pass starts."},
+    {"backward_ended", track_backward_ended, METH_FASTCALL, "Note the end of the pass."},
+    {"inner_begins", track_inner_begins, METH_FASTCALL, "Note that a pass starts inside a pass."},
+    {"inner_ended", track_inner_ended, METH_FASTCALL, "Note the end of such a pass."},
+    {"saw_step_begin", track_saw_step_begin, METH_FASTCALL, "Note that an optimizer is about to step."},
+    {"saw_step_end", track_saw_step_end, METH_FASTCALL, "Note that an optimizer has stepped."},
+    {"learn", track_learn, METH_FASTCALL, "Take the facts by which steps are handled."},
+    {"enter", track_enter, METH_FASTCALL, "Handle the next steps by these facts."},
+    {"drop", track_drop, METH_FASTCALL, "Keep nothing of the training alive."},
+    {"take", track_take, METH_FASTCALL, "Return the notes, and forget them; stop if asked to."},
+    {"when", track_when, METH_FASTCALL, "Return how many steps have ended, and when the newest one did."},
+    {0},
+};
+
+typedef struct {
+    const char *name;
+    int type;
+    Py_ssize_t offset;
+    int flags;
+    const char *doc;
+} PyMemberDef;
+
+enum { T_DOUBLE = 4, T_OBJECT = 6, T_LONGLONG = 17 };
+
+static PyMemberDef track_members[] = {
+    {"host", T_OBJECT, offsetof(Track, host), 0, "who handles what isn't expected"},
+    {"step", T_LONGLONG, offsetof(Track, step), 0, "the number of the running step"},
+    {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
+    {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},
+    {"noted", T_LONGLONG, offsetof(Track, noted), 1, "the steps whose notes weren't taken yet"},
+    {"runs", T_LONGLONG, offsetof(Track, runs), 1, "whether it handles steps now"},
+    {"facts", T_OBJECT, offsetof(Track, facts), 1, "by which it does; None without any"},
+    {0},
+};
+
+typedef struct {
+    int slot;
+    void *value;
+} PyType_Slot;
+
+typedef struct {
+    const char *name;
+    int basic_size, item_size;
+    unsigned flags;
+    PyType_Slot *slots;
+} PyType_Spec;
+
+enum { TP_CLEAR = 51, TP_DEALLOC = 52, TP_METHODS = 64, TP_NEW = 65, TP_TRAVERSE = 71, TP_MEMBERS = 72 };
+enum { HAVE_GC = 1 << 14 };
+
+static PyType_Slot track_slots[] = {
+    {TP_NEW, PyType_GenericNew}, {TP_DEALLOC, track_dealloc}, {TP_TRAVERSE, track_traverse}, {TP_CLEAR, track_clear},
+    {TP_METHODS, track_methods}, {TP_MEMBERS, track_members}, {0},
+};
+
+static PyType_Spec track_spec = {"hookcore.observe._kernel.Track", sizeof(Track), 0, HAVE_GC, track_slots};
+
+static int add_track(PyObject *module)
+{
+    for (int i = 0; i < NAMES; i++)
+        if ((names[i] = PyUnicode_InternFromString(spelled[i])) == NULL)
+            return -1;
+    PyObject *type = PyType_FromSpec(&track_spec);
+    return type == NULL ? -1 : PyModule_AddObject(module, "Track", type);
+}
