@@ -180,7 +180,7 @@ class Joint:
             live = live[:1]
         with ExitStack() as others:  # in the order of the ranks: no one waits for the other
             for run in live:
-                others.enter_context(run.asking)
+                others.enter_context(run.commands.asking)
                 run.learn_numbers()
                 self.run.commands.know(run.commands.newest)
             commands = self.run.commands.make(name, each)  # with the same numbers for all ranks

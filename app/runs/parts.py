@@ -183,6 +183,7 @@ class Commands(deque[Command]):
         super().__init__()
         self.local = local
         self.relay: Relay | None = None
+        self.asking = threading.Lock()  # held while commands get their numbers, and are handed on
         self.asked: dict[int, int] = {}  # the newest ones, and how many events there were before each
         self.dropped = 0
         self.newest_dropped: deque[int] = deque(maxlen=MAX_COMMANDS)  # their numbers

@@ -103,7 +103,6 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     _own_rules: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
     _first_error: FirstError = field(default_factory=FirstError)
-    asking: threading.Lock = field(default_factory=threading.Lock)
     _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
     _gaps: Gaps = field(default_factory=Gaps)
 
@@ -261,7 +260,7 @@ class Run:
         if self.ranks is not None:
             return self.ranks.ask_all(name, each)
         # One at a time: a trainer ignores a command that arrives after one with a higher number.
-        with self.asking:
+        with self.commands.asking:
             self.learn_numbers()
             commands = self.commands.make(name, each)
             self.hand_on(commands)
@@ -273,7 +272,7 @@ class Run:
             self.commands.know(self.commands.relay.newest())
 
     def hand_on(self, commands: Sequence[Command]) -> None:
-        """Give commands to the trainer, while no one else does (`asking` must be held)."""
+        """Give commands to the trainer, while no one else does (`commands.asking` must be held)."""
         local, relay = self.commands.local, self.commands.relay
         with self.lock:
             self.commands.know(max((command.number for command in commands), default=-1))

@@ -423,6 +423,18 @@ static void forget(Track *track)
     Py_DecRef(facts);
 }
 
+/* serve(host): pass on to it what isn't expected. */
+static PyObject *track_serve(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (given != 1)
+        return PyErr_Format(PyExc_TypeError, "serve takes a host");
+    PyObject *before = ((Track *)self)->host;
+    Py_IncRef(arguments[0]);
+    ((Track *)self)->host = arguments[0];
+    Py_DecRef(before);
+    return none();
+}
+
 /* drop(): keep nothing of the training alive. The notes stay. */
 static PyObject *track_drop(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -553,6 +565,7 @@ static PyMethodDef track_methods[] = {
     {"inner_ended", track_inner_ended, METH_FASTCALL, "Note the end of such a pass."},
     {"saw_step_begin", track_saw_step_begin, METH_FASTCALL, "Note that an optimizer is about to step."},
     {"saw_step_end", track_saw_step_end, METH_FASTCALL, "Note that an optimizer has stepped."},
+    {"serve", track_serve, METH_FASTCALL, "Pass on to a host what isn't expected."},
     {"learn", track_learn, METH_FASTCALL, "Take the facts by which steps are handled."},
     {"enter", track_enter, METH_FASTCALL, "Handle the next steps by these facts."},
     {"drop", track_drop, METH_FASTCALL, "Keep nothing of the training alive."},
@@ -572,7 +585,6 @@ typedef struct {
 enum { T_DOUBLE = 4, T_OBJECT = 6, T_LONGLONG = 17 };
 
 static PyMemberDef track_members[] = {
-    {"host", T_OBJECT, offsetof(Track, host), 0, "who handles what isn't expected"},
     {"step", T_LONGLONG, offsetof(Track, step), 0, "the number of the running step"},
     {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
     {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},

@@ -239,13 +239,15 @@ def _stride_of(n: int, limit: int) -> int:
 class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 
-    __slots__ = ("at", "ended", "host", "step")
+    __slots__ = ("at", "ended", "step")
     noted = runs = 0
 
     def __init__(self) -> None:
-        self.host: Any = None
         self.step = self.ended = 0
         self.at = 0.0
+
+    def serve(self, _host: Any) -> None:
+        """Pass on what isn't expected."""
 
     def drop(self) -> None:
         """Keep nothing of the training alive."""

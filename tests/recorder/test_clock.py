@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookcore
+from hookcore.observe import cpu
 from hookcore.recorder.clock import clock, steady
 from hookcore.recorder.clock.cadence import Cadence, JumpFinder
 from hookcore.recorder.clock.steady import Steady
@@ -584,6 +585,19 @@ def test_a_step_that_is_not_captured_takes_at_most_25_calls(pauses: bool) -> Non
             world.step()
         # Now and then, a step does more: such a check is rare.
         assert sorted(_calls_of(world.step) for _ in range(20))[15] <= 25
+        assert watcher.errors == []
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_with_the_extension_a_step_that_is_not_captured_takes_at_most_4_calls(pauses: bool) -> None:
+    most, world = 4 if hasattr(cpu.Track, "learn") else 25, Plain()
+    with watch(world.model, every=10_000, capsule="never") as watcher:
+        if pauses:
+            watcher.pause()
+        for _ in range(clock.FIRST_STEPS + 2):
+            world.step()
+        assert sorted(_calls_of(world.step) for _ in range(20))[12] <= most
+        assert watcher.current_step == clock.FIRST_STEPS + 22
         assert watcher.errors == []
 
 

@@ -144,7 +144,7 @@ class Steady:
 
     def __post_init__(self) -> None:
         self._track = self.clock.track
-        self._track.host = self
+        self._track.serve(self)
         self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
         self._stacks = self.clock.nesting.stacks
         self._changes, self._snapshots = self._control.changes, self._observers.snapshots
@@ -216,13 +216,13 @@ class Steady:
         optimizer, witnesses, holding = owner.ref(), owner.witnesses, self._holding_facts()
         if not _TRACKS or optimizer is None or holding is None or len(witnesses.tensors) > _MOST_WITNESSES:
             return
-        if not (groups := _groups_of(optimizer, self._rates_of(owner))):
+        rates = None if self._collector.rates.is_logged or not self._reads else owner.rates or []
+        if not (groups := _groups_of(optimizer.param_groups, rates)):
             return
-        parts, empty, (hooks, number, hook, kept), absent = holding
+        parts, empty, held, absent = holding
         parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
-        roots = [(root, root.ref()) for root in self._roots]
         self._witnessed = witnesses.keys
-        self._modes = [(root, module.training) for root, module in roots if module is not None]
+        self._modes = [(root, module.training) for root in self._roots if (module := root.ref()) is not None]
         facts = Facts(
             owner.ref,
             None if self._now is time.perf_counter else self._now,
@@ -239,28 +239,21 @@ class Steady:
             groups,
             Tensor,
             _float32,
-            hooks,
-            number,
-            hook,
-            kept,
+            *held,
             absent,
         )
         self._track.learn(facts)
 
-    def _holding_facts(self) -> tuple[list[tuple[Any, str]], Any, Any, Any] | None:
+    def _holding_facts(self) -> tuple[list[tuple[Any, str]], Any, tuple[Any, Any, Any, Any], Any] | None:
         """Return cells, what is empty, hook and what is kept, and what is absent; None if calls can't be held."""
         keeper, holding = self._keeper, self._holding
         if keeper is None or holding is None:
-            return [], (), (None,) * 4, ()
+            return [], (), (None, None, None, None), ()
         kept, conditions = keeper.lone, until_compiled()
         if kept is None or conditions is None or not holding.is_on:
             return None
         empty, absent = conditions
         return [(keeper, "newest"), (holding, "is_on")], empty, (*holding.entry, kept), absent
-
-    def _rates_of(self, owner: Owner) -> list[Any] | None:
-        """Return the learning rates that must stay as they are; None if that doesn't matter."""
-        return None if self._collector.rates.is_logged or not self._reads else owner.rates or []
 
     def _start(self) -> None:
         """Let the track handle the next steps, if it knows the facts and nothing waits."""
@@ -593,9 +586,8 @@ class Steady:
         )
 
 
-def _groups_of(optimizer: Optimizer, rates: list[Any] | None) -> tuple[Any, ...]:
+def _groups_of(groups: list[dict[str, Any]], rates: list[Any] | None) -> tuple[Any, ...]:
     """Return how many tensors each group has, the last one's id, and its rate; nothing if some can't be compared."""
-    groups = optimizer.param_groups
     rates = [None] * len(groups) if rates is None else rates
     if len(rates) != len(groups) or any(type(rate) not in (float, type(None)) for rate in rates):
         return ()
