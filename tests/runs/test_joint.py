@@ -810,20 +810,20 @@ def test_commands_reach_all_ranks_and_tensors_are_requested_from_the_lowest(rank
 
 def test_the_outcome_of_a_command_to_all_ranks_is_that_of_the_rank_that_needs_a_look_first(ranks: Ranks) -> None:
     ranks.all([0])
-    asked = ranks.joint.ask("settings", changes={"paused": True})
+    asked = ranks.joint.run.ask("settings", changes={"paused": True})
     assert {command.number for rank in range(WORLD) for command in ranks.send(rank, [1]).commands} == {asked.number}
 
     def report(rank: int, outcome: Outcome) -> str:
         about = about_command(asked.number, outcome)
-        run = ranks.joint.members[f"run-{rank}-0"].run
+        run = ranks.joint.rounds.members[f"run-{rank}-0"].run
         run.store.add_event(Event(1, 1.0, "settings-changed", f"by {rank}", about=about))
-        return ranks.joint.outcome(asked.number).outcome
+        return ranks.joint.run.outcome(asked.number).outcome
 
     assert report(0, "applied") == "waiting"
     assert [report(rank, "applied") for rank in range(1, WORLD)][-1] == "applied"
     assert report(2, "refused") == "refused"
-    assert ranks.joint.outcome(asked.number).reason == "by 2"
-    assert ranks.joint.outcome(asked.number + 1).outcome == "unknown"
+    assert ranks.joint.run.outcome(asked.number).reason == "by 2"
+    assert ranks.joint.run.outcome(asked.number + 1).outcome == "unknown"
 
 
 def test_the_tensors_of_the_lowest_rank_are_shown(ranks: Ranks) -> None:
