@@ -74,7 +74,7 @@ class Progress(Protocol):
     shipped: int
 
 
-class Facts(NamedTuple):
+class TrackFacts(NamedTuple):
     """What a track looks at. The extension has the same list."""
 
     optimizer: Callable[[], Optimizer | None]
@@ -223,7 +223,7 @@ class Steady:
         parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
         self._witnessed = witnesses.keys
         self._modes = [(root, module.training) for root in self._roots if (module := root.ref()) is not None]
-        facts = Facts(
+        facts = TrackFacts(
             owner.ref,
             None if self._now is time.perf_counter else self._now,
             function_modes,
