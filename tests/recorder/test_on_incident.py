@@ -279,6 +279,7 @@ class Overflowing(nn.Module):
 
 
 def train_scaled(limit: float, steps: int, calls: list[Incident], severity: Literal["info", "error"]) -> None:
+    seed_all()
     model = Overflowing(limit)
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), torch.amp.GradScaler("cpu", init_scale=2.0**16)
     with watch(model) as watcher:
