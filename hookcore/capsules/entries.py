@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -25,17 +26,9 @@ class Members:
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.named_modules())
-        self._weights = [
-            (f"{path}.{name}" if path else name, weakref.ref(each), name)
-            for path, each in modules
-            for name in _names(each.named_parameters)
-        ]
-        self._modules = [(path, weakref.ref(each)) for path, each in modules]
-        self._buffers = [
-            (f"{path}.{name}" if path else name, weakref.ref(each), name)
-            for path, each in modules
-            for name in _names(each.named_buffers)
-        ]
+        self._modules = [(path, weakref.ref(module)) for path, module in modules]
+        self._weights = list(_places(modules, lambda module: module.named_parameters(recurse=False)))
+        self._buffers = list(_places(modules, lambda module: module.named_buffers(recurse=False)))
 
     def weights(self) -> list[Tensor | None]:
         """Return the weights as they are now; None for one that is gone."""
@@ -58,26 +51,19 @@ class Members:
         """Return which modules are in training mode now."""
         return [(path, module.training) for path, ref in self._modules if (module := ref()) is not None]
 
-    def other_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the buffers without the running statistics of batch norms in training mode.
-
-        No result depends on those.
-        """
-        for path, ref, name in self._buffers:
-            module = ref()
-            skips = name in STATISTICS and module is not None and is_tracking(module, module.training)
-            if not skips and (buffer := _member(module, "_buffers", name)) is not None:
-                yield path, buffer
-
     def versions(self) -> list[tuple[int, int]]:
         """Return a state that differs if a weight is changed or replaced."""
         return [state_of(weight) for weight in self.weights()]
 
-    def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the buffers as they are now."""
+    def buffers(self, that_count: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Return the buffers as they are now; of those that count, no result depends on the others.
+
+        The others are the running statistics of batch norms in training mode.
+        """
         for path, ref, name in self._buffers:
-            buffer = _member(ref(), "_buffers", name)
-            if buffer is not None:
+            module = ref()
+            skips = that_count and name in STATISTICS and module is not None and is_tracking(module, module.training)
+            if not skips and (buffer := _member(module, "_buffers", name)) is not None:
                 yield path, buffer
 
 
@@ -86,8 +72,13 @@ def state_of(tensor: Tensor | None) -> tuple[int, int]:
     return (0, -1) if tensor is None else (id(tensor), version_of(tensor))
 
 
-def _names(members: Callable[..., Iterable[tuple[str, Tensor]]]) -> list[str]:
-    return [name for name, _ in members(recurse=False)]
+def _places(
+    modules: Iterable[tuple[str, nn.Module]], members: Callable[[nn.Module], Iterable[tuple[str, Tensor]]]
+) -> Iterator[tuple[str, weakref.ref[nn.Module], str]]:
+    """Yield the path of each weight or buffer, its module, and its name there."""
+    for path, module in modules:
+        for name, _ in members(module):
+            yield f"{path}.{name}" if path else name, weakref.ref(module), name
 
 
 def _member(module: nn.Module | None, table: str, name: str) -> Tensor | None:
@@ -120,15 +111,24 @@ def check_plain(sources: Iterable[Tensor]) -> None:
     """Raise NotCopiedError for a tensor whose class may keep its values elsewhere."""
     for source in sources:
         if type(source) not in _PLAIN or source.layout is not torch.strided or is_wrapped(source):
-            raise NotCopiedError("tensor-class", f"one of its weights is a {type(source).__name__}, which isn't copied")
+            text = f"one of its weights is a {type(source).__name__}, which isn't copied"
+            raise NotCopiedError(Reason("tensor-class", text))
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a step can't be repeated: a word for programs, and a sentence."""
+
+    code: str
+    text: str
 
 
 class NotCopiedError(Exception):
-    """Why a model's weights can't be copied: a word for programs, and a sentence."""
+    """A model's weights can't be copied."""
 
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code, self.text = code, text
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
 
 
 class Slot:
@@ -177,7 +177,7 @@ class AtEntry:
                 copied.append((path, key))
             else:
                 self._rest.append((path, state_of(each)))
-        for path, each in members.other_buffers():
+        for path, each in members.buffers(that_count=True):
             if bytes_of((each,)) > SMALL_BYTES:
                 self._rest.append((path, state_of(each)))
             elif (key := id(each)) not in places:

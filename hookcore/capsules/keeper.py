@@ -31,8 +31,8 @@ from hookcore.capsules.calls import (
     versions_of,
 )
 from hookcore.capsules.content import about, step_of, write_capsule
-from hookcore.capsules.entries import Members, bytes_of
-from hookcore.capsules.late import LateStep, LateSteps, Reason
+from hookcore.capsules.entries import Members, Reason, bytes_of
+from hookcore.capsules.late import LateStep, LateSteps
 from hookcore.config import Capsule
 from hookcore.delivery.dashboard.capsules import (
     FRAMES,

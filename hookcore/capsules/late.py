@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from hookcore.capsules.calls import Call, Held, KeptModel
-from hookcore.capsules.entries import AtEntry, NotCopiedError, Slot, bytes_of, check_plain
+from hookcore.capsules.entries import AtEntry, NotCopiedError, Reason, Slot, bytes_of, check_plain
 from hookcore.observe.copies import free_bytes, is_capturing
 from hookcore.observe.plain import unseen
 from hookcore.recorder.known.roots import find_tensors
@@ -27,14 +26,6 @@ FIRST_BYTES: Final = 64 << 20  # of all copies and batches, as long as the train
 FIRST_UPDATES: Final = 2  # until so many optimizer steps, because the first one makes the optimizer's states
 SHARE: Final = 8  # of the free memory of a device, one part may be used
 CHECK_EVERY: Final = 16  # optimizer steps between two looks at the free memory
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a step can't be repeated: a word for programs, and a sentence."""
-
-    code: str
-    text: str
 
 
 _NOT_LOOKED: Final = Reason("not-looked-at", "nothing looked at the steps before it, so its weights were not copied")
@@ -94,14 +85,14 @@ class LateSteps:
             with unseen():
                 return self._enter(known, last, updates)
         except NotCopiedError as error:
-            self._why = Reason(error.code, error.text)
+            self._why = error.reason
         except Exception as error:  # such as a device that is out of memory; the training goes on
             self.stop(Reason("failed", f"copying its weights failed: {type(error).__name__}: {error}"))
         return None
 
     def _enter(self, known: KeptModel, last: AtEntry | None, updates: int) -> AtEntry:
         if last is None and self._unasked >= MAX_HELD:
-            raise NotCopiedError(_NOT_LOOKED.code, _NOT_LOOKED.text)
+            raise NotCopiedError(_NOT_LOOKED)
         entry = AtEntry(known.members, updates)
         sources = entry.sources(known.members)
         if last is not None and last.is_as(entry):  # another micro-batch
@@ -113,7 +104,7 @@ class LateSteps:
 
     def _free_slot(self, sources: list[Tensor], updates: int) -> Slot:
         if is_capturing():
-            raise NotCopiedError("capturing", "it ran inside the capture of a CUDA graph")
+            raise NotCopiedError(Reason("capturing", "it ran inside the capture of a CUDA graph"))
         self._look_for_room({source.device for source in sources}, updates)
         for slot in self._slots:
             if not slot.users and slot.fits(sources):
@@ -123,7 +114,7 @@ class LateSteps:
         if self.used + needed > self._room:
             self._forget_free()  # of weights that are there no more
         if self.used + needed > self._room:
-            raise self._full("a copy of its weights takes", needed)
+            raise NotCopiedError(self._full("a copy of its weights takes", needed))
         slot = Slot(sources)
         self._slots.append(slot)
         return slot
@@ -139,17 +130,17 @@ class LateSteps:
     def _forget_free(self) -> None:
         self._slots = [slot for slot in self._slots if slot.users]
 
-    def _full(self, what: str, needed: int) -> NotCopiedError:
+    def _full(self, what: str, needed: int) -> Reason:
         megabytes, room = needed / 1e6, self._room / 1e6
         if needed > self._max_bytes:
             limit = f"more than capsule_size={self._max_bytes:,} bytes"
-            return NotCopiedError("capsule-size", f"{what} {megabytes:,.1f} MB on the device, {limit}")
+            return Reason("capsule-size", f"{what} {megabytes:,.1f} MB on the device, {limit}")
         if needed > self._room:
             limit = f"more than the {room:,.1f} MB that hookcore allows itself of the device's free memory"
             limit += " during the first steps" if self._check_at <= FIRST_UPDATES else ""
-            return NotCopiedError("device-memory", f"{what} {megabytes:,.1f} MB, {limit}")
+            return Reason("device-memory", f"{what} {megabytes:,.1f} MB, {limit}")
         text = f"the values of earlier steps were still unknown, and their copies took the {room:,.1f} MB allowed"
-        return NotCopiedError("late", text)
+        return Reason("late", text)
 
     @property
     def used(self) -> int:
@@ -166,8 +157,7 @@ class LateSteps:
         if copied and sum(each.is_held for each in self._steps) >= MAX_HELD:
             copied, why = [], _TOO_MANY
         elif copied and self.used + needed > self._room:
-            full = self._full("its arguments and outputs take", needed)
-            copied, why = [], Reason(full.code, full.text)
+            copied, why = [], self._full("its arguments and outputs take", needed)
         kept = LateStep(step, copied, needed if copied else 0, why)
         if copied:
             self._steps.add(kept)
