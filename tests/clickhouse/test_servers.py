@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,11 +19,6 @@ from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.client import ClickHouseError, ClusterAddress
 from hookcore_app.clickhouse.client import Cluster as Client
 from hookcore_app.clickhouse.cluster import entry, shared, sharing
-from hookcore_app.clickhouse.cluster import entry as opening
-from hookcore_app.clickhouse.cluster import shared as following
-from hookcore_app.clickhouse.cluster import shared as listing
-from hookcore_app.clickhouse.cluster import shared as loading
-from hookcore_app.clickhouse.cluster import sharing as retention
 from hookcore_app.clickhouse.cluster.sharing import Retention, days_of
 from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.reading import Extent
@@ -263,8 +258,8 @@ def test_a_server_over_clickhouse_takes_no_batches_and_says_where_to_send_them(u
 def test_a_run_beyond_the_length_of_the_list_is_found_by_its_link(
     url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "MAX_LISTED", 1)
-    monkeypatch.setattr(listing, "RECENT_S", 0)
+    monkeypatch.setattr(shared, "MAX_LISTED", 1)
+    monkeypatch.setattr(shared, "RECENT_S", 0)
     for run in ("a", "b", "c"):
         collector.send(range(5), run)
         collector.end(5, run)
@@ -365,7 +360,7 @@ def test_a_shard_that_is_down_hides_nothing_silently(
 
 
 def test_a_run_that_cannot_be_opened_now_says_so(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before a reader opens it
+    monkeypatch.setattr(shared, "FULL", 0.0)  # no run is read before a reader opens it
     with running() as nodes:
         collector = Collector(tmp_path, nodes.url)
         collector.inserter.start()
@@ -408,13 +403,13 @@ def test_clickhouse_failures_are_not_reported_as_client_errors(
 def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
     url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before a reader opens it
+    monkeypatch.setattr(shared, "FULL", 0.0)  # no run is read before a reader opens it
     world = serve(url)
     collector.send(range(5))
     end = EndItem(5, 4, Failure("crashed", 4, "ValueError: bad batch"))
     collector.post(Batch(run=a_run("run"), taps_from=len(TAPS), items=(end,)))
     wait_for(lambda: _listed(world).get("run", {}).get("state") == "crashed", "the end")
-    monkeypatch.setattr(loading, "extent_of", lambda *of: Extent(1, 4))  # as before the end arrived
+    monkeypatch.setattr(shared, "extent_of", lambda *of: Extent(1, 4))  # as before the end arrived
     run = world.runs.find("run")
     assert run is not None
     wait_for(lambda: run.received.acknowledged == 5, "the rest")
@@ -475,11 +470,11 @@ def _steps_of_all(world: World) -> list[int]:
 def test_in_a_long_restarted_training_memory_has_the_newest_steps_and_clickhouse_the_rest(
     url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, whole: int, frames: int, begin: int | None
 ) -> None:
-    monkeypatch.setattr(opening, "WHOLE_ROWS", whole)  # a frame counts as 25
+    monkeypatch.setattr(entry, "WHOLE_ROWS", whole)  # a frame counts as 25
     for name in ("WINDOW_FRAMES", "MIN_FRAMES"):
-        monkeypatch.setattr(opening, name, frames)
-    monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
-    monkeypatch.setattr(following, "FULL", 0.0)
+        monkeypatch.setattr(entry, name, frames)
+    monkeypatch.setattr(entry, "WINDOW_ROWS", 200)
+    monkeypatch.setattr(shared, "FULL", 0.0)
     for attempt, count in enumerate((20, 10)):
         for rank in range(2):
             store_frames(url, _a_rank(rank, attempt), range(count))
@@ -496,8 +491,8 @@ def test_in_a_long_restarted_training_memory_has_the_newest_steps_and_clickhouse
 def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_are_answered(
     url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "WHOLE_ROWS", 300)
-    monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
+    monkeypatch.setattr(entry, "WHOLE_ROWS", 300)
+    monkeypatch.setattr(entry, "WINDOW_ROWS", 200)
     monkeypatch.setattr(rankspast, "MAX_ADDED", 100)
     monkeypatch.setattr(rankspast, "MAX_SKETCHES_ADDED", 100)
     for module in (adder, ranksums):
@@ -547,57 +542,65 @@ def partial_of(world: World, path: str) -> str:
     return world.client.get(path).headers.get("hookcore-partial", "")
 
 
+class Polled:
+    """A server over ClickHouse without a thread: the test decides when it looks."""
+
+    def __init__(self, url: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.world = make_world(now, store=url)
+        self.shared = self.world.app.state.shared
+        (self._shard,) = self.shared._cluster.shards
+        self.shared._listed.set()
+
+    def look(self) -> None:
+        """Read what is new, and hand it on."""
+        self.shared._look(self._shard)
+        self.shared.advance(self._shard)
+
+    def look_at_joint(self) -> Joint:
+        """Look, and return the ranks together, which are read for it."""
+        self.look()
+        self.world.runs.find("ranks-job")
+        return joint_in(self.world)
+
+
 def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_begun_are_in_the_sum(url: str) -> None:
     """Servers therefore agree on the steps of the next attempt, whenever they read it."""
-    world = make_world(store=url)  # without a thread: the test polls
-    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
-    shared_runs._listed.set()
-
-    def look() -> Joint:
-        shared_runs._look(shard)
-        shared_runs.advance(shard)
-        world.runs.find("ranks-job")
-        return joint_in(world)
+    polled = Polled(url)
 
     for rank, steps in ((0, range(10)), (1, range(8))):
         store_frames(url, _a_rank(rank), steps, sent=9)
-    assert look().run.store.steps().newest == 7
+    assert polled.look_at_joint().run.store.steps().newest == 7
     for rank in range(2):
         store_frames(url, _a_rank(rank, attempt=1), range(3))
-    assert look().run.store.steps().newest == 7, "the next attempt waits"
+    assert polled.look_at_joint().run.store.steps().newest == 7, "the next attempt waits"
     store_frames(url, _a_rank(1), range(8, 10))
     for rank in range(2):
         store_frames(url, _a_rank(rank, attempt=1), range(3, 5))
-    joint = look()
+    joint = polled.look_at_joint()
     joint.sum.tick()
     assert (joint.sum.shift, joint.run.store.steps().newest, joint.sum.assembly.absences.incomplete) == (10, 14, 0)
     assert not [event.message for event in joint.run.store.events() if event.name == "rank-of-before"]
-    shared_runs.close()
+    polled.shared.close()
 
 
 def test_ranks_too_large_for_memory_are_not_blamed_and_the_others_are_read_before_the_sum(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(store=url)  # without a thread: the test polls
-    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
-    shared_runs._listed.set()
+    polled = Polled(url)
+    world = polled.world
     loaded: list[bool] = []
 
     def recorded(runs: Sequence[Run]) -> dict[str, Recorded]:
         loaded.extend(run.loaded for run in runs)
         return {}
 
-    def look() -> None:
-        shared_runs._look(shard)
-        shared_runs.advance(shard)
-
     for rank in range(2):
         store_frames(url, _a_rank(rank), range(10))
-    monkeypatch.setattr(following, "FULL", 0.0)
-    look()
+    monkeypatch.setattr(shared, "FULL", 0.0)
+    polled.look()
     assert world.runs.find("rank-0-0") is not None  # a reader opens only this one
     store_frames(url, _a_rank(0), range(10, 12))
-    look()
+    polled.look()
     joint, other = joint_in(world), world.runs.get("rank-1-0")
     assert joint.run.loaded
     assert joint.run.store.steps().newest == 11
@@ -606,31 +609,26 @@ def test_ranks_too_large_for_memory_are_not_blamed_and_the_others_are_read_befor
     assert "more than 0% of --memory (2 GB)" in message
     assert joint.sum.assembly.absences.incomplete == 2
     joint.run.swap(Store.outline(joint.run.store.steps()), loaded=False)
-    monkeypatch.setattr(following, "FULL", 0.8)
-    monkeypatch.setattr(shared_runs, "recorded", recorded)
+    monkeypatch.setattr(shared, "FULL", 0.8)
+    monkeypatch.setattr(polled.shared, "recorded", recorded)
     store_frames(url, _a_rank(0), range(12, 13))
-    look()
+    polled.look()
     assert other is not None
     assert other.loaded
     assert loaded == [True, True]
-    shared_runs.close()
+    polled.shared.close()
 
 
 def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    world = make_world(lambda: now_s, store=url)  # without a thread: the test polls
-    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
-    shared_runs._listed.set()
-
-    def look() -> None:
-        shared_runs._look(shard)
-        shared_runs.advance(shard)
+    polled = Polled(url, lambda: now_s)
+    world = polled.world
 
     for rank in range(2):
         store_frames(url, _a_rank(rank), range(10))
-    look()
+    polled.look()
     world.runs.find("ranks-job")
     joint, away = joint_in(world), world.runs.get("rank-1-0")
     assert away is not None
@@ -643,9 +641,9 @@ def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted
         assert world.runs._memory.leave(away)
         joint.sum.tick()
         store_frames(url, _a_rank(0), others)
-        look()
+        polled.look()
         store_frames(url, _a_rank(1), steps)
-        look()
+        polled.look()
         assert away.loaded
 
     leave_while(range(10, 16), range(10, 15))
@@ -656,17 +654,17 @@ def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted
     )
     store_frames(url, _a_rank(0), range(15, 17))
     store_frames(url, _a_rank(1), range(16, 17))
-    look()
+    polled.look()
     assert joint.run.store.steps().newest == 16
     assert joint.sum.assembly.absences.incomplete == 4
-    monkeypatch.setattr(opening, "WHOLE_ROWS", 100)  # a frame counts as 25
-    monkeypatch.setattr(opening, "WINDOW_ROWS", 50)
+    monkeypatch.setattr(entry, "WHOLE_ROWS", 100)  # a frame counts as 25
+    monkeypatch.setattr(entry, "WINDOW_ROWS", 50)
     leave_while(range(17, 25), range(17, 26))
     assert progress.late == 4 + 8
     assert any("rank 1 was away for 6 frames" in each.message for each in joint.run.store.events())
     shown = world.client.get("/api/v1/ranks?run=ranks-job").json()
     assert [each["late"] for each in shown["ranks"]] == [0, 12]
-    shared_runs.close()
+    polled.shared.close()
 
 
 # -- how long runs are kept --------------------------------------------------------------------------------------------
@@ -708,7 +706,7 @@ def test_days_with_only_long_silent_runs_are_dropped_everywhere(
         assert shard.read(f"SELECT count() AS count FROM {table.name} WHERE day = today()").one("count") == 1
         assert shard.read(f"SELECT count() AS count FROM {table.name}").one("count") == 1, "days without runs are gone"
     assert keeping.keep(shard) == [], "not again so soon"
-    monkeypatch.setattr(retention, "EVERY_S", 0.0)
+    monkeypatch.setattr(sharing, "EVERY_S", 0.0)
     assert keeping.keep(shard) == []
     left = shard.read("SELECT id FROM runs ORDER BY id").texts("id")
     assert left == [b"new", b"still"]
@@ -748,8 +746,8 @@ def test_runs_of_dropped_days_leave_the_list_on_every_server(
 def test_many_frames_with_few_values_make_a_run_long(
     url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "WHOLE_ROWS", 300)
-    monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
+    monkeypatch.setattr(entry, "WHOLE_ROWS", 300)
+    monkeypatch.setattr(entry, "WINDOW_ROWS", 200)
     collector.send(range(20))  # with 100 values of taps
     collector.end(20)
     collector.wait()
@@ -760,26 +758,20 @@ def test_many_frames_with_few_values_make_a_run_long(
 
 def test_late_frames_are_in_the_sum_after_the_ranks_in_clickhouse_were_added_up_again(url: str) -> None:
     now_s = 1000.0
-    world = make_world(lambda: now_s, store=url)  # without a thread: the test polls
-    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
-    shared_runs._listed.set()
-
-    def look() -> None:
-        shared_runs._look(shard)
-        shared_runs.advance(shard)
-        world.runs.find("ranks-job")
+    polled = Polled(url, lambda: now_s)
+    world = polled.world
 
     for rank, steps in ((0, range(10)), (1, range(3))):
         store_frames(url, _a_rank(rank), steps)
-    look()
+    polled.look_at_joint()
     now_s += LATE_S + 1
     joint_in(world).sum.tick()
     store_frames(url, _a_rank(1), range(3, 10))
-    look()
+    polled.look_at_joint()
     before = world.client.get("/api/v1/ranks?run=ranks-job").json()
     assert (before["incomplete"], before["ranks"][1]["late"]) == (6, 6), "the newest step is still open"
     for run in joint_in(world).runs():
         run.signs.seen_at = float("-inf")  # both are lost
     after = world.client.post("/api/v1/ranks?run=ranks-job").json()
     assert (after["incomplete"], after["ranks"][1]["late"], after["steps"]) == (0, 0, 10)
-    shared_runs.close()
+    polled.shared.close()
