@@ -600,7 +600,7 @@ static PyObject *call_observe_other(PyObject *self, PyObject *const *arguments, 
 }
 
 /* A float32 is not finite if all bits of its exponent are set. */
-enum { MAX_VALUES = 4096 }; /* of a gradient that is looked at in every step: observe/finite.py has the same number */
+enum { MAX_VALUES = 4096 }; /* of a tensor that is looked at in every step */
 
 static int is_finite(const uint32_t *values, int64_t n)
 {
@@ -698,6 +698,7 @@ __attribute__((visibility("default"))) PyObject *PyInit__kernel(void)
     if (module == NULL || add_track(module) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(module, "SCRATCH_BYTES", SCRATCH_BYTES) ||
         PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) ||
+        PyModule_AddIntConstant(module, "MAX_VALUES", MAX_VALUES) ||
         PyModule_AddStringConstant(module, "INSTRUCTIONS", loops->name))
         return NULL;
     return module;

@@ -49,6 +49,7 @@ SLOW_KERNEL: Final = (
 INSTRUCTIONS: Final[str] = _kernel.INSTRUCTIONS  # the instruction set in use
 MAX_THREADS: Final[int] = _kernel.MAX_THREADS
 SCRATCH_BYTES: Final[int] = _kernel.SCRATCH_BYTES
+MAX_VALUES: Final[int] = _kernel.MAX_VALUES  # of a tensor that is looked at in every step
 
 observe = _kernel.observe  # (address, n, row, control): n float32s without gaps
 observe_other = _kernel.observe_other  # (address, n, code, row, control): n values of any type without gaps

@@ -17,7 +17,7 @@ from hookcore.observe.plain import make_plain, unseen
 
 _float32: Final = torch.float32
 _is_finite: Final = cpu.is_finite
-MAX_VALUES: Final = 4096  # of a tensor that is looked at in every step
+MAX_VALUES: Final = cpu.MAX_VALUES
 NonFinite = Literal["nan", "inf", "-inf"]
 _WORDS: Final[tuple[tuple[int, NonFinite], ...]] = (
     (layout.NAN_COUNT, "nan"),

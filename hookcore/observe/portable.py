@@ -18,6 +18,7 @@ from hookcore.records import sketch
 INSTRUCTIONS: Final = "NumPy"
 MAX_THREADS: Final = 1
 SCRATCH_BYTES: Final = 64
+MAX_VALUES: Final = 4096  # of a tensor that is looked at in every step
 # By code (see `hookcore.observe.cpu`). NumPy has no bfloat16, so its bits are read.
 _DTYPES: Final = ("f4", "f8", "u2", "f2", "u1", "i1", "i2", "i4", "i8", "u1", "c8", "c16")
 _BFLOAT16: Final = 2
