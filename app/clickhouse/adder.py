@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from hookcore.records import STAT_COLUMN, STATS, Tap
 from hookcore.records.sketch import places_of
-from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
+from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, THROUGHPUT, TIME
 
 from .asked import LARGE, LARGE_SKETCHES, Asked, Part
 from .attempts import Attempt, Marks, Progress, RankRun
 from .questions import OfRun, begins_of, pieces_of, sketches_sql
 from .rankrows import Logged, Sums, merge_scalar
 from .rankshares import RankShares, sums_of
-from .rankspast import RATES, RanksPast
+from .rankspast import RanksPast
 from .ranksums import (
     MOST,
     Reach,
@@ -56,7 +56,7 @@ _LEAF: Final = 1 << LEAF  # steps
 _OF_LEAVES: Final = SUM_LEVELS[: SUM_LEVELS.index(LEAF) + 1]
 _PER_LEAF: Final = sum(_LEAF >> level for level in _OF_LEAVES)  # rows that are stored of a lane
 # Logged values that aren't simply the mean of the ranks, by lane. Names may be stored later than values.
-_OTHERS: Final = {lane_of_scalar(name): name for name in (ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME, *RATES)}
+_OTHERS: Final = {lane_of_scalar(name): name for name in (ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME, *THROUGHPUT)}
 _VALUES: Final = [STAT_COLUMN[name] for name in ("mean", "min", "max")]
 _NEEDED: Final = ("count", "nan", "inf", "sketched")
 
@@ -122,7 +122,7 @@ class LeafSums:
         for begin, end in zip(begins, np.append(begins[1:], len(lane)), strict=True):
             number, part = int(lane[begin]), slice(begin, end)
             name = _OTHERS.get(number, "")  # of all others, it doesn't matter
-            if name not in RATES:  # they depend on the steps before
+            if name not in THROUGHPUT:  # they depend on the steps before
                 step, value = merge_scalar(name, Logged(said.rank[part], said.step[part], said.value[part]), frames)
                 stats = np.zeros((len(STATS), len(value)))
                 stats[_VALUES] = np.where(np.isfinite(value), value, np.nan)
@@ -303,7 +303,7 @@ class Adder:
     def _add_leaves(self, table: Table, attempt: Attempt, known: _Known, leaves: Sequence[int], reach: Reach) -> None:
         """Store the sums of some neighboring leaves, as many as can be added up at once."""
         numbers = {rank: rank.taps() for rank in attempt.ranks}
-        taps = [*dict.fromkeys(tap for number in numbers.values() for tap in number)]
+        taps = [*dict.fromkeys(tap for theirs in numbers.values() for tap in theirs)]
         progress = [self._steps.progress_of(rank) for rank in attempt.ranks]
         each = max(1.0, _LEAF * sum(each.captured / max(1, each.newest + 1) for each in progress))  # rows of a tap
         many = _neighbors(leaves, self._sums.most_leaves(table, attempt, len(taps), each))

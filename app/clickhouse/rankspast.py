@@ -11,7 +11,7 @@ import numpy as np
 
 from hookcore.errors import HookcoreError
 from hookcore.records import ACTIVATION_KINDS, STATS, Tap
-from hookcore.records.vocabulary import GRAD_SCALE, SAMPLES_RATE, TIME, TOKENS_RATE
+from hookcore.records.vocabulary import GRAD_SCALE, THROUGHPUT, TIME
 from hookcore.store import StepRange
 from hookcore.store.past import Lane, Span
 from hookcore.store.rows import Cells, Columns, Rows, Streaks
@@ -53,7 +53,6 @@ from .schema import CHUNK, FRAME, PART, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SCALA
 
 # What all ranks of a training have logged, as one value for each step; also their throughput, as in memory.
 
-RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
 _FIRST: Final = 8  # captured steps of each rank, which show of which taps it has values of its own
 _AMONG: Final = 4096  # its first items
 
@@ -167,10 +166,10 @@ class RankLogged:
     def rows(self, name: str, within: Iterable[OfAttempt], budget: Budget, most: int) -> Rows:
         """Return the rows of some steps. Raises TooManyError if more than `most` values would have to be added up."""
         lane = lane_of_scalar(name)
-        parts, left = ([], [*within]) if name in RATES else self.sums.rows("mean", [lane], within, budget, most)
+        parts, left = ([], [*within]) if name in THROUGHPUT else self.sums.rows("mean", [lane], within, budget, most)
         for attempt, steps in left:
             said = self.shares.without_lost(attempt.ranks, steps, _logged(attempt, name, steps, most))
-            if name in RATES:
+            if name in THROUGHPUT:
                 at, value = self.rates.add_up(name, attempt, steps[0], said)
             else:
                 frames = _logged(attempt, TIME, steps, most) if name == GRAD_SCALE else said

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, STAT_COLUMN, UNKNOWN_OWNER, Frame, Kind, Tap
-from hookcore.records.vocabulary import SAMPLES_RATE, TOKENS_RATE
+from hookcore.records.vocabulary import THROUGHPUT
 from hookcore.store.rankstep import Difference, Repeated, Rows, StepOfRanks
 
 from .ranks import LATE_S, Absences, Backlog, BadRanks, Pending, RankProgress, Shares, bytes_of, events_of, without_rows
@@ -67,9 +67,6 @@ class TapNumbers:
         return {kind: np.array(numbers, np.int64) for kind, numbers in kinds.items()}
 
 
-RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
-
-
 class Logged:
     """The mean of the ranks that logged a value in a step, except for the throughput.
 
@@ -88,7 +85,7 @@ class Logged:
     def merge(self, scalars: Mapping[int, Mapping[str, float]], ranks: Collection[int] | None) -> dict[str, float]:
         """Return the values of a step. `ranks` have batches of their own; None if that isn't known."""
         found = _mean_of(scalars[rank] for rank in sorted(scalars))
-        for name in RATES:
+        for name in THROUGHPUT:
             if name in found:
                 newest = self._rates.setdefault(name, {})
                 newest |= {rank: logged[name] for rank, logged in scalars.items() if name in logged}

@@ -33,6 +33,7 @@ NET_SENT: Final = SYSTEM + "network/sent"
 STEPS_RATE: Final = SYSTEM + "rate/steps"  # per second
 SAMPLES_RATE: Final = SYSTEM + "rate/samples"
 TOKENS_RATE: Final = SYSTEM + "rate/tokens"  # if the model is given integers, a row for each sample
+THROUGHPUT: Final = (SAMPLES_RATE, TOKENS_RATE)  # rates that add up over the ranks of a training
 TIME_LOADING: Final = SYSTEM + "time/loading"  # seconds of a captured step: in a DataLoader, if the run has one
 TIME_BEFORE: Final = SYSTEM + "time/before"  # until the model is called first
 TIME_FORWARD: Final = SYSTEM + "time/forward"
