@@ -456,10 +456,10 @@ def differences(one: Store, two: Store, pairs: Pairs, asked: ComparisonQuery, co
 def _common(one: Store, two: Store, asked: ComparisonQuery) -> tuple[int, int] | None:
     """Return the first and the last step that both runs can have."""
     ranges = one.steps(), two.steps()
-    if any(range_.first is None or range_.newest is None for range_ in ranges):
+    if any(steps.first is None or steps.newest is None for steps in ranges):
         return None
-    first = max(range_.first or 0 for range_ in ranges)
-    last = min(range_.newest or 0 for range_ in ranges)
+    first = max(steps.first or 0 for steps in ranges)
+    last = min(steps.newest or 0 for steps in ranges)
     first = max(first, asked.first or 0)
     last = last if asked.last is None else min(last, asked.last)
     return (first, last) if first <= last else None

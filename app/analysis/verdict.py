@@ -228,8 +228,8 @@ def _span(one: Store, two: Store, asked: ComparisonQuery) -> int:
     ranges = [each for each in (one.steps(), two.steps()) if each.newest is not None]
     if not ranges:
         return 0
-    first = max(min(range_.first or 0 for range_ in ranges), asked.first or 0)
-    last = max(range_.newest or 0 for range_ in ranges)
+    first = max(min(steps.first or 0 for steps in ranges), asked.first or 0)
+    last = max(steps.newest or 0 for steps in ranges)
     last = last if asked.last is None else min(last, asked.last)
     return max(0, last - first + 1)
 

@@ -70,7 +70,7 @@ def _two_runs(
     ],
 ) -> tuple[Run, Run]:
     ids = pair.split(",")
-    if len(ids) != 2 or not all(re.match(RUN_PATTERN, id_) for id_ in ids):
+    if len(ids) != 2 or not all(re.match(RUN_PATTERN, run_id) for run_id in ids):
         raise ArgumentError(f"runs={pair!r} does not name two runs: give two ids with a comma, such as runs=a,b")
     return reply.about(run_named(runs, ids[0])), reply.about(run_named(runs, ids[1]))
 
@@ -245,9 +245,9 @@ def _runs_named(
     ],
 ) -> list[Run]:
     ids = list(dict.fromkeys(named.split(",")))
-    if len(ids) > MAX_RUNS or not all(re.match(RUN_PATTERN, id_) for id_ in ids):
+    if len(ids) > MAX_RUNS or not all(re.match(RUN_PATTERN, run_id) for run_id in ids):
         raise ArgumentError(f"runs={named[:80]!r} is invalid: give the ids of 1 to {MAX_RUNS} runs, such as runs=a,b")
-    return [reply.about(listed_run(runs, id_)) for id_ in ids]
+    return [reply.about(listed_run(runs, run_id)) for run_id in ids]
 
 
 @router.reads("/overlay", "The same values of many runs", ARRAYS)

@@ -133,8 +133,8 @@ def _is_set(value: object) -> TypeGuard[list[Any]]:
 
 
 def _merged_sets(old: list[Any], new: list[Any], theirs: list[Any]) -> list[Any]:
-    kept = [their for their in theirs if their in new or their not in old]
-    return kept + [each for each in new if each not in old and each not in kept]
+    kept = [value for value in theirs if value in new or value not in old]
+    return kept + [value for value in new if value not in old and value not in kept]
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

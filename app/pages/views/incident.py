@@ -272,11 +272,8 @@ def _spread(levels: dict[int, int], start: int, ways: Mapping[int, Iterable[int]
     """Add the calls that are up to `most` levels away. Return how many were left out."""
     at, left_out = [start], 0
     for distance in range(1, most + 1):
-        found = [
-            fromkey
-            for fromkey in dict.fromkeys(to for place in at for to in ways.get(place, ()))
-            if fromkey not in levels
-        ]
+        reached = dict.fromkeys(to for place in at for to in ways.get(place, ()))
+        found = [call for call in reached if call not in levels]
         left_out += max(0, len(found) - A_LEVEL)
         at = found[:A_LEVEL]
         levels.update(dict.fromkeys(at, by * distance))

@@ -118,7 +118,7 @@ class Archive:
         flows = self.flows()
         done = newest = -1  # the last part, and the last frame
         # Parts of the tables may be merged differently, so a range of parts is read from all tables together.
-        while ranges := [range_ for range_ in _common_ranges(self.folder) if range_[1] > done]:
+        while ranges := [parts for parts in _common_ranges(self.folder) if parts[1] > done]:
             for first, last in ranges:
                 try:
                     tables = {"steps": self._range("steps", first, last)}

@@ -96,7 +96,7 @@ def _require_proof(connection: http.client.HTTPConnection, prefix: str, token: s
 
 def _flaw_in(body: bytes, status: int, expected: str) -> str:
     try:
-        proofs = [str(load).encode("utf-8", "replace") for load in json.loads(body)["proofs"]]
+        proofs = [str(proof).encode("utf-8", "replace") for proof in json.loads(body)["proofs"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"it answered {status}"
     return "" if any([hmac.compare_digest(expected.encode(), proof) for proof in proofs]) else "its proof is wrong"

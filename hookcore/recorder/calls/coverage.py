@@ -284,7 +284,7 @@ def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
         sizes = [
             (p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)
         ]
-        full, *others = dict.fromkeys(joined(root.name, aliase) for aliase in aliases[id(module)])
+        full, *others = dict.fromkeys(joined(root.name, alias) for alias in aliases[id(module)])
         yield ModuleRecord(
             path=full,
             type=type(module).__name__,

@@ -82,9 +82,9 @@ def facts_of_schedulers(optimizers: Sequence[Optimizer]) -> Flat:
     `scheduler2`.
     """
     places = {id(optimizer): place for place, optimizer in enumerate(optimizers)}
-    theirs = [instance for instance in instances_of(LRScheduler) if id(_optimizer_of(instance)) in places]
-    parts = {id(part) for their in theirs for part in _parts_of(their)}
-    whole = [their for their in theirs if id(their) not in parts]
+    theirs = [scheduler for scheduler in instances_of(LRScheduler) if id(_optimizer_of(scheduler)) in places]
+    parts = {id(part) for scheduler in theirs for part in _parts_of(scheduler)}
+    whole = [scheduler for scheduler in theirs if id(scheduler) not in parts]
     whole.sort(key=lambda each: places[id(_optimizer_of(each))])
     found: dict[str, Any] = {}
     for number, each in enumerate(whole[:MAX_SCHEDULERS], 1):
