@@ -8,7 +8,7 @@
 
 #include <time.h>
 
-enum { NOTES = 64, MOST_WITNESSES = 8 };
+enum { NOTES = 64, MOST_WITNESSES = 16 };
 enum { OFF, PASS, IN_PASS, STEP, IN_STEP }; /* what may come next; steady.py has the same list */
 
 struct mark {

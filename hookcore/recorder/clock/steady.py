@@ -39,7 +39,7 @@ from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import RENEW_EVERY, Clock
 from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog
-from hookcore.recorder.clock.owners import Owner
+from hookcore.recorder.clock.owners import FIRST_WITNESSES, Owner
 from hookcore.recorder.clock.passes import BackwardPasses, Boundary, OptimizerSteps, Parts
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
@@ -64,7 +64,7 @@ _PLAIN: Final = frozenset((Tensor, nn.Parameter))
 _LOOP: Final = next(iter(STEP_LOOP))
 _SCALERS: Final = frozenset(code.co_name for code in SCALER_STEPS)
 _TRACKS: Final = hasattr(cpu.Track, "saw_step_begin")
-_MOST_WITNESSES: Final = 8  # of an optimizer whose steps the track handles
+_MOST_WITNESSES: Final = FIRST_WITNESSES  # of an optimizer whose steps the track handles; the extension has the same
 _float32: Final = torch.float32
 
 
