@@ -601,6 +601,23 @@ def test_with_the_extension_a_step_that_is_not_captured_takes_at_most_4_calls(pa
         assert watcher.errors == []
 
 
+def test_the_extension_also_serves_models_of_many_layers() -> None:
+    most = 4 if hasattr(cpu.Track, "learn") else 25
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+
+    with watch(model, every=10_000, capsule="never") as watcher:
+        for _ in range(80):  # until no more optimizers are expected
+            step()
+        assert sorted(_calls_of(step) for _ in range(20))[12] <= most
+        assert watcher.errors == []
+
+
 def test_the_cadence_knows_of_skipped_steps_what_it_would_know_of_each() -> None:
     for budget in (None, 0.05):
         together, apart = (Cadence(every=1, budget=budget, allowance=0.3) for _ in range(2))
