@@ -3,7 +3,7 @@
  * After a step of the training, nothing of ours is in the processor's caches, so that each object of Python that is
  * touched costs more than what is done with it. A track has what it needs side by side. It is entered when a step was
  * as usual, and notes the next ones. Whatever it doesn't expect, it passes on to its host, which first takes the notes.
- * Nothing here lets go of the interpreter between reading the state and changing it, but where it calls torch.
+ * Nothing here lets go of the interpreter between reading the state and changing it, except where it calls torch.
  */
 
 #include <time.h>

@@ -552,12 +552,12 @@ class Polled:
         self.shared._listed.set()
 
     def look(self) -> None:
-        """Read what is new, and hand it on."""
+        """Read what is new and pass it on."""
         self.shared._look(self._shard)
         self.shared.advance(self._shard)
 
     def look_at_joint(self) -> Joint:
-        """Look, and return the ranks together, which are read for it."""
+        """Look, read the ranks, and return them together."""
         self.look()
         self.world.runs.find("ranks-job")
         return joint_in(self.world)
