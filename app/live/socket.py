@@ -246,13 +246,13 @@ class Session:
     async def _guard(self, number: int, subscription: Subscription) -> None:
         try:
             await subscription.serve()
-        except HookcoreError as error:
-            await self._complain(number, error)
         except WebSocketDisconnect:
             return  # the page is closed or stopped reading: `listen` ends, or the server closes the connection
         except Exception as error:
-            _log.exception("a subscription failed")
-            await self._complain(number, error)
+            if not isinstance(error, HookcoreError):
+                _log.exception("a subscription failed")
+            with suppress(WebSocketDisconnect):
+                await self._complain(number, error)
         if self._open.get(number, (None,))[0] is subscription:
             del self._open[number]
 
@@ -264,7 +264,8 @@ class Session:
         tasks = [self._open.pop(number)[1] for number in numbers]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 @router.websocket("/api/v1/socket")

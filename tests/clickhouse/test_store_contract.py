@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from hookcore.records import STATS, Event, ModuleRecord, Names, SketchBlock, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
@@ -147,7 +149,7 @@ def _has_all(world: World) -> bool:
 @pytest.fixture(scope="module")
 def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder: Path = tmp_path_factory.mktemp("contract")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as loops:
         url = new_database(nodes.url)
         followed = make_world(unhurried, store=url)
         followed.app.state.shared.start()
@@ -178,6 +180,8 @@ def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             small.setattr(reading, "FRAME_ROWS", 1)
             for run in long.runs.every():
                 long.runs.read(run)
+        for world in (memory, followed, opened, long):  # one loop for all requests, as in a real server
+            world.client.portal = loops.enter_context(start_blocking_portal())
         yield Servers(memory, followed, opened, long, written)
         for world in (followed, opened, long):
             world.app.state.shared.close()
@@ -280,7 +284,8 @@ def stream(world: World, question: str) -> list[tuple[str, Any]]:
             answering.cancel()
         return body
 
-    return [(each.name, plain(each.data)) for each in blocks_of(asyncio.run(read()))]
+    assert world.client.portal is not None
+    return [(each.name, plain(each.data)) for each in blocks_of(world.client.portal.call(read))]
 
 
 def subscribe(world: World, run: str) -> list[Any]:
