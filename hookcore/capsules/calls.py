@@ -91,6 +91,15 @@ class Counters:
             return self._look()
         return [(path, name, attributes[name]) for path, name, attributes in self._moving if name in attributes]
 
+    @property
+    def settled(self) -> int:
+        """Before how many of the next calls there is nothing to look at."""
+        return 0 if self._calls < FIRST or self._moving else -self._calls % EVERY
+
+    def skip(self, calls: int) -> None:
+        """Count calls before which there was nothing to look at."""
+        self._calls += calls
+
     def _look(self) -> Numbers:
         found: Numbers = []
         known = {(path, name) for path, name, _ in self._moving}

@@ -49,7 +49,7 @@ from hookcore.observe.copies import is_capturing
 from hookcore.observe.finite import is_elsewhere
 from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
-from hookcore.recorder.calls.plans import Emit, FirstBad, Place
+from hookcore.recorder.calls.plans import Emit, FirstBad, Place, Routine
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.records import ROOT, Frame, Occasion, SketchBlock, Tap, wire
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_WORDS, counted
@@ -279,6 +279,13 @@ class CapsuleKeeper:
         known = self._models.get(id(model))
         if known is not None and known.held is not None:
             known.held.returned(kwargs, output)
+
+    def routine(self) -> Routine | None:
+        """Return how the next calls of the only model are held; None if its numbers change, or aren't known now."""
+        known = self.newest
+        if known is None or known is not self.lone or not (calls := known.counters.settled):
+            return None
+        return Routine(known, Held, Arrival, self._structure, self._seen, HELD_BYTES, calls, known.counters.skip)
 
     def miss(self, why: str) -> None:
         """Note why no call of this step is held."""

@@ -27,13 +27,15 @@ Left = Callable[[nn.Module, Any, Any], None]  # module, keyword arguments, outpu
 class NextCalls:
     """Calls `entered` for each module that is called while it is on, and `left` if that wants to see the result.
 
-    Neither may raise. Without `entered`, nothing of the process is slower.
+    Neither may raise. Without `entered`, nothing of the process is slower. `quick` sees these calls first.
     """
 
-    def __init__(self, entered: Entered, left: Left) -> None:
+    def __init__(self, entered: Entered, left: Left, quick: Any) -> None:
         self._number = private_number()
-        self._before = before = _make_hook(entered, self._see_return)
-        self._after = _After(left, private_number())
+        self._left = left
+        quick.serve(entered, self._see_left)
+        self._before = before = _make_hook(quick.entered, self._see_return)
+        self._after = _After(quick.left, private_number())
         self._quiet = QuietHooks(before)
         self._quiet.on()
         guard_functions(before)
@@ -48,6 +50,11 @@ class NextCalls:
     def entry(self) -> tuple[dict[int, Any], int, Any]:
         """The table that its hook is in while it is on, the hook's key, and the hook."""
         return FORWARD_PRE_HOOKS, self._number, self._before
+
+    @property
+    def after(self) -> tuple[object, int]:
+        """The hook on a module whose call runs, and its key there."""
+        return self._after, self._after.number
 
     def on(self) -> None:
         """See the next calls."""
@@ -69,17 +76,26 @@ class NextCalls:
         registry.owned.pop(self._number, None)
 
     def _see_return(self, module: nn.Module) -> None:
-        if not isinstance(module, _LOOKS_AT_HOOKS):
+        if can_be_hooked(module):
             self._after.put_on(module)
+
+    def _see_left(self, module: nn.Module, kwargs: Any, output: Any) -> None:
+        self._after.take_off()
+        self._left(module, kwargs, output)
+
+
+def can_be_hooked(module: nn.Module) -> bool:
+    """Return whether a module computes the same with a hook of its own."""
+    return not isinstance(module, _LOOKS_AT_HOOKS)
 
 
 class _After(InertInCopies):
     """The hook on one module, while its call runs."""
 
-    __slots__ = ("_left", "_number", "_tables")
+    __slots__ = ("_left", "_tables", "number")
 
     def __init__(self, left: Left, number: int) -> None:
-        self._left, self._number = left, number
+        self._left, self.number = left, number
         self._tables: tuple[dict[int, Any], dict[int, Any]] | None = None  # in which it is
 
     def put_on(self, module: nn.Module) -> None:
@@ -89,17 +105,16 @@ class _After(InertInCopies):
         hooks, with_keywords = known.get("_forward_hooks"), known.get("_forward_hooks_with_kwargs")
         if isinstance(hooks, dict) and isinstance(with_keywords, dict):  # a scripted module has others
             self._tables = hooks, with_keywords
-            hooks[self._number], with_keywords[self._number] = self, True
+            hooks[self.number], with_keywords[self.number] = self, True
 
     def take_off(self) -> None:
         tables, self._tables = self._tables, None
         if tables is not None:
-            tables[0].pop(self._number, None)
-            tables[1].pop(self._number, None)
+            tables[0].pop(self.number, None)
+            tables[1].pop(self.number, None)
 
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if not _is_compiling():
-            self.take_off()
             self._left(module, rest[0] if len(rest) == 2 else None, rest[-1])
 
 

@@ -12,7 +12,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 5 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 6 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -517,6 +517,7 @@ PyObject *PyErr_Occurred(void);
 void PyErr_Clear(void);
 PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 PyObject *PyObject_CallNoArgs(PyObject *);
+PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
 PyObject *PyObject_GenericGetDict(PyObject *, void *);
 Py_ssize_t PyObject_Size(PyObject *);
@@ -526,8 +527,11 @@ PyObject *PyList_New(Py_ssize_t);
 Py_ssize_t PyList_Size(PyObject *);
 PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
 int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
+int PyList_Append(PyObject *, PyObject *);
+int PySequence_Contains(PyObject *, PyObject *);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+PyObject *PyDict_New(void);
 PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
 int PyDict_Contains(PyObject *, PyObject *);
 int PyObject_SetItem(PyObject *, PyObject *, PyObject *);
@@ -537,6 +541,7 @@ PyObject *PyFloat_FromDouble(double);
 double PyFloat_AsDouble(PyObject *);
 PyObject *PyUnicode_InternFromString(const char *);
 PyObject *PyWeakref_GetObject(PyObject *);
+PyObject *PyWeakref_NewRef(PyObject *, PyObject *);
 PyObject *PyEval_GetFrame(void);
 PyObject *PyFrame_GetCode(PyObject *);
 unsigned long PyThread_get_thread_ident(void);
@@ -611,6 +616,7 @@ static int is_finite(const uint32_t *values, int64_t n)
 }
 
 #include "_track.h"
+#include "_hold.h"
 
 static PyObject *call_is_finite(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -695,7 +701,7 @@ __attribute__((visibility("default"))) PyObject *PyInit__kernel(void)
 {
     loops = pick_loops(4);
     PyObject *module = PyModule_Create2(&definition, PYTHON_ABI_VERSION);
-    if (module == NULL || add_track(module) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
+    if (module == NULL || add_track(module) || add_hold(module) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(module, "SCRATCH_BYTES", SCRATCH_BYTES) ||
         PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) ||
         PyModule_AddIntConstant(module, "MAX_VALUES", MAX_VALUES) ||

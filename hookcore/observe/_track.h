@@ -178,25 +178,37 @@ static int have_modes(Track *track)
     return 1;
 }
 
+/* Whether attributes are still the same objects. `cells`: (owner, name, object). */
+static int are_same(PyObject *cells)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(cells); i < many; i++) {
+        PyObject *cell = PyTuple_GetItem(cells, i);
+        PyObject *found = PyObject_GetAttr(PyTuple_GetItem(cell, 0), PyTuple_GetItem(cell, 1));
+        Py_DecRef(found);
+        if (found == NULL || found != PyTuple_GetItem(cell, 2))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether keys are still absent from tables. `pairs`: (table, key). */
+static int are_absent(PyObject *pairs)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(pairs); i < many; i++) {
+        PyObject *pair = PyTuple_GetItem(pairs, i);
+        if (PyDict_Contains(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) != 0)
+            return 0;
+    }
+    return 1;
+}
+
 /* Whether nothing waits for the end of a step. */
 static int is_quiet(const Track *track)
 {
     for (Py_ssize_t i = 0, many = PyTuple_Size(track->sized); i < many; i++)
         if (PyObject_Size(PyTuple_GetItem(track->sized, i)) != 0)
             return 0;
-    for (Py_ssize_t i = 0, many = PyTuple_Size(track->cells); i < many; i++) {
-        PyObject *cell = PyTuple_GetItem(track->cells, i);
-        PyObject *found = PyObject_GetAttr(PyTuple_GetItem(cell, 0), PyTuple_GetItem(cell, 1));
-        Py_DecRef(found);
-        if (found == NULL || found != PyTuple_GetItem(cell, 2))
-            return 0;
-    }
-    for (Py_ssize_t i = 0, many = PyTuple_Size(track->absent); i < many; i++) {
-        PyObject *pair = PyTuple_GetItem(track->absent, i);
-        if (PyDict_Contains(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) != 0)
-            return 0;
-    }
-    return 1;
+    return are_same(track->cells) && are_absent(track->absent);
 }
 
 /* Whether the optimizer steps the same tensors at the same rates. `groups`: for each group, how many tensors, the last

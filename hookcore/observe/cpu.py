@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hookcore.observe import portable
 
-INTERFACE: Final = 5  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 6  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
@@ -54,6 +54,7 @@ MAX_VALUES: Final[int] = _kernel.MAX_VALUES  # of a tensor that is looked at in 
 observe = _kernel.observe  # (address, n, row, control): n float32s without gaps
 observe_other = _kernel.observe_other  # (address, n, code, row, control): n values of any type without gaps
 Track: Any = _kernel.Track  # the short way through uncaptured steps; see hookcore.recorder.clock.steady
+Hold: Any = _kernel.Hold  # holds calls in such steps; see hookcore.recorder.calls.keeping
 is_finite = _kernel.is_finite  # (address, n) -> whether all of n float32s without gaps are
 observe_strided = _kernel.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
 pack = _kernel.pack  # (base, used, target) -> words; see hookcore.observe.arena

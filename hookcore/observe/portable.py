@@ -237,6 +237,19 @@ def _stride_of(n: int, limit: int) -> int:
     return stride - 1 + stride % 2
 
 
+class Hold:
+    """Passes calls on to its host. The extension's holds some itself; see `hookcore.recorder.calls.keeping`."""
+
+    __slots__ = ("entered", "left")
+
+    def serve(self, entered: Any, left: Any) -> None:
+        """Pass all calls on to these functions."""
+        self.entered, self.left = entered, left
+
+    def drop(self) -> None:
+        """Keep nothing of the training alive."""
+
+
 class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from hookcore.config import Settings
@@ -78,7 +79,7 @@ class Recorder:
         collector = Collector(statistics, parameters, cadence, scale, lock, lambda: self.step, replicas, machine)
         self.emit = emit = collector.emit
         self.add_events = collector.add_events
-        dispatcher.keeper = make_keeper(lambda: self.step, emit, lambda: models.changes)
+        dispatcher.keeper = make_keeper(lambda: self.step, emit, partial(getattr, models, "changes"))
         self.keeping = Keeping(dispatcher, cadence, lock)
         sentinel = self._sentinel = Sentinel(parameters, collector, cadence, self.keeping, current, errors, lock)
         self.placement = Placement(settings, dispatcher, models, emit, lock)

@@ -581,7 +581,7 @@ def detached() -> Iterator[None]:
         yield
     finally:
         for watcher, captured in attached:
-            if not watcher._recorder.closed:
+            if watcher in _watchers and not watcher._recorder.closed:  # else it was taken apart meanwhile
                 watcher._recorder.attach(captured)
 
 

@@ -301,6 +301,15 @@ def test_a_detached_block_in_an_uncaptured_step_captures_no_part_of_it() -> None
         assert watcher.store.captured_rows()[0].tolist() == [0, 4]
 
 
+def test_a_watcher_that_is_closed_while_hooks_are_off_stays_closed() -> None:
+    model = nn.Linear(4, 4)
+    watcher = hookcore.watch(model, server=None)
+    with hookcore.detached():
+        watcher.close()
+        del watcher
+    assert not model._forward_hooks
+
+
 def test_every_second_step_is_captured_on_request() -> None:
     model = Net()
     with watch(model, every=2) as watcher:

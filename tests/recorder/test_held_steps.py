@@ -19,7 +19,8 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.modules import module as torch_module
 
 import hookcore
-from hookcore.capsules import read_about, replay
+from hookcore.capsules import calls, read_about, replay
+from hookcore.observe import cpu
 from hookcore.recorder.calls import keeping as holding_module
 from tests.capsule_files import capsules_of
 from tests.guilty import BAD, Net, Standardize, batches, events_of, guilty
@@ -31,6 +32,17 @@ CALLS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
     lambda model, x: model(x=x),
     lambda model, x: model({"x": [x]}),
 )
+
+
+@pytest.fixture(autouse=True, params=["as usual", "by the extension", "without the extension"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How calls are held: by the extension after the first two, or by Python in every step."""
+    if request.param == "by the extension":
+        monkeypatch.setattr(calls, "FIRST", 2)
+    elif request.param == "without the extension":
+        monkeypatch.setattr(holding_module, "_QUICK", False)
+    found: str = request.param
+    return found
 
 
 class Takes(nn.Module):
@@ -101,6 +113,54 @@ def test_holding_changes_nothing_in_the_training() -> None:
         return digest(model.state_dict()), random_state(), losses
 
     assert outcome(watched=True) == outcome(watched=False)
+
+
+@pytest.mark.skipif(not hasattr(cpu.Hold, "learn"), reason="the extension can't be built for this Python")
+@pytest.mark.parametrize("way", ["by the extension"], indirect=True)
+def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
+    def held_objects(by_extension: bool) -> list[dict[str, Any]]:
+        seed_all()
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = []
+        with pytest.MonkeyPatch.context() as patch, watch(model) as watcher:
+            patch.setattr(holding_module, "_QUICK", by_extension)
+            for step in range(70):  # across the call before which Python looks at all numbers again
+                for _ in range(1 + step % 2):
+                    output = model(torch.randn(3, 4))
+                    nn.MSELoss()(output, torch.zeros(3, 4)).backward()
+                    keeper: Any = watcher._recorder._dispatcher.keeper
+                    held = keeper.newest.held
+                    assert (held is None) == (step == 0), way  # a captured one
+                    if held is not None:
+                        found.append({name: getattr(held, name) for name in type(held).__slots__ if name[:1] != "_"})
+                        assert held.args[0] is held.versions[0][2]
+                        assert output._backward_hooks is not None
+                        assert [type(hook) for hook in output._backward_hooks.values()] == [calls.Arrival]
+                optimizer.step()
+                optimizer.zero_grad()
+            quick = watcher._recorder.placement.holding._quick  # type: ignore[union-attr]
+            assert (quick.facts is not None) == by_extension
+            assert not watcher.errors
+        return found
+
+    expected, found = held_objects(by_extension=False), held_objects(by_extension=True)
+    assert len(found) == len(expected) > 100
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        assert one["updates"] >= 0
+        for name in one.keys() - {
+            "updates",
+            "numbers",
+        }:  # counted when the track's notes are taken; empty, or all known
+            assert digest(plain(one[name])) == digest(plain(other[name])), name
+
+
+def plain(value: Any) -> Any:
+    """Return a value without what an archive of tensors can't hold."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def test_nothing_held_outlives_its_step_and_no_hook_stays() -> None:

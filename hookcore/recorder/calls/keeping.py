@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookcore.hooks.compiled import guarded, has_compiled, is_region
-from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, pipeline_call, tracing_state, transform
-from hookcore.hooks.nextcalls import NextCalls
+from hookcore.hooks.internals import (
+    DisableTorchFunction,
+    any_autocast,
+    current_graph_task,
+    dispatch_modes,
+    function_modes,
+    pipeline_call,
+    tracing_state,
+    transform,
+)
+from hookcore.hooks.nextcalls import NextCalls, can_be_hooked
+from hookcore.observe import cpu
 from hookcore.recorder.calls.dispatch import Dispatcher
-from hookcore.recorder.calls.plans import LateStep
+from hookcore.recorder.calls.plans import LateStep, Plan, Routine, StepKeeper
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.known.roots import Root
@@ -113,18 +125,60 @@ _PIPELINED: Final = "a pipeline runs the model, so only the calls of captured st
 _TRACED: Final = "the model was traced, or ran inside torch.func"
 
 
+_PIPELINING: Final = "torch.distributed.pipelining.stage"
+_QUICK: Final = hasattr(cpu.Hold, "learn")
+_Pairs = tuple[tuple[Any, Any], ...]
+
+
+class HoldFacts(NamedTuple):
+    """How the extension holds the calls of the only model, without Python. The extension has the same list."""
+
+    model: Any  # a weak reference
+    kept: Any
+    plans: dict[int, Plan]
+    key: int
+    plan: Plan
+    cells: tuple[tuple[Any, str, Any], ...]  # attributes that must be the same objects
+    absent: _Pairs  # tables, and keys that must be absent from them
+    answers: _Pairs  # functions, and the objects that they must return before the call;
+    modes: _Pairs  # likewise, after it, too
+    state: Callable[[], Any]  # of the generator
+    held: type
+    arrival: type
+    ordered: type
+    handles: type
+    tensor: type
+    numbers: tuple[type, ...]  # other arguments that are held as they are
+    max_bytes: int
+    table: dict[int, Any]  # in which the hook is while the next calls are seen, its key, and the hook
+    number: int
+    before: Any
+    after: Any  # the hook on a module whose call runs, and its key
+    after_number: int
+    keeper: StepKeeper
+    holding: Holding
+
+
 @dataclass(slots=True, eq=False)
 class Holding:
-    """Hooks that are there until the model of an uncaptured step is called, so that its other modules pay nothing."""
+    """Hooks that are there until the model of an uncaptured step is called, so that its other modules pay nothing.
+
+    If the extension is there, its `Hold` sees the calls first. It makes the same objects as the keeper does for the
+    newest model and plain tensors, and leaves all else to the functions below, which learn from it how to go on.
+    """
 
     _dispatcher: Dispatcher
     _calls: NextCalls = field(init=False)
+    _quick: Any = field(init=False)
     is_on: bool = field(default=False, init=False)  # in this step
     _others: int = field(default=0, init=False)  # calls of other modules
     _holds: bool = field(default=False, init=False)  # the running call
+    _routine: Routine | None = field(default=None, init=False)  # by which the extension holds calls
+    _rest: int = field(default=0, init=False)  # calls that it might still hold when it was asked last
 
     def __post_init__(self) -> None:
-        self._calls = NextCalls(self._entered, self._left)
+        self._quick = cpu.Hold()
+        self._calls = NextCalls(self._entered, self._left, self._quick)
 
     def begin_step(self, captured: bool) -> None:
         """Wait for the next call of a model, unless the step is captured."""
@@ -159,6 +213,8 @@ class Holding:
         """Remove every hook."""
         self.is_on = False
         self._calls.close()
+        self._quick.drop()
+        self._routine = None
 
     def _give_up(self, why: str) -> None:
         self.is_on = False
@@ -191,12 +247,63 @@ class Holding:
                 return False
             self._holds = torch.is_grad_enabled()
             if self._holds and dispatcher.keeper is not None:
+                self._count()
                 with DisableTorchFunction():
                     dispatcher.keeper.hold(plan, module, args)
+                self._teach(dispatcher.keeper, plan, module)
             return True
         except Exception as error:
             dispatcher.errors.record("forward pre-hook", error, plan)
             return False
+
+    def _count(self) -> None:
+        """Count the calls that the extension has held."""
+        if self._routine is not None:
+            self._routine.skip(self._rest - self._quick.rest)
+            self._rest = self._quick.rest
+
+    def _teach(self, keeper: StepKeeper, plan: Plan, module: nn.Module) -> None:
+        """Let the extension hold the next calls, if it can."""
+        if not _QUICK:
+            return
+        facts = self._quick.facts
+        if self._rest and facts is not None and facts.plan is plan and facts.kept is keeper.newest:
+            return
+        if (routine := keeper.routine()) is None or not can_be_hooked(module):
+            return
+        modes = (function_modes, 0), (dispatch_modes, 0)
+        facts = HoldFacts(
+            plan.ref,
+            routine.kept,
+            self._dispatcher.plans.by_id,
+            id(module),
+            plan,
+            ((self, "is_on", True), (keeper, "newest", routine.kept), (torch.cuda, "_initialized", False)),
+            ((sys.modules, _PIPELINING),),
+            (
+                (routine.changes, routine.now),
+                (tracing_state, None),
+                (current_graph_task, -1),
+                (transform, None),
+                (torch.is_grad_enabled, True),
+                (any_autocast, False),
+            ),
+            modes,
+            torch.default_generator.get_state,
+            routine.held,
+            routine.arrival,
+            OrderedDict,
+            RemovableHandle,
+            Tensor,
+            (int, float, bool, str, type(None)),
+            routine.max_bytes,
+            *self._calls.entry,
+            *self._calls.after,
+            keeper,
+            self,
+        )
+        self._quick.learn(facts, routine.calls)
+        self._routine, self._rest = routine, routine.calls
 
     def _skip(self, module: nn.Module) -> None:
         self._others += 1

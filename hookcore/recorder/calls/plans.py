@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -374,6 +374,19 @@ class LateStep(Protocol):
         """Return a weight as it was when the step's call of its model began; None if it wasn't copied."""
 
 
+class Routine(NamedTuple):
+    """How the calls of the only model are held, as long as nothing differs."""
+
+    kept: Any  # what has the held call as its attribute `held`
+    held: type  # of that call
+    arrival: type  # of what keeps the gradient of its output
+    changes: Callable[[], int]  # of the structure of models; and as they are now
+    now: int
+    max_bytes: int  # of an output
+    calls: int  # that may be held in a row
+    skip: Callable[[int], None]  # takes how many of them were
+
+
 class StepKeeper(Protocol):
     """Follows the captured steps. Called on the training thread, under the recorder's lock, or as it says."""
 
@@ -400,6 +413,9 @@ class StepKeeper(Protocol):
 
     def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
         """Handle what such a call returned."""
+
+    def routine(self) -> Routine | None:
+        """Return how the next calls of the newest model can be held without asking; None if that isn't known now."""
 
     def miss(self, why: str) -> None:
         """Handle the reason why the calls of an uncaptured step are not held."""
