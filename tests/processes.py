@@ -8,24 +8,28 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
+from tests.warm import python
+
 ROOT: Final = Path(__file__).parents[1]
 SERVER: Final = "hookcore_app.cli"
-# The imports of trainings (three seconds of a core) and of servers (two). Every optimizer imports the first module.
-OF_TRAININGS: Final = ("torch._dynamo", "torch.nn.parallel", "hookcore.watcher", "pytest")
-OF_SERVERS: Final = ("hookcore_app.main",)
 
 
-def forks(*more: str) -> Any:
-    """Return the context whose `Process` is a fork. The first one starts their parent, with more imports if given."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it only when it is imported
+@cache
+def forks() -> Any:
+    """Return the context whose `Process` is a fork. Their parent is itself a fork, and so needs no imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*OF_TRAININGS, *more])
+    context.set_forkserver_preload([])  # the main module would be imported again
+    context.set_executable(python())
+    forkserver.ensure_running()
+    context.set_executable(sys.executable)
     return context
 
 
@@ -36,7 +40,7 @@ def start(module: str, *arguments: str, environment: Mapping[str, str], log: Pat
     """
     log.write_bytes(b"")
     given = (module, arguments, dict(environment), log)
-    process: BaseProcess = forks(*OF_SERVERS).Process(target=_run, args=given, daemon=True)
+    process: BaseProcess = forks().Process(target=_run, args=given, daemon=True)
     process.start()
     return process
 

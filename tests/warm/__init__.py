@@ -21,9 +21,17 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.processes import OF_SERVERS, OF_TRAININGS
-
 _HERE: Final = Path(__file__).parent
+# The imports of trainings, which take a core three seconds. Every optimizer imports the first module.
+_OF_TRAININGS: Final = ("torch._dynamo", "torch.nn.parallel", "hookcore.watcher", "pytest")
+# The imports of servers, which take two. They import the last ones with their first connection and request.
+_OF_SERVERS: Final = (
+    "hookcore_app.main",
+    "hookcore_app.serving.server",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvicorn.protocols.websockets.websockets_sansio_impl",
+    "anyio._backends._asyncio",
+)
 # All processes of one pytest share the parent of the forks.
 _RUN: Final = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
 
@@ -49,7 +57,7 @@ def python() -> str:
 
 def _start(address: Path) -> subprocess.Popen[bytes]:
     """Start the parent, and return when it listens."""
-    command = [sys.executable, str(_HERE / "parent.py"), str(address), *OF_TRAININGS, *OF_SERVERS]
+    command = [sys.executable, str(_HERE / "parent.py"), str(address), *_OF_TRAININGS, *_OF_SERVERS]
     given = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it only when it is imported
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=given)
     assert process.stdout is not None
