@@ -18,10 +18,11 @@ from torch.optim import optimizer as torch_optimizers
 
 from hookcore.hooks.internals import LOADER_METHODS
 from hookcore.watcher.watcher import _close_all
+from tests.lanes import examples
 from tests.waiting import PATIENCE_S
 
 # No test fails because the machine is busy.
-settings.register_profile("hookcore", deadline=None)
+settings.register_profile("hookcore", deadline=None, max_examples=examples(100))
 settings.load_profile("hookcore")
 
 MODULE_TABLES = (

@@ -3,12 +3,13 @@
 A test marked `all` runs only with `--all`. A test marked `rota` is one of several ways to test the same case: its own
 parameters are ways, except for the named ones, which are cases, and tests with the same `of` have the same cases. Per
 change, each case runs in one of its ways, chosen by a hash of the case and the commit. The summary says how many tests
-were left out.
+were left out. Tests of properties try a third of their examples per change: `@settings(max_examples=examples(60))`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from collections.abc import Hashable, Iterator
 from pathlib import Path
@@ -18,6 +19,18 @@ import pytest
 
 NO_COMMIT: Final = "no commit"
 _HERE: Final = Path(__file__).parent
+_SHARE: Final = 3  # of the examples of a property, one in so many is tried per change
+_ALL: Final = "TESTS_ALL"  # a variable, so that processes that tests start have it, too
+
+
+def runs_all() -> bool:
+    """Return whether pytest was started with --all."""
+    return bool(os.environ.get(_ALL))
+
+
+def examples(number: int) -> int:
+    """Return how many examples of a property are tried."""
+    return number if runs_all() else max(number // _SHARE, 1)
 
 
 def commit() -> str:
@@ -60,12 +73,12 @@ class Lanes:
     """Leaves out tests, and says how many."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.runs_all = bool(config.getoption("all"))
+        os.environ[_ALL] = "1" if config.getoption("all") else ""
         self.left_out: dict[str, int] = {}
 
     @pytest.hookimpl(trylast=True)  # after -m and -k: a case has a turn among the tests that were asked for
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        if self.runs_all:
+        if runs_all():
             return
         of_releases = {item.nodeid for item in items if item.get_closest_marker("all")}
         others = [item for item in items if item.nodeid not in of_releases]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hookcore.records import STAT_COLUMN, Event, Frame, Tap
 from hookcore.store import Store
 from tests.build import frame, stats_of
+from tests.lanes import examples
 
 TAPS = 5
-quick = settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
+quick = settings(deadline=None, derandomize=True, max_examples=examples(150), suppress_health_check=list(HealthCheck))
 
 # The values of each tap in a part of a step: None (absent), 0 (finite), or the number of NaN (positive) or infinities.
 Part = tuple[int | None, ...]

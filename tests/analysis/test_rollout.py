@@ -14,6 +14,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import STAT_COLUMN, ModuleRecord, Snapshot, Tap
 from hookcore_app.analysis.attention import AttentionLayer, is_attention, maps_of, rollout
 from tests.api_world import World, csv_columns, floats, make_frame, npy, same
+from tests.lanes import examples
 
 FUSES = ("mean", "max", "min")
 
@@ -96,7 +97,7 @@ def test_the_rollout_equals_exact_arithmetic(fuse: Any, gradient: bool, discard:
     st.floats(0, 0.99),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_row_sums_to_one_and_nothing_is_negative(
     seed: int, many: int, size: int, fuse: Any, discard: float, gradient: bool
 ) -> None:
@@ -106,7 +107,7 @@ def test_every_row_sums_to_one_and_nothing_is_negative(
 
 
 @given(st.integers(0, 10_000), st.permutations(range(5)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_permuted_positions_give_the_permuted_rollout(seed: int, order: list[int]) -> None:
     layers = layers_of(seed)
     moved = [

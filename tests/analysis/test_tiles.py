@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from hookcore.records import Snapshot
 from hookcore_app.analysis.tiles import factors_of, pool, real_of, statistics_of, tiles_of
 from tests.api_world import TAPS, World, csv_columns, npy, same
+from tests.lanes import examples
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([math.nan, math.inf, -math.inf])
 
@@ -37,7 +38,7 @@ def _worst(cell: list[float]) -> float:
 @given(
     arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)), elements=NUMBERS), st.data()
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_pooled_cell_is_correct_for_all_its_values(tiles: Any, data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
     down, across = factors_of(tiles.shape, rows, columns)

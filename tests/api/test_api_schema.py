@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.api_world import World, fill, open_run, strict
+from tests.lanes import examples, runs_all
 
 CHECKS = (
     not_a_server_error,
@@ -25,8 +25,6 @@ CHECKS = (
     response_headers_conformance,
     response_schema_conformance,
 )
-# For each change, some random requests; with --all, more of them, and all 6,000 that differ from a valid one in one place.
-ALL = "--all" in sys.argv
 # Endless streams and routes for trainers are tested elsewhere.
 ELSEWHERE = r"^/api/v1/(live|socket|ingest)$"
 
@@ -35,13 +33,13 @@ WORLD = World()
 RUNS = [fill(open_run(WORLD.runs, name, started_s=2.0)) for name in ("run-1", "run-2")]  # as in the examples
 schema = schemathesis.openapi.from_dict(WORLD.app.openapi())
 schema.app = WORLD.app
-schema.config.phases.coverage.enabled = ALL
+schema.config.phases.coverage.enabled = runs_all()  # 6,000 requests, each at one boundary
 
 
 @pytest.mark.slow
 @schema.exclude(path_regex=ELSEWHERE).parametrize()
 @settings(
-    max_examples=25 if ALL else 10,
+    max_examples=examples(30),
     derandomize=True,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],

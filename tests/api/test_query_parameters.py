@@ -18,6 +18,7 @@ from hookcore_app.live import publisher_of
 from hookcore_app.serving.guard.security import MAX_NAME, MAX_NAMES
 from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.api_world import World, strict
+from tests.lanes import examples
 from tests.serving import routes_of
 
 WORLD: Final = World()
@@ -122,7 +123,7 @@ def test_a_token_in_the_address_is_not_repeated_in_the_error() -> None:
     assert "s3cret" not in error
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.lists(st.text(max_size=50), min_size=1, max_size=2 * MAX_NAMES, unique=True))
 def test_any_other_name_is_refused_in_a_short_sentence(names: list[str]) -> None:
     strangers = [name for name in names if name not in parameters_of("GET", "/api/v1/series")]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hookcore_app.clickhouse.cluster import sharing
 from hookcore_app.clickhouse.cluster.sharing import History, SharedPage
 from hookcore_app.runs.edits import changes, merged
+from tests.lanes import examples
 
 
 def test_only_local_changes_are_merged_into_the_newest_content() -> None:
@@ -58,7 +59,7 @@ class _Server:
 ACTIONS = ["annotate", "tag", "name", "look", "late"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["annotate", "tag", "name", "look", "late"])), max_size=40)
 )

@@ -45,6 +45,7 @@ from hookcore_app.collector.cutter import Job
 from hookcore_app.collector.feed import Cut, Cuts, Share, ranges_of
 from hookcore_app.collector.inserter import _Slot
 from tests.build import frame
+from tests.lanes import examples
 
 TAPS = tuple(Tap(f"layers.{number}", "output") for number in range(4))
 
@@ -216,7 +217,7 @@ def by_step(answer: Answer, lane: int) -> dict[int, dict[str, float]]:
     return {step: {stat: float(columns[stat][place]) for stat in STATS} for place, step in enumerate(steps)}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seeds)
 def test_each_lane_has_the_same_value_per_step_as_a_store(seed: int) -> None:
     made = frames(seed)
@@ -244,7 +245,7 @@ def _same(one: dict[int, float], other: dict[int, float]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[key], other[key], equal_nan=True) for key in one)
 
 
-@settings(max_examples=20)  # each has hundreds of buckets, with every stat
+@settings(max_examples=examples(20))  # each has hundreds of buckets, with every stat
 @given(seeds)
 def test_buckets_on_all_levels_have_the_sums_of_the_steps_in_them(seed: int) -> None:
     made = frames(seed)
@@ -274,7 +275,7 @@ def test_buckets_on_all_levels_have_the_sums_of_the_steps_in_them(seed: int) -> 
         }
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @example(2451)  # its only sketches are of rows that a store drops
 @given(seeds)
 def test_sketches_of_all_levels_count_every_value_that_a_store_has(seed: int) -> None:

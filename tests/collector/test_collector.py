@@ -46,6 +46,7 @@ from hookcore_app.collector.lanes import Lanes
 from hookcore_app.collector.service import create_collector
 from hookcore_app.collector.spool import UNSEALED, Record, Segment, Spool, SpoolError
 from hookcore_app.settings import CollectorSettings, ServerSettings
+from tests.lanes import examples
 from tests.receiver import Receiver, a_frame, a_run, serving
 from tests.serving import BATCH, TOKEN, make_batch
 from tests.waiting import wait_for
@@ -476,7 +477,7 @@ class Collected(RuleBasedStateMachine):
 
 
 TestCollected = Collected.TestCase
-TestCollected.settings = settings(deadline=None, max_examples=200, stateful_step_count=30)
+TestCollected.settings = settings(deadline=None, max_examples=examples(200), stateful_step_count=30)
 
 
 # -- before ClickHouse -------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRe
 from hookcore.records.wire import EndItem
 from hookcore.store import Store
 from tests.archive_world import INFO, TAPS, make_frame
+from tests.lanes import examples
 from tests.waiting import wait_for
 from tests.warm import python
 
@@ -99,7 +100,7 @@ def assert_same(left: Store, right: Store) -> None:
             assert getattr(snapshot, name) == getattr(same, name)
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12), st.integers(0, 99))
 def test_a_run_is_read_as_it_was_saved(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[int, bool]], seed: int

@@ -28,8 +28,9 @@ from tests.archive_world import (
     plain_frame,
     require_same,
 )
+from tests.lanes import examples
 
-FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DTYPES = ("float32", "float16", "float64", "int64", "uint8", "bool", "complex64")
 
 

@@ -30,6 +30,7 @@ from hookcore.records.wire import (
 from hookcore.store import Store
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
+from tests.lanes import examples
 from tests.receiver import a_frame, a_run
 
 
@@ -191,7 +192,7 @@ class Delivered(RuleBasedStateMachine):
             assert len(self.stored) + self.disk.missing == counters.acknowledged
 
 
-Delivered.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Delivered.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 test_the_books_balance_whatever_the_network_does = Delivered.TestCase
 
 

@@ -20,12 +20,13 @@ from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import around
 from tests.build import append, steady, store_of
+from tests.lanes import examples
 
 STEPS, LAYERS = 60, 6
 OUTPUTS = tuple(Tap(f"layers.{number}", "output") for number in range(LAYERS))
 GRADIENTS = tuple(Tap(f"layers.{number}", "output_grad") for number in range(LAYERS))
-quick = settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=list(HealthCheck))
-few = settings(quick, max_examples=15)
+quick = settings(deadline=None, derandomize=True, max_examples=examples(30), suppress_health_check=list(HealthCheck))
+few = settings(quick, max_examples=examples(15))
 
 
 def only(findings: Sequence[Finding], rule: str) -> list[Finding]:

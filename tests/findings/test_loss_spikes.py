@@ -14,6 +14,7 @@ from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
 from tests.build import append
+from tests.lanes import examples
 
 STEPS = 200
 
@@ -75,7 +76,7 @@ def test_a_validation_is_not_judged() -> None:
     assert not spikes(logged(lambda step: 5.0 if step == 120 else 1.0, "val_loss"))
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(deadline=None, derandomize=True, max_examples=examples(30))
 @given(
     seed=st.integers(0, 10_000),
     spread=st.floats(0.0, 1.0),
@@ -89,7 +90,7 @@ def test_noise_and_trends_are_not_jumps(seed: int, spread: float, slope: float, 
     assert [each.message for each in spikes(logged(values.tolist())) if each.severity == "warning"] == []
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=examples(20))
 @given(st.integers(0, 10_000), st.integers(40, STEPS - 30), st.floats(30.0, 1e6), st.integers(1, 20))
 def test_a_large_jump_is_found_at_its_step(seed: int, at: int, height: float, length: int) -> None:
     values = np.exp(0.1 * np.random.default_rng(seed).normal(size=STEPS))

@@ -16,10 +16,11 @@ from hookcore.findings.window import Columns, MagnitudeWindow
 from hookcore.records import Frame, Tap
 from hookcore.store import Store, TapList
 from tests import build
+from tests.lanes import examples
 
 TAPS = tuple(Tap(f"layers.{number}", kind) for number in range(3) for kind in ("output", "param_grad", "update"))
-some = settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=list(HealthCheck))
-few = settings(some, max_examples=8)
+some = settings(deadline=None, derandomize=True, max_examples=examples(25), suppress_health_check=list(HealthCheck))
+few = settings(some, max_examples=examples(8))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from hookcore.store.incidents import Found, Incident, Incidents
 from hookcore.store.incidents.accounts import GRACE, MAX_STANDING, RECURS
 from tests import build
 from tests.archive_world import keep, kept_in
+from tests.lanes import examples
 
 TAPS = tuple(Tap(name, kind) for kind in ("output", "param_grad") for name in ("first", "second", "third"))  # type: ignore[arg-type]
 
@@ -144,7 +145,7 @@ def test_no_gradient_fades_in_a_solved_training() -> None:
     assert [each.sentence for each in store.incidents() if each.severity != "info"] == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_a_gate_stays_closed_within_the_usual_range_and_opens_outside(data: st.DataObject) -> None:
     gate, lanes = Gate(), np.arange(8)

@@ -30,6 +30,7 @@ import hookcore
 from hookcore import TraceError, hooks
 from hookcore.hooks.tracing import NotCopied
 from tests.harness import watch
+from tests.lanes import examples
 
 
 def mlp(inplace: bool = False) -> nn.Sequential:
@@ -89,7 +90,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=6), st.booleans(), st.integers(0, 2**16))
 def test_values_and_gradients_equal_autograds(names: list[str], leaf: bool, seed: int) -> None:
     torch.manual_seed(seed)

@@ -26,6 +26,7 @@ from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info, open_run
+from tests.lanes import examples
 from tests.live_world import (
     PATIENCE_S,
     Message,
@@ -118,7 +119,7 @@ def expected_column(run: Run, first: int, last: int, rows: int) -> Any:
     return bits.tolist()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=list(HealthCheck))
 @given(DEEDS, st.sampled_from(["fit:2", "fit:600"]), st.integers(1, 9))
 def test_a_snapshot_and_its_deltas_cover_every_step_once_and_equal_the_store(
     deeds: list[Any], rows: str, columns: int

@@ -24,6 +24,7 @@ from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info, open_run
+from tests.lanes import examples
 from tests.live_world import (
     Block,
     Http,
@@ -72,7 +73,7 @@ def play(run: Run, deed: Any, step: int) -> int:
     return step
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(DEEDS)
 def test_every_step_value_scalar_and_event_is_sent_once_at_any_reading_speed(deeds: list[Any]) -> None:
     publisher, run = make_publisher()
@@ -99,7 +100,7 @@ def test_every_step_value_scalar_and_event_is_sent_once_at_any_reading_speed(dee
     assert sum(len(block.data["events"]) for block in blocks if block.name == "event") == deeds.count("event")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(DEEDS, DEEDS, st.integers(0, 20))
 def test_a_reader_that_returns_after_any_event_gets_everything_after_it(
     before: list[Any], after: list[Any], cut: int

@@ -34,6 +34,7 @@ from tests.kernels import (
     floats64,
     measure,
 )
+from tests.lanes import examples
 
 by_each = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 by_all = pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
@@ -46,7 +47,7 @@ REAL = [dtype for dtype in CODES if not dtype.is_complex]
 
 def tries(number: int) -> settings:
     """Return the number of tries for a property."""
-    return settings(deadline=None, max_examples=number // 10 if IN_INTERPRETER else number)
+    return settings(deadline=None, max_examples=examples(number // 10 if IN_INTERPRETER else number))
 
 
 def check_each(values: np.ndarray, *tensors: torch.Tensor) -> None:

@@ -20,6 +20,7 @@ from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.measured.scalars import number_of
 from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, floats32
+from tests.lanes import examples
 
 CPU = torch.device("cpu")
 
@@ -30,7 +31,7 @@ def check(values: np.ndarray, tensor: torch.Tensor) -> None:
     np.testing.assert_array_equal(reference.bins(tensor).numpy(), in_bins)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(floats32, st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2]))
 def test_a_float8_is_measured_by_its_own_values(values: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(values).to(dtype)
@@ -68,7 +69,7 @@ def test_an_unusual_tensor_is_measured_by_the_values_it_represents(make, values:
     check(np.array(values, np.float64), plain)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(0, 5000), st.integers(1, 700), st.integers(0, 2**30))
 def test_the_sampled_values_are_those_of_the_cpu_kernel(number: int, limit: int, offset: int) -> None:
     tensor = torch.arange(1, number + 1, dtype=torch.float64) ** 3
@@ -104,7 +105,7 @@ def end_step(arena: DeviceArena) -> Harvest:
     return transfer.finish()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(floats32, min_size=1, max_size=4))
 def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
     arena = DeviceArena(CPU, 1000, None)
@@ -119,7 +120,7 @@ def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(dense_of(harvest, 0), np.bincount(bins_of(whole), minlength=BINS))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), floats32), min_size=1, max_size=6))
 def test_rows_of_one_tap_on_several_streams_are_one_row(parts: list[tuple[int, int, np.ndarray]]) -> None:
     arenas = [DeviceArena(CPU, 1000, None) for _ in range(3)]

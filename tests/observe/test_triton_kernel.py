@@ -22,6 +22,7 @@ from hookcore.observe.arena import CODES
 from hookcore.observe.device import DeviceArena
 from hookcore.records.sketch import BINS
 from tests.kernels import BLOCK, IN_INTERPRETER, PROGRAMS, check_stats, expect, floats64, interpret
+from tests.lanes import examples, runs_all
 
 interpreted = pytest.mark.skipif(not IN_INTERPRETER, reason="runs in the process that the first test starts")
 compiled = pytest.mark.skipif(IN_INTERPRETER, reason="the interpreter compiles nothing")
@@ -35,7 +36,8 @@ DTYPES = [dtype for dtype in CODES if not dtype.is_complex]
 @pytest.mark.slow
 def test_the_kernel_is_correct_in_the_interpreter() -> None:
     files = [__file__, ROOT / "tests" / "observe" / "test_kernels.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *files]
+    options = ["-p", "no:cacheprovider", *(["--all"] if runs_all() else [])]
+    command = [sys.executable, "-m", "pytest", "-q", *options, "-m", "", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -43,7 +45,7 @@ def test_the_kernel_is_correct_in_the_interpreter() -> None:
 
 
 @interpreted
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.integers(0, 700), st.integers(1, 300), st.integers(0, 2**30))
 def test_the_sampled_values_are_those_of_the_reference(number: int, limit: int, offset: int) -> None:
     tensor = torch.arange(1, number + 1, dtype=torch.float32) ** 3
@@ -62,7 +64,7 @@ def test_no_more_programs_run_than_a_slot_has_rows() -> None:
 
 
 @interpreted
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.lists(st.lists(floats64, max_size=3), min_size=1, max_size=3))
 def test_rows_are_merged_as_by_the_reference_and_emptied(slots: list[list[np.ndarray]]) -> None:
     rows = torch.zeros((len(slots), PROGRAMS, layout.CELLS), dtype=torch.float64)

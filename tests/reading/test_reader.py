@@ -20,6 +20,7 @@ from hookcore.records import KINDS, Snapshot, Tap
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app.formats import json_of
 from tests.archive_world import COVERAGE, HOOKS, MODULES, STORE_BYTES, Trainer, keep, kept_in, make_info
+from tests.lanes import examples
 from tests.serving import TOKEN, served
 
 STEPS, TAPS, CHANNELS = 12, 9, 7
@@ -119,7 +120,7 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "snapshots": {"match": matches, "kind": maybe(kinds)},
     "tensor": {"number": st.just(7), "slice": st.sampled_from(["", "0", ":,1:", "...,0"])},
 }
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -26,6 +26,7 @@ from hookcore.recorder.leaving import frames
 from hookcore.recorder.leaving.frames import without_rows
 from hookcore.records import Event
 from tests.harness import read_step, seed_all, watch
+from tests.lanes import examples
 
 PACKAGE: Final = str(Path(hookcore.__file__).parent)
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
@@ -302,13 +303,13 @@ def _run(
         return numbers, {number: read_step(watcher, number) for number in range(watcher.current_step)}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(list(TURNS)), min_size=4, max_size=10), st.sampled_from(list(SETTINGS)))
 def test_steps_are_the_same_under_every_setting(turns: list[Callable[[World], None]], name: str) -> None:
     check_steps(turns, name)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.one_of(*(st.lists(st.sampled_from(turns), min_size=3, max_size=8) for turns in ALONE)),
     st.sampled_from(list(SETTINGS)),
@@ -534,7 +535,7 @@ def _trained(
         return found, len(ended)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(
     st.lists(st.sampled_from(list(STEADY)), min_size=3, max_size=9),
     st.lists(st.sampled_from(list(LEAVING)), max_size=4),

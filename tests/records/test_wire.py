@@ -54,6 +54,7 @@ from hookcore.records.wire import (
     weigh,
 )
 from tests.build import frame, stats_of
+from tests.lanes import examples
 
 INFO = RunInfo(id="run-1", key="secret", name="a run")
 texts = st.text(max_size=20)
@@ -219,7 +220,7 @@ def test_an_answer_contains_commands(tap: Tap, changes: dict[str, Any]) -> None:
     assert decode_answer(encode(answer)) == answer
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(frames(), st.data())
 def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, data: st.DataObject) -> None:
     sent = bytearray(encode(Batch(run=INFO, items=(frame_item(0, frame),))))

@@ -26,6 +26,7 @@ from hookcore.records import Event, Snapshot, Tap, wire
 from hookcore_app.runs import Run
 from hookcore_app.runs import parts as commands_module
 from tests.build import make_info
+from tests.lanes import examples
 from tests.serving import (
     BATCH,
     BEARER,
@@ -381,7 +382,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.one_of(damaged(), st.binary(max_size=200)))
 def test_any_bytes_are_stored_or_refused_and_the_store_stays_consistent(body: bytes) -> None:
     world = _SHARED

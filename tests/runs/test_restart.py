@@ -129,7 +129,7 @@ def test_the_states_of_runs_whose_server_is_killed_and_restarted(trainings: Trai
         wait_for(lambda: seen[run][-1] == "waiting")
         os.kill(live.pid, signal.SIGCONT)
         wait_for(lambda: seen[run][-1] == "live")
-        until = (client.run(run).newest_step or 0) + 100
+        until = (client.run(run).newest_step or 0) + 10
         wait_for(lambda: (client.run(run).newest_step or 0) > until, "the training continues")
     assert seen == {ended: seen[ended], lost: ["live", "lost"], run: ["live", "waiting", "live"]}
     assert seen[ended][-1:] == ["ended"]

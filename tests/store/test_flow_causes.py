@@ -22,10 +22,11 @@ from hookcore.store.incidents import Incident
 from tests.archive_world import STORE_BYTES, keep, kept_in
 from tests.build import frame, stats_of_magnitudes
 from tests.flow_world import Mask
+from tests.lanes import examples
 
 Fed = dict[str, tuple[str, ...]]  # the modules that feed each module, in the order in which they return
 Case = tuple[Flow, list[str], list[set[str]], bool]
-FEW = settings(max_examples=150, deadline=None)
+FEW = settings(max_examples=examples(150), deadline=None)
 
 
 def flow_of(fed: Fed, returns: Fed | None = None, step: int = 0, guessed: tuple[str, ...] = ()) -> Flow:
@@ -246,7 +247,7 @@ def test_a_gradient_that_explodes_is_blamed_in_the_order_of_the_backward_pass(ki
     assert grown(flow, FIRST_SEEN, {"a", "late"}, kind) == ("a", 1)
 
 
-@settings(FEW, max_examples=40)  # of eighty steps each
+@settings(FEW, max_examples=examples(40))  # of eighty steps each
 @given(st.data())
 def test_the_culprit_of_an_explosion_has_only_normal_sources(data: st.DataObject) -> None:
     names = [f"m{number}" for number in range(data.draw(st.integers(2, 6)))]

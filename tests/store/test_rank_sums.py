@@ -14,6 +14,7 @@ from hookcore.records import STAT_COLUMN, STATS, UNKNOWN_OWNER, SketchBlock
 from hookcore.records.sketch import BINS
 from hookcore.store.rankstep import Repeated, Rows, StepOfRanks
 from tests.kernels import Measured, measure
+from tests.lanes import examples
 
 EXACT = ("count", "nan", "inf", "zero", "min", "max", "sketched", "parts")
 CLOSE = ("mean", "std", "rms", "norm")
@@ -70,7 +71,7 @@ def assert_is(found: Rows, expected: dict[int, Measured]) -> None:
         assert np.array_equal(dense, sketch), tap
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_ranks_in_any_order_add_up_to_the_values_of_one_process(data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 2**32 - 1))

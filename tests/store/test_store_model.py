@@ -19,9 +19,10 @@ from hookcore.store.ladder import Ladder
 from hookcore.store.segments import STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
 from tests import build
+from tests.lanes import examples
 from tests.sketches import block_of, merged, rebin, sketch_of
 
-SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**32 - 1)
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0)
 
