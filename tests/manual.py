@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -25,6 +26,7 @@ class Block:
     exempt: bool = False
 
 
+@cache
 def tokens_of(page: Path) -> list[Token]:
     """Return a page as its parser sees it."""
     tokens: list[Token] = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page.read_text())

@@ -904,7 +904,7 @@ def test_a_collector_that_is_killed_repeatedly_loses_and_duplicates_nothing(tmp_
         threads = [threading.Thread(target=train, args=(sink,)) for sink in sinks]
         for thread in threads:
             thread.start()
-        for _ in range(4):
+        for _ in range(examples(6)):
             before = receiver.items_sent()
             wait_for(lambda before=before: receiver.items_sent() > before + 100)  # type: ignore[misc]
             collector.stop()

@@ -26,6 +26,7 @@ from hookcore.records.wire import Batch, DeliveryCounters, EndItem, Receipt, enc
 from hookcore_app.collector.lanes import Lanes
 from tests.archive_world import kept_in
 from tests.keep_world import INFO, SERVER_SETTINGS, TAPS, ServerProcess, batch, start, stop
+from tests.lanes import examples
 from tests.receiver import Receiver, a_frame, a_run, serving
 from tests.serving import TOKEN, World, make_world, served
 from tests.waiting import wait_for
@@ -122,7 +123,7 @@ def test_the_trainer_counts_possible_losses_of_a_killed_server_and_the_next_serv
 @pytest.mark.slow
 def test_every_loss_is_reported_whenever_a_server_is_killed_while_runs_end(server: ServerProcess) -> None:
     rng = random.Random(3)
-    for turn in range(3):
+    for turn in range(examples(3)):
         sinks = [HttpSink(a_run(f"run-{turn}-{number}"), close_s=60.0) for number in range(4)]
         for sink in sinks:
             sink.start(Address(server.url, TOKEN))

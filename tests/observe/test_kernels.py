@@ -93,6 +93,7 @@ def test_parts_of_any_magnitude_merge_to_the_stats_of_the_whole(parts: list[np.n
 
 
 @by_all
+@pytest.mark.rota("kernel", "dtype")
 @pytest.mark.parametrize("dtype", REAL if IN_INTERPRETER else list(CODES))
 @pytest.mark.parametrize("size", [size for size in (1, 15, 16, 257, 2049, 70_001) if size <= LONGEST])
 def test_every_type_is_measured_by_its_own_values(kernel: Kernel, dtype: torch.dtype, size: int) -> None:
@@ -108,6 +109,7 @@ def test_a_large_integer_is_not_rounded_to_float32(kernel: Kernel) -> None:
 
 
 @by_each
+@pytest.mark.rota("kernel", "size")
 @pytest.mark.parametrize(
     "size", [size for size in (1, 257, 2047, 2048, 2049, 8191, 40_000, 300_001) if size <= LONGEST]
 )
@@ -119,6 +121,7 @@ def test_a_tiny_spread_survives_a_huge_mean(kernel: Kernel, size: int, mean: flo
 
 
 @by_all
+@pytest.mark.rota("kernel", "special")
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, 3.4e38])
 @pytest.mark.parametrize("at", [0, 2048, -1])
 def test_one_unusual_value_among_many_is_counted_and_the_rest_stays_exact(

@@ -40,7 +40,7 @@ class Config:
     classes: int = 4
     batch: int = 16
     features: int = 12
-    steps: int = 500
+    steps: int = 250
     dropped_from: int = 120
     dropped_stage: int = 3
     pause: float = 0.0

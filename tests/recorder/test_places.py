@@ -267,9 +267,14 @@ def places_in(folder: Path) -> dict[int, Place]:
 
 
 @pytest.mark.slow
-def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launches", [("restarted",), pytest.param(("watched later", "restarted"), marks=pytest.mark.all)], ids=len
+)
+def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_another(
+    launches: tuple[str, ...], tmp_path: Path
+) -> None:
     jobs, port = set(), str(free_port())  # the same one for both
-    for number, what in enumerate(("watched later", "restarted")):
+    for number, what in enumerate(launches):
         found = under_torchrun(tmp_path / str(number), port, what)
         assert sorted(found) == [0, 1]
         assert found[0].job == found[1].job
@@ -277,7 +282,7 @@ def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_anoth
         for its_rank, place in found.items():
             assert (place.world, place.local_rank, place.device) == (2, its_rank, "cpu")
             assert place.attempt == (1 if what == "restarted" else 0)
-    assert len(jobs) == 2
+    assert len(jobs) == len(launches)
 
 
 @pytest.mark.slow
