@@ -569,7 +569,8 @@ def test_no_fixture_of_a_file_replaces_one_that_surrounds_every_test() -> None:
     fixtures = _fixtures(around)
     assert "no_leaked_hooks" in fixtures
     # pytest finds functions of a file and names that it imports, which take one line or several.
-    own = re.compile(r"^(?:def |.*\bimport\b.*\b|    )({})\b".format("|".join(fixtures)), re.MULTILINE)
+    names = "|".join(fixtures)
+    own = re.compile(rf"^(?:def ({names})\(|.*\bimport\b.*\b({names})\b|    ({names}),$)", re.MULTILINE)
     others = (file for file in _files("tests") if file != around)
     assert not [(file.name, found) for file in others if (found := own.findall(file.read_text()))]
 
