@@ -42,6 +42,7 @@ def test_the_layers_are_sorted_by_difference_or_by_step(visit: Open, paths: Path
         assert "sort=model" in page.url
 
 
+@pytest.mark.all
 def test_a_run_does_not_differ_from_itself(visit: Open, paths: Paths, site: Site) -> None:
     run = site.run("ended")["id"]
     with visit() as tab:
@@ -137,6 +138,7 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser, request: pytes
         follows("#largest", page.locator("#layers tbody tr.picked"), "20")  # steps compared
 
 
+@pytest.mark.all
 def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, paths: Paths, site: Site) -> None:
     wanted = [site.run(name)["id"] for name in ("ended", "bad")]
     exported: list[str] = []
@@ -153,6 +155,7 @@ def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, path
             assert [parse_qs(urlsplit(url).query)["run"][0] for url in exported] == wanted
 
 
+@pytest.mark.all
 def test_the_find_box_filters_the_default_pair_too(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
@@ -163,6 +166,7 @@ def test_the_find_box_filters_the_default_pair_too(visit: Open, paths: Paths) ->
         expect(page.locator("#find-problem")).to_be_hidden()
 
 
+@pytest.mark.all
 def test_the_root_module_is_drawn_alone(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
@@ -175,6 +179,7 @@ def test_the_root_module_is_drawn_alone(visit: Open, paths: Paths) -> None:
         )
 
 
+@pytest.mark.all
 def test_an_impossible_query_shows_a_message_and_breaks_nothing(visit: Open, paths: Paths, site: Site) -> None:
     ended = site.run("ended")["id"]
     with visit(java_script_enabled=False) as tab:

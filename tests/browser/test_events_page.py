@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from .conftest import Open, Paths
@@ -47,6 +48,7 @@ def test_the_next_step_is_saved_at_a_click(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#list")).to_contain_text("was saved", timeout=30_000)
 
 
+@pytest.mark.all
 def test_a_list_that_the_server_failed_to_send_is_requested_again(visit: Open, paths: Paths) -> None:
     failed: list[str] = []
 
@@ -103,6 +105,7 @@ def test_keys_move_from_line_to_line(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#detail h2")).not_to_contain_text("No longer")
 
 
+@pytest.mark.all
 def test_acknowledged_lines_can_be_hidden_and_restored(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["events"])

@@ -45,6 +45,7 @@ def counted(tab: Visit) -> str:
     return tab.page.locator("#flow-count").inner_text().split(" ")[0]
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_first_paint_the_live_page_and_rest_show_the_same_layers(
     browser: Browser, world: Served, text: str

@@ -113,6 +113,7 @@ def test_a_held_page_has_the_bars_of_its_step(visit: Open, paths: Paths, site: S
         assert float(cell.inner_text().replace("e-", "E-")) == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.all
 def test_the_find_box_and_the_type_filter_all_charts(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["flow"])

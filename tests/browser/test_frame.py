@@ -102,6 +102,7 @@ def test_arrows_move_by_steps_and_brackets_zoom(visit: Open, paths: Paths) -> No
         expect(tab.page.locator("#status-words")).to_have_text("held at step 31 · ended")
 
 
+@pytest.mark.all
 def test_a_link_shows_the_same_step_in_another_browser(visit: Open, paths: Paths) -> None:
     with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
         tab.goto(f"{paths('live')['hooks']}?f=encoder")
@@ -158,6 +159,7 @@ def test_the_help_page_lists_the_keys_of_every_page(visit: Open, paths: Paths) -
         assert len(everywhere) >= 5
 
 
+@pytest.mark.all
 def test_g_and_a_letter_go_to_a_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
@@ -189,6 +191,7 @@ def test_keys_are_text_in_input_fields(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("dialog.palette input")).to_be_focused()
 
 
+@pytest.mark.all
 def test_a_search_on_a_page_without_a_list_opens_the_flow_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
@@ -303,6 +306,7 @@ def test_nothing_moves_with_reduced_motion(visit: Open, paths: Paths) -> None:
         assert tab.page.evaluate(moving) == 0
 
 
+@pytest.mark.all
 def test_everything_in_the_header_is_large_enough_to_click(visit: Open, paths: Paths) -> None:
     with visit(size=(390, 844)) as tab:
         tab.goto(paths("live")["hooks"])

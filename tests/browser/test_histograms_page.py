@@ -35,6 +35,7 @@ def nan_color(page: Page) -> str:
     return ",".join(str(int(found[at : at + 2], 16)) for at in (0, 2, 4))
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_visible_layer_is_drawn_and_a_nan_has_its_own_color(visit: Open, paths: Paths, theme: str) -> None:
     with visit(theme=theme) as tab:
@@ -98,6 +99,7 @@ def test_the_pointer_and_the_arrow_keys_read_step_bin_and_count(visit: Open, pat
         expect(tab.page.locator("#announcer")).to_contain_text("step 48")
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("view", ["ridges", "bars"])
 def test_the_arrow_keys_read_the_values_of_every_view(visit: Open, paths: Paths, view: str) -> None:
     with visit() as tab:
@@ -169,6 +171,7 @@ def test_layers_are_sorted_by_their_zeros_and_by_drift(visit: Open, paths: Paths
         assert drifts == sorted(drifts, reverse=True)
 
 
+@pytest.mark.all
 def test_the_find_box_filters_and_reports_an_empty_result(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"])
@@ -182,6 +185,7 @@ def test_the_find_box_filters_and_reports_an_empty_result(visit: Open, paths: Pa
         expect(tab.page.locator("#wall-empty")).to_be_hidden()
 
 
+@pytest.mark.all
 def test_a_kind_that_is_not_captured_says_which_setting_to_change(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["histograms"] + "?kind=input_grad")
@@ -206,6 +210,7 @@ def test_a_live_wall_follows_and_a_held_one_does_not_change(visit: Open, paths: 
         assert len(asked) == held
 
 
+@pytest.mark.all
 def test_the_wall_is_exported_as_a_picture_and_as_numbers(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.require_downloads()

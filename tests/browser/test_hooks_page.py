@@ -6,6 +6,7 @@ import json
 import urllib.request
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
@@ -100,6 +101,7 @@ def test_a_module_is_switched_off_and_the_previous_state_is_restored(visit: Open
         expect(row(page, "features.1")).to_contain_text("yes")
 
 
+@pytest.mark.all
 def test_a_closed_group_is_switched_as_a_whole_by_key(visit: Open, paths: Paths, site: Site) -> None:
     change(site, include=None, exclude=[])
     with visit() as tab:
@@ -129,6 +131,7 @@ def test_kinds_and_cadence_take_effect_in_the_trainer_when_applied(visit: Open, 
     change(site, every=1, kinds=["output", "output_grad", "param_grad"])
 
 
+@pytest.mark.all
 def test_invalid_settings_are_reported_before_and_refusals_after_sending(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page
@@ -172,6 +175,7 @@ def test_capturing_is_paused_and_resumed(visit: Open, paths: Paths, site: Site) 
         expect(page.get_by_role("button", name="Pause capture")).to_be_visible()
 
 
+@pytest.mark.all
 def test_the_trainer_refreshes_the_inventory(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["hooks"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from .browsing import PATIENCE_MS
@@ -31,6 +32,7 @@ def test_an_incident_is_reached_from_its_finding_and_shows_its_evidence(visit: O
         expect(tab.page.locator("#drawer-numbers")).to_have_text("Values in step 40")
 
 
+@pytest.mark.all
 def test_another_stat_changes_chart_table_and_address(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["incident"])
@@ -44,6 +46,7 @@ def test_another_stat_changes_chart_table_and_address(visit: Open, paths: Paths)
         expect(tab.page.locator("#chart table tbody tr")).not_to_have_count(0)
 
 
+@pytest.mark.all
 def test_the_saved_step_is_explained_here_too(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["incident"])

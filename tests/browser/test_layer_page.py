@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.waiting import wait_for
@@ -40,6 +41,7 @@ def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Ope
         ]
 
 
+@pytest.mark.all
 def test_another_format_of_numbers_applies_to_an_open_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
@@ -82,6 +84,7 @@ def test_the_inputs_and_consumers_of_a_layer_are_one_click_away(visit: Open, pat
         expect(page.locator("#fed-by")).to_contain_text("encoder.layers.0.norm2")
 
 
+@pytest.mark.all
 def test_the_root_has_its_own_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layers"] + "?module=")
@@ -89,6 +92,7 @@ def test_the_root_has_its_own_page(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#chart-values .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
 
 
+@pytest.mark.all
 def test_an_unknown_module_is_named_with_similar_ones(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.forgiven = ("404",)
@@ -110,6 +114,7 @@ def test_an_uncaptured_layer_says_why(visit: Open, paths: Paths) -> None:
         expect(page.locator("#missing")).to_contain_text("weights")
 
 
+@pytest.mark.all
 def test_the_list_of_layers_is_filtered_while_typing(visit: Open, paths: Paths, site: Site) -> None:
     many = site.get(f"runs/{site.run('ended')['id']}/modules?limit=1")["total"]
     with visit() as tab:
@@ -211,6 +216,7 @@ def test_the_newest_values_of_a_live_run_appear_by_themselves(visit: Open, paths
         expect(step).not_to_have_text(before, timeout=1000 * PATIENCE_S)
 
 
+@pytest.mark.all
 def test_charts_say_that_the_dashboard_is_away_and_fill_when_it_is_back(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.forgiven = ("net::ERR",)

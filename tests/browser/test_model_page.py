@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
@@ -97,6 +98,7 @@ def test_nan_is_drawn_from_the_box_where_it_begins(visit: Open, paths: Paths) ->
         expect(page.locator("#model .card-table tbody tr", has_text="features.0").first).not_to_contain_text("NaN")
 
 
+@pytest.mark.all
 def test_playback_runs_to_the_end_and_holds_there(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["model"] + "?speed=100")
@@ -110,6 +112,7 @@ def test_playback_runs_to_the_end_and_holds_there(visit: Open, paths: Paths) -> 
         expect(page.get_by_label("Step", exact=True).first).to_have_value("58")
 
 
+@pytest.mark.all
 def test_a_picture_larger_than_the_window_is_moved_in_a_small_overview(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["model"])
@@ -126,6 +129,7 @@ def test_a_picture_larger_than_the_window_is_moved_in_a_small_overview(visit: Op
         wait_for(lambda: page.evaluate(picture) != before, "the window moves")
 
 
+@pytest.mark.all
 def test_the_find_box_counts_its_matches_and_j_goes_to_the_next(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["model"] + "?f=*.linear1")
@@ -147,6 +151,7 @@ def test_a_live_run_changes_its_colors(visit: Open, paths: Paths) -> None:
         expect(page.locator("#step-words")).not_to_have_text(step)
 
 
+@pytest.mark.all
 def test_a_kind_that_is_not_captured_says_why(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["model"])

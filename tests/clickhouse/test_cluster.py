@@ -185,6 +185,7 @@ def _wait_until_ready(url: str, name: str) -> None:
     wait_for(lambda: _status(f"{url}/readyz") == 200, name)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_the_servers_behind_the_proxy_show_what_a_collector_inserts_and_one_of_them_may_die(tmp_path: Path) -> None:
     first, second, collector, proxy = free_ports(4)

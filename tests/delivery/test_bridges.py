@@ -163,6 +163,7 @@ def test_mlflow_has_a_run_with_every_step(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_has_its_own_run_next_to_the_scripts(
