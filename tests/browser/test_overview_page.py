@@ -6,6 +6,7 @@ import re
 import urllib.request
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from hookcore.records import wire
@@ -131,6 +132,7 @@ def test_a_paused_page_does_not_change(visit: Open, paths: Paths) -> None:
         tab.page.wait_for_function(f"() => !document.querySelector('#figures').innerText.includes('to {before:,}')")
 
 
+@pytest.mark.all
 def test_the_kind_and_the_stat_of_the_heatmap_are_in_the_url(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
@@ -144,6 +146,7 @@ def test_the_kind_and_the_stat_of_the_heatmap_are_in_the_url(visit: Open, paths:
         expect(tab.page.locator("#model select[name=stat]")).to_have_value("mean")
 
 
+@pytest.mark.all
 def test_an_uncaptured_kind_says_why_instead_of_showing_an_empty_picture(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"] + "?kind=input_grad")
@@ -153,6 +156,7 @@ def test_an_uncaptured_kind_says_why_instead_of_showing_an_empty_picture(visit: 
         expect(tab.page.locator("#model-empty")).to_be_hidden()
 
 
+@pytest.mark.all
 def test_a_selected_scalar_is_drawn_large(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
@@ -164,6 +168,7 @@ def test_a_selected_scalar_is_drawn_large(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#chart h2")).to_have_text("loss")
 
 
+@pytest.mark.all
 def test_the_table_changes_its_pages_without_reloading(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
@@ -233,6 +238,7 @@ def test_a_run_without_steps_says_what_it_is_waiting_for(empty_site: Site, brows
         assert tab.axe() == []
 
 
+@pytest.mark.all
 def test_a_filter_over_more_layers_than_a_page_holds_says_how_many_it_searches(
     empty_site: Site, browser: Browser
 ) -> None:

@@ -83,6 +83,7 @@ def legend(page: Page, figure: str) -> Locator:
     return page.locator(f"{figure} .plot-legend li").first
 
 
+@pytest.mark.all
 def test_no_chart_offers_an_upload(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths)
@@ -109,6 +110,7 @@ def test_exported_numbers_are_those_of_the_server(visit: Open, paths: Paths, sit
     assert sum(row["mean"] == "nan" for row in as_csv) == words.count("NaN") > 0
 
 
+@pytest.mark.all
 def test_a_picture_is_exported_with_its_title_and_its_legend(visit: Open, paths: Paths, tmp_path: Path) -> None:
     with visit(accept_downloads=True) as tab:
         tab.require_downloads()
@@ -146,6 +148,7 @@ def test_the_copied_script_fetches_the_same_numbers(visit: Open, paths: Paths, s
     found["client"].close()
 
 
+@pytest.mark.all
 def test_a_log_axis_shows_values_instead_of_exponents(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
@@ -164,6 +167,7 @@ def test_a_log_axis_shows_values_instead_of_exponents(visit: Open, paths: Paths)
         assert min(signed) < 0 < max(signed)
 
 
+@pytest.mark.all
 def test_smoothing_keeps_the_original_line_in_the_background(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
@@ -240,6 +244,7 @@ def test_a_chart_has_a_name_a_description_and_a_table(visit: Open, paths: Paths,
         expect(table.get_by_role("rowheader").first).to_have_text("59")
 
 
+@pytest.mark.all
 def test_the_export_menu_works_with_the_keyboard(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
@@ -256,6 +261,7 @@ def test_the_export_menu_works_with_the_keyboard(visit: Open, paths: Paths) -> N
         expect(page.locator(GRADIENTS).get_by_role("button", name="Export")).to_be_focused()
 
 
+@pytest.mark.all
 def test_another_theme_changes_the_colors_of_every_chart(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")

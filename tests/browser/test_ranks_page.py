@@ -109,6 +109,7 @@ def test_the_picker_leads_to_one_rank_on_the_same_page_and_back(browser: Browser
         expect(tab.page).to_have_url(re.compile("/runs/ranks-4f2a/histograms"))
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1440, "light")])
 def test_the_page_fits_and_passes_axe(browser: Browser, server: Served, width: int, theme: str) -> None:
     with visiting(browser, server.url, theme=theme, size=(width, 900)) as tab:

@@ -840,6 +840,7 @@ def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str, b
     assert close(losses, [tensor for tensor in alone if tensor.dim() == 0])
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("in_place", [True, False])
 def test_blocks_compiled_one_by_one_still_share_their_graphs(in_place: bool) -> None:
     def graphs(with_us: bool) -> tuple[int, int, int]:
@@ -877,6 +878,7 @@ def test_copies_and_checkpoints_of_a_model_watched_inside_are_not_watched() -> N
     assert calls == 2
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("strict", [True, False])
 def test_an_exported_program_contains_nothing_of_hookcore(strict: bool) -> None:
     model = Mlp()
@@ -946,6 +948,7 @@ def train_with_a_compiled_optimizer(how: str, model: nn.Module | None = None) ->
 
 
 @pytest.mark.filterwarnings("ignore:Profiler record function")
+@pytest.mark.rota
 @pytest.mark.parametrize(
     ("how", "budget"), [("function", None), ("method", 0.05), ("with the loop", None), ("with the loop", 0.05)]
 )
@@ -988,6 +991,7 @@ def test_a_model_whose_whole_loop_is_compiled_is_found_by_its_optimizer_and_anot
         assert [event.name for event in watcher.store.events()] == ["no-model"]
 
 
+@pytest.mark.rota
 @pytest.mark.parametrize("budget", [None, 0.05, 0.001])
 def test_a_compiled_function_that_calls_a_model_is_compiled_once_whatever_is_captured(budget: float | None) -> None:
     def train(steps: int) -> list[Tensor]:
