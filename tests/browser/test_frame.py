@@ -231,6 +231,7 @@ def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browse
         expect(chart.locator(".plot-legend")).to_contain_text("lr")
 
 
+@pytest.mark.all
 def test_an_open_page_has_all_steps_after_a_restart_of_the_server(browser: Browser, empty_site: Site) -> None:
     trainer = empty_site.train("one", "--pause", "0.05")
     run = empty_site.run("one", 3)["id"]

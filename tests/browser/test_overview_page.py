@@ -256,6 +256,7 @@ def test_a_filter_over_more_layers_than_a_page_holds_says_how_many_it_searches(
         expect(tab.page.locator("#model-cut")).to_be_hidden()
 
 
+@pytest.mark.all
 def test_a_held_page_says_that_its_run_has_ended(browser: Browser, empty_site: Site) -> None:
     empty_site.train("short", "--steps", "60", "--pause", "0.1")
     run = empty_site.run("short", 3)["id"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from .conftest import Open, Paths
@@ -45,6 +46,7 @@ def test_layers_pages_runs_and_actions_are_found_and_opened_by_keyboard(visit: O
         expect(page.locator(".run-name")).to_have_text("bad")
 
 
+@pytest.mark.all
 def test_marks_stay_when_an_answer_arrives(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["overview"])

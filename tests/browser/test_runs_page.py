@@ -57,6 +57,7 @@ def test_typing_filters_the_list_and_changes_the_url(visit: Open) -> None:
         expect(tab.page.locator("main")).to_contain_text("3 are hidden")
 
 
+@pytest.mark.all
 def test_an_alert_is_not_cut_where_there_is_room(visit: Open) -> None:
     with visit(size=(1920, 900)) as tab:
         tab.goto("?columns=-")
@@ -140,6 +141,7 @@ def test_two_selected_runs_are_compared_the_older_one_first(visit: Open, site: S
         assert [tab.page.url.split("a=")[1].split("&")[0], tab.page.url.split("b=")[1]] == [run["id"] for run in runs]
 
 
+@pytest.mark.all
 def test_a_selected_run_that_the_filter_hides_is_compared_too(visit: Open, site: Site) -> None:
     with visit() as tab:
         page = tab.page
@@ -253,6 +255,7 @@ def test_selected_runs_are_archived_and_deleted_together_with_undo(browser: Brow
         expect(page.locator("main")).to_contain_text("No runs yet")
 
 
+@pytest.mark.all
 def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_chart_continues(browser: Browser) -> None:
     server = server_thread.start(port=0)
     for name in ("first", "second"):
@@ -273,6 +276,7 @@ def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_ch
     server.stop()
 
 
+@pytest.mark.all
 def test_many_selected_runs_are_in_one_chart(browser: Browser) -> None:
     names = [f"run-{place:02}" for place in range(70)]
     with served(token="", max_runs=len(names)) as server, visiting(browser, server.url) as tab:
@@ -288,6 +292,7 @@ def test_many_selected_runs_are_in_one_chart(browser: Browser) -> None:
         tab.wait_for(lambda: set(names) <= set(heads.all_inner_texts()), "each run is a line")
 
 
+@pytest.mark.all
 def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> None:
     server = server_thread.start(port=0)
     long = "a-name-that-is-much-too-long-for-its-column-and-differs-at-its-end-"
@@ -340,6 +345,7 @@ def test_an_invalid_query_is_reported_next_to_the_box(visit: Open) -> None:
         expect(tab.page.get_by_role("alert")).to_be_hidden()
 
 
+@pytest.mark.all
 def test_a_deleted_run_is_removed_when_the_page_is_closed(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")

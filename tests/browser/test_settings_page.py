@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.serving import served
@@ -68,6 +69,7 @@ def test_capture_settings_are_one_click_away_on_the_hooks_page(visit: Open, site
         expect(tab.page.locator("#switches").get_by_role("button", name="Apply")).to_be_in_viewport()
 
 
+@pytest.mark.all
 def test_diagnostics_are_copied_with_the_browser(visit: Open) -> None:
     with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
         tab.goto("settings")
@@ -92,6 +94,7 @@ def test_a_test_message_is_one_click_away_and_its_failure_is_reported(browser: B
         assert tab.axe() == []
 
 
+@pytest.mark.all
 def test_an_anchor_of_the_help_page_shows_its_section(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help#stat-rms")
@@ -100,6 +103,7 @@ def test_an_anchor_of_the_help_page_shows_its_section(visit: Open) -> None:
             expect(tab.page.locator(f"#shape-{shape} svg")).to_be_attached()
 
 
+@pytest.mark.all
 def test_an_unknown_address_offers_a_way_to_continue(visit: Open) -> None:
     for theme in ("light", "dark"):
         with visit(theme=theme) as tab:

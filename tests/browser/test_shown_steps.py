@@ -69,6 +69,7 @@ def test_the_links_of_the_sidebar_keep_the_range_and_the_step(visit: Open) -> No
         expect(tab.page.locator("#status-words")).to_have_text("held at step 151 · ended")
 
 
+@pytest.mark.all
 def test_links_keep_the_steps_without_a_script(visit: Open) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(f"{RUN}/hooks?step=150")

@@ -97,6 +97,7 @@ def test_groups_say_which_learning_rate_is_best_and_the_charts_have_its_mean_and
     expect(legend.filter(has_text="lr ")).to_have_count(len(RATES))
 
 
+@pytest.mark.all
 def test_settings_are_drawn_against_the_result_and_a_click_selects_a_run(
     tab: Visit, swept: tuple[Site, dict[tuple[float, int], float]]
 ) -> None:
@@ -125,6 +126,7 @@ def test_settings_are_drawn_against_the_result_and_a_click_selects_a_run(
     expect(page.locator("#overlay .plot-legend li").filter(has_text="sweep-of")).to_have_count(1)
 
 
+@pytest.mark.all
 def test_gradient_norms_and_a_layer_of_all_runs_are_overlaid(tab: Visit) -> None:
     page = tab.page
     tab.goto("")

@@ -128,6 +128,7 @@ def test_a_failed_request_shows_no_other_picture_and_is_repeated(
         expect(page.locator("#rollout-matrix canvas")).to_be_visible()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("label", "words"),
     [
@@ -169,6 +170,7 @@ def test_the_view_is_in_the_url(visit: Open, paths: Paths, kept: dict[str, int])
         assert "part=" not in tab.page.url
 
 
+@pytest.mark.all
 def test_two_snapshots_are_shown_next_to_each_other_on_one_scale(
     visit: Open, paths: Paths, kept: dict[str, int]
 ) -> None:
@@ -243,6 +245,7 @@ def test_an_ended_run_accepts_no_requests_and_a_missing_snapshot_says_so(visit: 
         assert tab.axe() == []
 
 
+@pytest.mark.all
 def test_a_request_to_a_dead_trainer_is_reported_as_lost(empty_site: Site, browser: Any) -> None:
     trainer = empty_site.train("dies", "--pause", "0.05")
     run = empty_site.run("dies", 3)["id"]

@@ -129,6 +129,7 @@ def test_the_knob_holds_the_page_once_on_release_and_so_does_a_click_on_a_line_c
         wait_for(lambda: chosen(page, "step") not in ("", before), "the page is held at the step of the click")
 
 
+@pytest.mark.all
 def test_the_range_is_changed_by_its_handles_with_pointer_and_keys(visit: Open) -> None:
     with visit() as tab:
         page = tab.page
@@ -202,6 +203,7 @@ def test_a_mark_opens_its_incident_at_its_step(visit: Open) -> None:
         page.wait_for_url("**/flow?steps=*&step=400")
 
 
+@pytest.mark.all
 def test_charts_zoom_on_both_axes_and_say_how_to_undo_it(visit: Open) -> None:
     with visit() as tab:
         page = tab.page
@@ -232,6 +234,7 @@ def test_charts_zoom_on_both_axes_and_say_how_to_undo_it(visit: Open) -> None:
         expect(reset).to_be_hidden()
 
 
+@pytest.mark.all
 def test_the_axis_shows_samples_or_time_on_all_pages(visit: Open) -> None:
     with visit() as tab:
         page = tab.page
@@ -248,6 +251,7 @@ def test_the_axis_shows_samples_or_time_on_all_pages(visit: Open) -> None:
         expect(page.locator("#axis-why")).to_be_hidden()
 
 
+@pytest.mark.all
 def test_links_and_forms_of_a_page_keep_the_steps(visit: Open) -> None:
     with visit() as tab:
         page = tab.page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from .conftest import Open, Paths
@@ -32,6 +33,7 @@ def test_each_step_of_the_tour_points_at_its_subject(visit: Open, paths: Paths) 
         assert "tour=" not in page.url
 
 
+@pytest.mark.all
 def test_the_tour_can_be_started_by_key_and_ended_on_a_phone(visit: Open, paths: Paths) -> None:
     with visit(theme="dark", size=(390, 844)) as tab:
         tab.goto(paths("ended")["flow"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from .conftest import Open, Paths
@@ -85,6 +86,7 @@ def test_typing_filters_and_an_invalid_expression_keeps_the_last_result(visit: O
         expect(page.locator(".tree-said")).to_have_text("41 modules")
 
 
+@pytest.mark.all
 def test_the_type_is_selected_and_part_of_the_filter(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
@@ -105,6 +107,7 @@ def test_equal_blocks_are_folded_to_one_row(visit: Open, paths: Paths) -> None:
         expect(page.get_by_label("Group equal blocks")).to_be_checked()
 
 
+@pytest.mark.all
 def test_a_click_on_a_heading_sorts_and_changes_the_url(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
@@ -119,6 +122,7 @@ def test_a_click_on_a_heading_sorts_and_changes_the_url(visit: Open, paths: Path
         assert "sort" not in page.url
 
 
+@pytest.mark.all
 def test_a_closed_group_shows_that_it_contains_uncaptured_modules(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
@@ -132,6 +136,7 @@ def test_a_closed_group_shows_that_it_contains_uncaptured_modules(visit: Open, p
         assert "features.0" not in names(page)
 
 
+@pytest.mark.all
 def test_a_click_selects_the_visible_row(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page

@@ -318,6 +318,7 @@ def test_a_wrong_address_is_said_at_once_and_the_next_dashboard_lists_the_run(ho
         stop_dashboard(environment)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_a_short_script_loses_nothing_if_its_dashboard_answers_only_later(home: Path) -> None:
     environment = environment_of(home, HOOKCORE_SERVER="auto")

@@ -1,6 +1,7 @@
 """The CUDA kernel: its samples and programs in Triton's interpreter, its compilation, and runs on a GPU if available.
 
-The first test starts the process of the interpreter, which runs test_kernels.py and the tests marked `interpreted`.
+The first test starts the process of the interpreter, which runs the tests marked `interpreted`, and before a release
+test_kernels.py.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ DTYPES = [dtype for dtype in CODES if not dtype.is_complex]
 @compiled
 @pytest.mark.slow
 def test_the_kernel_is_correct_in_the_interpreter() -> None:
-    files = [__file__, ROOT / "tests" / "observe" / "test_kernels.py"]
-    options = ["-p", "no:cacheprovider", *(["--all"] if runs_all() else [])]
-    command = [sys.executable, "-m", "pytest", "-q", *options, "-m", "", *files]
+    files: list[str | Path] = [__file__]
+    if runs_all():
+        files += ["--all", ROOT / "tests" / "observe" / "test_kernels.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

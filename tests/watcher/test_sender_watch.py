@@ -358,6 +358,7 @@ def test_a_dashboard_that_keeps_dying_is_started_three_times_by_one_trainer(
     assert made.url == "http://127.0.0.1:1/runs/run"
 
 
+@pytest.mark.all
 def test_a_restarted_dashboard_is_found_and_every_loss_is_counted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "MAX_REVIVALS", 0)
     model = _model()
@@ -446,6 +447,7 @@ def test_a_killed_training_is_shown_as_lost_with_its_last_step(
             assert client.series(0, "count").last_step[-1] == 6  # the data that it had sent is still there
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_closing_many_runs_with_a_dead_server_takes_no_longer_than_closing_one(dead: str) -> None:
     code = (
