@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.recorder.leaving.thread import IDLE_S, Idle
+from hookcore.recorder.leaving import thread
+from hookcore.recorder.leaving.thread import IDLE_S, Idle, Rounds
 from hookcore.recorder.leaving.throughput import Ended, Throughput, cuda_devices
 from hookcore.recorder.machine import MAX_FAILURES, Gpus, Host, Sample, Sampler, open_host
 from hookcore.records.vocabulary import (
@@ -347,8 +348,8 @@ class Idling:
     """A recorder between two steps, whose clock only the test moves."""
 
     def __init__(self) -> None:
-        self.now, self.machine, self.shipped = 0.0, Given(), list[float]()
-        self.steps = SimpleNamespace(ended=Ended(), steady=SimpleNamespace(leave=lambda: None))
+        self.now, self.machine, self.shipped, self.times = 0.0, Given(), list[float](), list[float]()
+        self.steps = SimpleNamespace(ended=Ended(), clock=None, steady=SimpleNamespace(leave=lambda: None))
         self.collector = SimpleNamespace(has_events=False, take_between=self.take)
         nothing = SimpleNamespace(changes=[], apply_while_idle=lambda: None)
         ship: Any = self.shipped.append
@@ -358,6 +359,7 @@ class Idling:
 
     def take(self, time_s: float) -> float:
         self.machine.take()
+        self.times.append(time_s)
         return self.now
 
     def pass_time(self, seconds: float, every: float = 2.0) -> None:
@@ -383,6 +385,17 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     world.steps.ended, world.shipped[:] = Ended(1, world.now), []
     world.pass_time(3, every=0.5)
     assert world.shipped  # the next pause starts over
+
+
+def test_what_arrives_after_the_last_step_has_the_time_at_which_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, ready = Idling(), SimpleNamespace(read_late=lambda *_, **__: None, news=lambda _: [])
+    told: Any = SimpleNamespace(send_news=lambda ended: None, emit_new=lambda: None)
+    monkeypatch.setattr(thread, "time", SimpleNamespace(time=lambda: 1000.0))
+    world.collector.has_events = True
+    world.steps.ended, world.now = Ended(3, 5.0), 65.0  # such as after the replay of a step
+    parts: Any = (None, world.steps, world.collector, (), told, told, world.idle, ready, ready, world.shipped.append)
+    Rounds(*parts).end()
+    assert world.times == [940.0]
 
 
 def test_a_store_keeps_the_machine_apart_from_the_scalars_of_each_step() -> None:

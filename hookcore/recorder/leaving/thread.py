@@ -49,10 +49,14 @@ class Idle:
                 self._control.apply_while_idle()
                 if self._has_news(idle_s):
                     self._sampled_after_s = idle_s
-                    ended_at = time.time() - (0.0 if idle_s != idle_s else idle_s)
-                    self._ship(self._collector.take_between(ended_at))
+                    self._ship(self.take())
             finally:
                 self._lock.release()
+
+    def take(self) -> RawFrame:
+        """Take what waits, as a part of the step that ended last, at the time at which it ended."""
+        idle_s = self._now() - self._steps.ended.at
+        return self._collector.take_between(time.time() - (0.0 if idle_s != idle_s else idle_s))
 
     def _has_news(self, idle_s: float) -> bool:
         """Return whether something waits for a frame. Before the first step, the machine has none to belong to."""
@@ -110,7 +114,7 @@ class Rounds:
         self._problems.emit_new()
         self._report_errors(is_last=True)  # after all that can fail
         if self._collector.has_events:
-            self._put(self._collector.take_between(time.time()))
+            self._put(self._idle.take())
 
 
 POLL_S: Final = 0.02
