@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import Finding
-from hookcore.findings.losses import HIGH, Losses, main_losses
+from hookcore.findings.losses import HIGH, Losses, main_losses, never_fell, not_fallen
 from hookcore.findings.rules import RuleName
 from hookcore.findings.times import rates_of, recent
 from hookcore.records import Kind, Tap
@@ -269,6 +269,8 @@ def _of(losses: Losses, series: Series) -> Course:
     if values.min() < 0 < values.max():
         return Course("unknown", f"{name} changes its sign, so its size doesn't show what is learned", name)
     course = _by_values(series, values)
+    if course.word == "learning" and (sizes := never_fell(losses.store, series)) is not None:
+        return replace(course, word="flat", reason=f"{name} {not_fallen(series, sizes)}")
     if course.word == "diverging" and values.min() < 0:
         reason = f"{course.reason}, which may be normal for a loss below zero"
         return replace(course, word="unknown", reason=reason)

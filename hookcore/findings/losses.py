@@ -221,14 +221,28 @@ def is_validation(name: str) -> bool:
 
 
 def _never_fell(losses: Losses, series: Series, taps: TapList) -> Finding | None:
-    limits, values = limits_of(losses.store, "loss-not-decreasing"), series.mean
+    sizes = never_fell(losses.store, series)
+    if sizes is None:
+        return None
+    first, last = sizes
+    since = int(series.first_step[0])
+    return _stalled("loss-not-decreasing", series, taps, (last, first), since, not_fallen(series, sizes))
+
+
+def never_fell(store: Store, series: Series) -> tuple[float, float] | None:
+    """Return the first and the last size of a loss that has never fallen below its first values; None if it has."""
+    limits, values = limits_of(store, "loss-not-decreasing"), series.mean
     if series.present.sum() < limits["least_logged"] or not np.isfinite(values).all():
         return None
     parts = np.array([np.median(part) for part in np.array_split(values, min(20, len(values)))])
     if parts[0] <= 0 or (parts[1:] < limits["falls"] * parts[0]).any():
         return None
-    text = f"has not fallen since step {int(series.first_step[0]):,}: {parts[0]:.3g} at first, {parts[-1]:.3g} last"
-    return _stalled("loss-not-decreasing", series, taps, (parts[-1], parts[0]), int(series.first_step[0]), text)
+    return float(parts[0]), float(parts[-1])
+
+
+def not_fallen(series: Series, sizes: tuple[float, float]) -> str:
+    """Return what a loss that never fell did, in words after its name."""
+    return f"has not fallen since step {int(series.first_step[0]):,}: {sizes[0]:.3g} at first, {sizes[1]:.3g} last"
 
 
 def _overfit(losses: Losses, series: Series, train: Series, taps: TapList) -> Finding | None:

@@ -186,6 +186,8 @@ def test_the_share_of_a_weight_of_zeros_is_no_value_and_not_nan() -> None:
     [
         ([falling(step) for step in range(200)], "learning", "loss fell from 2 to 0.0385 in 200 steps"),
         ([2.3] * 100, "flat", "loss was 2.3 at first, and is 2.3 after 100 steps"),
+        # Only the first value was high, as that of a model that learns no more than how frequent each class is.
+        ([1.5, *[1.4] * 299], "flat", "loss has not fallen since step 0: 1.4 at first, 1.4 last"),
         ([0.5 + 0.01 * step for step in range(100)], "diverging", "loss rose from 0.5 to 1.46 in 100 steps"),
         (
             [*map(falling, range(100)), *[1.5] * 50],
