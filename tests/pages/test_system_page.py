@@ -157,6 +157,13 @@ def test_the_time_of_the_newest_measured_step_is_split() -> None:
     )
 
 
+def test_the_overview_names_the_longest_part_of_the_trainings_own_since_the_cost_of_watching_has_its_card() -> None:
+    parts = {"before": 0.001, "forward": 0.006, "backward": 0.003, "hookcore": 0.03}
+    client = sampled(HOST | {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()})
+    assert "40 ms for step 0, 15% of it forward" in text_of(client, "/runs/one")
+    assert "hookcore 75% 30 ms" in text_of(client, "/runs/one/system")
+
+
 def test_data_loading_is_the_first_part_and_is_distinguished_from_the_rest_before_the_model() -> None:
     parts = {"before": 0.001, "forward": 0.001, "backward": 0.002, "optimizer": 0.0, "other": 0.0, "loading": 0.006}
     client = sampled(HOST | {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()})

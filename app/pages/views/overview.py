@@ -35,6 +35,7 @@ from hookcore.records.vocabulary import (
     STEPS_RATE,
     SYSTEM,
     TIME_FORWARD,
+    TIME_HOOKCORE,
     TIME_LOADING,
     TOKENS_RATE,
     counted,
@@ -97,7 +98,9 @@ class StepTime:
 
     @property
     def longest(self) -> Share:
-        return max(self.parts, key=lambda part: part.width)
+        """The longest part of the training's own. What hookcore adds to captured steps is said once, as its cost."""
+        own = [part for part in self.parts if part.words != PARTS[TIME_HOOKCORE]] or self.parts
+        return max(own, key=lambda part: part.width)
 
 
 @dataclass(frozen=True, slots=True)
