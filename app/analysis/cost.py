@@ -25,6 +25,7 @@ class Cost:
     every: int  # as requested
     stride: int  # as captured
     left_out: int | None  # steps that were not captured; None if the run isn't in memory
+    allowance: float = 0.0  # seconds a minute that the budget doesn't limit
     longer: float | None = None  # the share by which a captured step takes longer; None if unknown
     paused: bool = False
     is_live: bool = True
@@ -38,8 +39,11 @@ class Cost:
 
     @property
     def limit(self) -> str:
-        """The budget in words."""
-        return "no limit" if self.budget is None else f"limit {100 * self.budget:.3g}%"
+        """The budget in words, and why a short training may cost more."""
+        if self.budget is None:
+            return "no limit"
+        within = self.added is not None and self.added > self.budget and self.allowance > 0
+        return f"limit {100 * self.budget:.3g}%{f' beyond {self.allowance:g} s a minute' if within else ''}"
 
     @property
     def captures(self) -> str:
@@ -90,6 +94,7 @@ def cost_of(run: Run) -> Cost:
         every=every,
         stride=stride,
         left_out=_left_out(run),
+        allowance=_share(settings.get("allowance")) or 0.0,
         longer=_longer(settings, store),
         paused=run.is_paused,
         is_live=run.state == "live",

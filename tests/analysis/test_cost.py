@@ -107,6 +107,11 @@ def test_every_step_is_about_now_or_the_end_if_earlier_ones_were_left_out() -> N
             "adds 1.0%, limit 5%; capture paused",
         ),
         (
+            {"effective_cost": 0.626, "budget": 0.05, "allowance": 0.3},
+            {},
+            "adds 62.6%, limit 5% beyond 0.3 s a minute; captures every step",
+        ),
+        (
             {"cost": "x", "stride": -1, "budget": "x"},
             {},
             "cost not measured yet, no limit; captures every step",
