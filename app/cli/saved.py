@@ -9,7 +9,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,8 @@ from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, counted
 from .flags import Commands, add_command, add_source, run_of_server, saved_run
 
 if TYPE_CHECKING:
-    from hookcore.findings import Diagnosis
+    from hookcore.findings import Diagnosis, Finding
+    from hookcore.reading import answers
     from hookcore.reading.answers import Findings, Incident, Incidents, OwnRule, RunRules
     from hookcore.records import Failure
 
@@ -54,6 +55,7 @@ class Checked:
     scope: str
     course: str
     incidents: Incidents
+    notes: tuple[str, ...]  # findings that are no problem, and no incident either
     troubles: tuple[str, ...]  # why incidents may be missing
     rules: RunRules
 
@@ -144,15 +146,30 @@ def _look(given: argparse.Namespace) -> Checked:
         diagnosis, newest = run.findings.diagnosis(), run.store.steps().newest
         troubles = tuple(event.message for event in run.store.events() if event.name in TROUBLES)
         known = run.id, run.name, run.state, run.end.failure, newest, *_sentences(diagnosis)
-        return Checked(*known, run.reader.incidents(), troubles, rules_of(run))
+        incidents = run.reader.incidents()
+        return Checked(*known, incidents, _notes(diagnosis.findings, incidents), troubles, rules_of(run))
     with run_of_server(given) as (client, run_id):
-        findings = client.findings(1, run_id)  # loads a run that is only on disk
+        findings = client.findings(run=run_id)  # loads a run that is only on disk
         found, incidents = client.run(run_id), client.incidents(run=run_id)
         rules = client.rules(run_id)
         events = [event for name in TROUBLES for event in client.events(name=name, run=run_id).events]
     troubles = tuple(event.message for event in events)
     about = found.id, found.name, found.state, found.failure, found.newest_step
-    return Checked(*about, *_sentences(findings), incidents, troubles, rules)
+    return Checked(*about, *_sentences(findings), incidents, _notes(findings, incidents), troubles, rules)
+
+
+def _notes(findings: Iterable[Finding | answers.Finding], incidents: Incidents) -> tuple[str, ...]:
+    """Return the notes that begin no incident, in words."""
+    from hookcore.findings import RULES
+    from hookcore.findings.rules import OF_LOSS
+
+    known = {(incident.key, incident.first_step) for incident in incidents}
+    notes = [each for each in findings if each.severity == "info" and (each.key, each.since_step) not in known]
+    titles = {rule: about.title for rule, about in RULES.items()}
+    return tuple(
+        f"{titles.get(note.rule, note.rule)}: {note.message}{'' if note.rule in OF_LOSS else f' ({note.tap.label})'}"  # type: ignore[call-overload]
+        for note in notes
+    )
 
 
 def _sentences(found: Diagnosis | Findings) -> tuple[str, str]:
@@ -180,6 +197,7 @@ def _as_text(checked: Checked, _level: str) -> str:
     if checked.incidents.dropped:
         lines.append(f"{checked.dropped_words}.")
     lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
+    lines += [f"{SEVERITY_WORDS['info']}: {note}." for note in checked.notes]
     lines += [f"warning: {trouble}" for trouble in checked.troubles]
     lines += [f"your rule {each.name}: {_own_words(each)}." for each in checked.own]
     lines.append(checked.scope)
@@ -223,6 +241,7 @@ def _as_json(checked: Checked, level: str) -> str:
         "newest_step": checked.newest_step,
         "scope": checked.scope,
         "course": checked.course,
+        "notes": checked.notes,
         "muted": sum(incident.muted for incident in checked.incidents),
         "fails": _fails(checked, level),
         "troubles": checked.troubles,

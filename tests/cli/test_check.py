@@ -30,6 +30,18 @@ def test_a_run_without_incidents_passes_and_says_what_was_examined(
     assert "No problems found in the last 60 steps (60 captured)." in told
 
 
+def test_notes_that_begin_no_incident_are_printed_with_what_they_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save_layer(tmp_path, steps=300)  # its loss is the same in each step
+    assert main(["check", path]) == 0
+    told = capsys.readouterr().out
+    assert "note: Loss doesn't fall: loss has not fallen since step 0: 1 at first, 1 last.\n" in told
+    assert "No problems, but 1 note found" in told
+    assert main(["check", path, "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["notes"]) == 1
+
+
 def test_an_incident_fails_at_its_severity_and_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save_layer(tmp_path, bad=40, name="layers.0")
     assert main(["check", path]) == 1
@@ -117,7 +129,7 @@ def test_a_run_is_named_by_its_name_where_it_is_unique(capsys: pytest.CaptureFix
 def test_dropped_incidents_are_counted_with_the_right_noun() -> None:
     found = [Incidents("run", 0, dropped, 1, ()) for dropped in (1, 1200)]
     rules = RunRules("run", (), ())
-    told = [Checked("run", "", "ended", None, 9, "", "", each, (), rules).dropped_words for each in found]
+    told = [Checked("run", "", "ended", None, 9, "", "", each, (), (), rules).dropped_words for each in found]
     assert [words.partition(" dropped (1 of them")[0] for words in told] == ["1 more incident", "1,200 more incidents"]
 
 
