@@ -9,6 +9,7 @@ import {
   INSIDE,
   NONE,
   OWN,
+  originWords,
   spreadOf,
   valueWords,
 } from "../../app/static/js/model/boxes.js";
@@ -69,6 +70,12 @@ function chained() {
     /** @type {any} */ ({ run: "r", step: 0, steps: [0], why: "", parts: [9], edges: [], boxes, absent: [] }),
   );
 }
+
+test("where non-finite values begin may be the weights of a box that has some", () => {
+  const words = "All inputs are finite in this step, so the problem starts here";
+  assert.equal(originWords({ parameters: 8 }), `${words}, or in the weights.`);
+  assert.equal(originWords({ parameters: 0 }), `${words}.`);
+});
 
 test("a box has the values of its own tensors, or else those of its contents", () => {
   const rows = [row("stem"), row("b.0.in"), row("b.0"), row("b.1"), row("b.2"), row("head", "output", 1), row("")];

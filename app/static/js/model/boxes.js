@@ -345,6 +345,12 @@ export function quantityOf({ readings }) {
   return `${stat} of ${kindWords(kind)}`;
 }
 
+/** Where non-finite values with finite inputs begin. After the first such step, the weights are non-finite, too.
+ * @param {{parameters: number}} box */
+export function originWords({ parameters }) {
+  return `All inputs are finite in this step, so the problem starts here${parameters ? ", or in the weights" : ""}.`;
+}
+
 /** @param {Picture} picture @param {number} number */
 export function tipOf(picture, number) {
   const { structure, readings } = picture;
@@ -358,7 +364,7 @@ export function tipOf(picture, number) {
     `${name}${box.call ? ` call ${box.call}` : ""}`,
     tree.typeOf(number),
     value ? `${quantityOf(picture)}: ${value}` : `${quantityOf(picture)}: not captured for this box`,
-    ...(values && readings.origins.has(number) ? ["All inputs are finite, so the problem starts here."] : []),
+    ...(values && readings.origins.has(number) ? [originWords(box)] : []),
     ...(values?.bad[number] && !isBad(values.bits[number]) ? ["This block contains non-finite values."] : []),
     ...(box.parameters ? [counted(box.parameters, "parameter")] : []),
     ...(box.kind === "call" ? [`output ${formsOf(box.outputs) || "unknown"}`, flopsOf(box)] : []),

@@ -152,7 +152,7 @@ function startLegend(picture) {
     swatch("nan", "NaN"),
     swatch("inf", "infinite"),
     swatch("missing", "not captured"),
-    h("span", {}, h("span", { class: "begins", "aria-hidden": "true" }), "first non-finite"),
+    h("span", {}, h("span", { class: "begins", "aria-hidden": "true" }), "first non-finite in this step"),
     lines,
   );
   const show = () => {
