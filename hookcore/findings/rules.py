@@ -50,8 +50,11 @@ RuleName = Literal[
     "desync",
 ]
 
-OF_TIME: Final = frozenset({"slow-data-loading", "long-evaluation", "idle-gpu", "late-rank"})
-OF_LOSS: Final = OF_TIME | {  # rules about logged values: they are about the training, not about a tensor
+OF_TIME: Final = {  # rules about measured times, and what their values are
+    **dict.fromkeys(("slow-data-loading", "long-evaluation", "late-rank"), "seconds"),
+    "idle-gpu": "percent busy",
+}
+OF_LOSS: Final = frozenset(OF_TIME) | {  # rules about logged values: they are about the training, not about a tensor
     *("loss", "learning-rate-too-high", "learning-rate-too-low", "loss-spike", "overfit", "loss-not-decreasing"),
 }
 

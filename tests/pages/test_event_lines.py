@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hookcore.findings import Finding
+from hookcore.findings.rules import RuleName
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.records import Event, Kind, Tap
 from hookcore.store import Store
@@ -60,6 +62,14 @@ def _line(step: int = 5, **changes: Any) -> Line:
         "acknowledged": False,
     }
     return Line(step=step, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("rule", "quantity"), [("late-rank", "seconds"), ("idle-gpu", "percent busy"), ("loss", "loss"), ("dead", "rms")]
+)
+def test_the_value_of_a_finding_has_the_name_of_what_it_is(rule: RuleName, quantity: str) -> None:
+    finding = Finding(rule, "warning", 0, Tap("", "output"), "rms", 0.03, 0.05, 3, None, "it was so", (), 0)
+    assert _line(finding=finding).quantity == quantity
 
 
 def test_findings_and_events_are_one_list_the_newest_first(world: World) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Finding, Rule
+from hookcore.findings.rules import OF_TIME
 from hookcore.reading import Mute, Reader, answers
 from hookcore.records import ROOT, SEVERITIES, STAT_COLUMN, Kind, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, NONFINITE_STEP, TRACEBACK
@@ -65,7 +66,9 @@ class Line:
     @property
     def quantity(self) -> str:
         """The quantity of the finding's values; empty for an event."""
-        return "" if self.finding is None else "loss" if self.is_of_loss else self.finding.stat
+        if self.finding is None:
+            return ""
+        return OF_TIME.get(self.finding.rule, "loss") if self.is_of_loss else self.finding.stat
 
     @property
     def is_event(self) -> bool:
