@@ -387,6 +387,15 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     assert world.shipped  # the next pause starts over
 
 
+def test_the_machine_is_not_sampled_while_the_end_waits_for_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = hookcore.watch(nn.Linear(4, 1), server=None)
+    sampler = watcher._recorder._machine
+    ended: list[bool] = []
+    monkeypatch.setattr(watcher._explainer, "wait", lambda: ended.append(not sampler._thread.is_alive()))
+    watcher.close()
+    assert ended == [True]
+
+
 def test_what_arrives_after_the_last_step_has_the_time_at_which_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     world, ready = Idling(), SimpleNamespace(read_late=lambda *_, **__: None, news=lambda _: [])
     told: Any = SimpleNamespace(send_news=lambda ended: None, emit_new=lambda: None)
