@@ -277,6 +277,11 @@ def _of(losses: Losses, series: Series) -> Course:
     return course
 
 
+def _smoothing(last: float, newest: float) -> str:
+    """Say what the newest size is, if it doesn't read like the last value, which is shown next to it."""
+    return "" if f"{last:.3g}" == f"{newest:.3g}" else f" (the median of its last {_NOW} values)"
+
+
 def _by_values(series: Series, values: Floats) -> Course:
     """Compare the first values, the newest, and the lowest ones."""
     parts = [float(np.median(part)) for part in np.array_split(values, min(24, len(values) // _NOW))]
@@ -287,12 +292,13 @@ def _by_values(series: Series, values: Floats) -> Course:
     begun = int(series.first_step[min(len(series.first_step) - 1, at * len(values) // len(parts))])
     from_step, to_step = int(series.first_step[0]), int(series.last_step[-1])
     about = series.name, first, newest, lowest
-    steps = counted(to_step - from_step + 1, "step")
+    steps = counted(to_step - from_step + 1, "step") + _smoothing(float(values[-1]), newest)
     if newest - max(first, early) > max(least, (_ROSE - 1) * abs(early)):
         return Course("diverging", f"{series.name} rose from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
     if first - lowest > least and newest - lowest > max(_AGAIN * (first - lowest), least):
         reason = (
             f"{series.name} fell from {first:.3g} to {lowest:.3g} until about step {begun:,}, and rose to {newest:.3g}"
+            f"{_smoothing(float(values[-1]), newest)}"
         )
         return Course("diverging", reason, *about, begun)
     if first - newest > noise or (early - newest > least and first - newest > _LEAST * abs(first)):

@@ -215,6 +215,12 @@ def test_one_sentence_says_where_a_training_goes_and_why(losses: list[float], wo
     assert course.sentence == f"{word.capitalize()}: {course.reason}."
 
 
+def test_the_course_says_if_its_newest_size_is_not_the_last_value() -> None:
+    noisy = examine(logged([*map(falling, range(199)), 0.5])).course
+    assert noisy.sentence == "Learning: loss fell from 2 to 0.0393 in 200 steps (the median of its last 8 values)."
+    assert examine(logged([2.3] * 100)).course.sentence == "Flat: loss was 2.3 at first, and is 2.3 after 100 steps."
+
+
 def test_the_course_of_opponents_is_unknown() -> None:
     store = Store(2**22)
     for step in range(100):
