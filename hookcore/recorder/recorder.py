@@ -180,7 +180,7 @@ class Recorder:
         return self.models.coverage(self._dispatcher.statistics.table)
 
     def settle_late(self, timeout_s: float) -> None:
-        """Save the step that a device has found to be bad, before the training ends. The machine is no longer sampled."""
+        """Save the step that a device has found to be bad, before the training ends. Stops sampling the machine."""
         if not self.closed:
             self._machine.close()  # what comes until the end, such as a wait for a replay, isn't the training
             if self._sentinel.waits:
