@@ -109,10 +109,10 @@ class ModelPage(RunPage):
         return {"why_gray": why_uncaptured(self.run.store, kind, self.run.state == "live", *self.values_in)}
 
     def part_onset(self) -> dict[str, Any]:
-        """Return the first incident of non-finite values, which the picture can show."""
+        """Return the first incident of non-finite values, and its box if the picture has values of it."""
         found: Incident | None = incident_of(self.run)
-        is_placed = found is not None and found.culprit_known
-        return {"onset": found, "onset_box": box_id(found.culprit.tap) if found is not None and is_placed else ""}
+        is_shown = found is not None and found.culprit_known and found.source != "replay"
+        return {"onset": found, "onset_box": box_id(found.culprit.tap) if found is not None and is_shown else ""}
 
     def _in_order(self) -> list[ModelBox]:
         """Return the boxes but repeats, each before its parts."""

@@ -13,6 +13,7 @@ from torch import nn
 import hookcore
 from hookcore.records import Event, ModuleRecord, Tap
 from hookcore.store import Store
+from hookcore.store.incidents import Link, Replay
 from hookcore_app import assets
 from hookcore_app.analysis.modules import why_uncaptured
 from hookcore_app.pages.frame import PLACES
@@ -99,6 +100,20 @@ def test_a_first_nan_after_uncaptured_steps_may_not_be_the_first() -> None:
     append(run.store, 9, [float("nan")])
     onset = page(found, "model?part=onset")
     assert "NaN began between steps 1 and 9; the layer isn&#39;t known." in onset
+    assert "runs/real/incident?id=nonfinite-9" in onset
+    assert "box=" not in onset
+
+
+def test_a_first_nan_that_only_a_replay_knows_links_to_its_incident_since_the_picture_has_no_values_of_it() -> None:
+    found = World()
+    run = open_run(found.runs, "real")
+    taps = (Tap("a", "output"), Tap("b", "output"))
+    append(run.store, 0, [1.0, 1.0], taps)
+    alarm = Event(9, 9.0, "nonfinite-step", "", "error", about={"found": "loss", "value": "nan", "previous": 8})
+    run.store.append(frame(9, stats_of(0), events=(alarm,)))
+    run.store.explain(Replay(9, Link(1, taps[1], 9), float("nan")))
+    onset = page(found, "model?part=onset")
+    assert re.search(r"First NaN or infinity: .*>b<.* at step 9", onset)
     assert "runs/real/incident?id=nonfinite-9" in onset
     assert "box=" not in onset
 
