@@ -226,6 +226,7 @@ class Terminal:
         self._say, self._page, self._clock = say, page, clock
         self._said: deque[float] = deque(maxlen=MAX_LINES)
         self._summed_up = False
+        self.crash = ""  # how the run crashed, in words
 
     def begin(self, incident: Incident) -> None:
         """Print a line about an error that has begun."""
@@ -237,13 +238,17 @@ class Terminal:
         self._say(f"{note.sentence} {note.link}")
 
     def sum_up(self, incidents: Sequence[Incident]) -> None:
-        """Print the run's problems, worst first; nothing if there are none. A second call does nothing."""
+        """Print how the run crashed, and its problems, worst first, if there are any. A second call does nothing."""
         problems = [
             incident for incident in incidents if incident.severity in ("error", "warning") and not incident.muted
         ]
-        if self._summed_up or not problems:
+        if self._summed_up or not (problems or self.crash):
             return
         self._summed_up = True
+        if self.crash:
+            self._say(f"{self.crash} - {self._page()}")
+        if not problems:
+            return
         problems.sort(key=lambda each: (SEVERITIES.index(each.severity), each.first_step))
         self._say(f"{counted(len(problems), 'problem')} - {self._page()}")
         for each in problems[:MAX_PROBLEMS]:

@@ -296,8 +296,9 @@ class Watcher:
         if failure is not None:
             self._delivery.sink.fail(failure)
             if failure.outcome == CRASHED:  # not if the user interrupted it
-                run = self._delivery.run
-                self._notifier.put(note_about_event(event_of(failure), run.id, run.name, self.url or ""))
+                run, event = self._delivery.run, event_of(failure)
+                self._terminal.crash = event.message
+                self._notifier.put(note_about_event(event, run.id, run.name, self.url or ""))
 
     @overload
     def on_incident(self, callback: Called, *, at: At = ..., severity: Severity = ...) -> Called: ...

@@ -69,6 +69,13 @@ def test_the_end_names_the_worst_problems_first_and_counts_the_others(terminal: 
     ]
 
 
+def test_the_end_of_a_crashed_run_says_where_it_crashed_with_the_link(terminal: Terminal, lines: list[str]) -> None:
+    terminal.crash = "The training crashed in step 57 in embedding, at crash.py:17: IndexError: out of range"
+    terminal.sum_up([an_incident(1, "info")])
+    terminal.sum_up([])
+    assert lines == [f"{terminal.crash} - http://box/runs/one"]
+
+
 def test_a_run_without_problems_ends_silently(terminal: Terminal, lines: list[str]) -> None:
     terminal.sum_up([])
     terminal.sum_up([an_incident(1, "info"), an_incident(2, muted=True)])
