@@ -5,16 +5,23 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
+import os
 import posixpath
 import re
+import shutil
+import stat
+import tempfile
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Request
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -128,6 +135,7 @@ def _variable(name: str) -> str:
 FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 MIN_SQUEEZED: Final = 1024
+MAX_VERSIONS: Final = 3  # of this package, whose prepared files are kept
 MAX_NAMES: Final = 1024  # limit of cached names; any client can request unknown names
 
 router = APIRouter(include_in_schema=False)
@@ -152,6 +160,76 @@ def version() -> str:
     return digest.hexdigest()[:12]
 
 
+class Prepared:
+    """What was made of the files once, kept on disk for the next servers of this version. Without a folder: nothing.
+
+    To join and compress the scripts and to compile the templates takes a server longer than to import all of its code.
+    The folder is closed to other users, because code is read from it.
+    """
+
+    folder: Path | None = None
+
+    def use(self, folder: Path) -> None:
+        """Keep it in a folder of this version, and remove those of others, but for the newest ones."""
+        own = folder / version()
+        try:
+            own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (folder, own):
+                about = each.stat()
+                if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o022:
+                    return
+            others = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+            for each in others[MAX_VERSIONS:]:
+                if each != own:
+                    shutil.rmtree(each, ignore_errors=True)
+        except OSError:
+            return  # a full or read-only disk: everything is made again
+        self.folder = own
+
+    def read(self, name: str) -> bytes:
+        """Return what is kept under a name; nothing if it isn't."""
+        if self.folder is None:
+            return b""
+        try:
+            return self._path(name).read_bytes()
+        except OSError:
+            return b""
+
+    def write(self, name: str, made: bytes) -> None:
+        """Keep something, whole or not at all."""
+        if self.folder is not None:
+            with suppress(OSError), tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
+                try:
+                    file.write(made)
+                    file.flush()
+                    os.replace(file.name, self._path(name))
+                except OSError:
+                    os.unlink(file.name)
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / hashlib.sha256(name.encode()).hexdigest()[:24]
+
+
+class _Compiled(BytecodeCache):
+    """Compiled templates among it. Jinja compares their sources, and compiles again what is damaged."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Read a template."""
+        if kept := prepared.read(bucket.key):
+            try:
+                bucket.bytecode_from_string(kept)
+            except Exception:  # damaged, in any way
+                bucket.reset()
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Write a template."""
+        prepared.write(bucket.key, bucket.bytecode_to_string())
+
+
+prepared: Final = Prepared()
+
+
 @cache
 def _files() -> frozenset[Path]:
     return frozenset(path for path in FOLDER.rglob("*") if path.is_file())
@@ -164,6 +242,22 @@ def read(name: str) -> Asset | None:
     `joined/flow.js` is `js/pages/flow.js` with what it imports, `joined/flow/js/drawer/drawer.js` is what that
     page imports late, and `joined/workers/` has those of web workers.
     """
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    is_text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
+    kept = prepared.read(name) if is_text else b""
+    if kept:
+        with suppress(OSError, EOFError, zlib.error):  # damaged: it is made again
+            return Asset(gzip.decompress(kept), kept, f"{kind}; charset=utf-8")
+    content = _content_of(name)
+    if content is None:
+        return None
+    squeezed = gzip.compress(content, 9, mtime=0) if is_text and len(content) >= MIN_SQUEEZED else b""
+    if squeezed:
+        prepared.write(name, squeezed)
+    return Asset(content, squeezed, f"{kind}; charset=utf-8" if is_text else kind)
+
+
+def _content_of(name: str) -> bytes | None:
     whole = re.fullmatch(r"joined/(workers/)?(\w+\.js)", name)
     late = re.fullmatch(r"joined/(\w+)/(js/.+\.js)", name)
     source = f"js/{whole[1] or 'pages/'}{whole[2]}" if whole else f"js/pages/{late[1]}.js" if late else name
@@ -171,13 +265,8 @@ def read(name: str) -> Asset | None:
     if path not in _files() or (late and late[2] not in _joined(source).late):
         return None
     if late:
-        content = _joined(source).part(late[2]).encode()
-    else:
-        content = _joined(source).script.encode() if whole else path.read_bytes()
-    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
-    squeezed = gzip.compress(content, 9) if text and len(content) >= MIN_SQUEEZED else b""
-    return Asset(content, squeezed, f"{kind}; charset=utf-8" if text else kind)
+        return _joined(source).part(late[2]).encode()
+    return _joined(source).script.encode() if whole else path.read_bytes()
 
 
 def read_all() -> None:
@@ -259,4 +348,5 @@ def open_templates(folder: str = "") -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=_Compiled(),
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from hookcore.delivery.background import background
 from hookcore.delivery.dashboard.capsules import Saved, folder_of, remove_unfinished, saved
 from hookcore.delivery.notify import Note, Notifier, note_about, note_about_event, targets_of
 from hookcore.errors import HookcoreError, ServerError
@@ -144,8 +145,7 @@ class Explainer:
                 if self._closed or len(self._running) >= MAX_RUNNING:
                     raise BusyError(f"{MAX_RUNNING} steps are being explained: try again when one is finished")
                 replaying = self._running[found.path] = Replaying(found, self._environment)
-                arguments = run, found, replaying
-                thread = threading.Thread(target=self._replay, args=arguments, name="hookcore-explain", daemon=True)
+                thread = background("hookcore-explain", self._replay, run, found, replaying)
                 self._threads = [*(each for each in self._threads if each.is_alive()), thread]
                 thread.start()
         return self._answer(found)

@@ -24,6 +24,7 @@ from hookcore.delivery.archive import (
     read_archive,
 )
 from hookcore.delivery.archive.folder import RUN_FILE, key_hash
+from hookcore.delivery.background import background
 from hookcore.delivery.dashboard.private import lives_as
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Command
@@ -123,7 +124,7 @@ class Keeper:
         self._closed, self._trouble = False, trouble  # why the server can't save runs, if it should
         runs.disk = self
         if settings.keeps:
-            threading.Thread(target=self._list, name="hookcore-kept-runs", daemon=True).start()
+            background("hookcore-kept-runs", self._list).start()
         else:
             self._catalog.is_complete.set()
 
@@ -376,7 +377,7 @@ class Growing:
 
     def start(self, stopping: threading.Event) -> None:
         """Look each second, until the server stops."""
-        threading.Thread(target=self._work, args=(stopping,), name="hookcore-growing", daemon=True).start()
+        background("hookcore-growing", self._work, stopping).start()
 
     def _work(self, stopping: threading.Event) -> None:
         while not stopping.wait(LOOK_EVERY_S):

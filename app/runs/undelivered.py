@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from math import isfinite
@@ -20,6 +19,7 @@ from fastapi import FastAPI
 from hookcore.delivery.archive import Archive, read_archive
 from hookcore.delivery.archive.folder import hold
 from hookcore.delivery.archive.spool import About, about_spool, batches_in, spools_in
+from hookcore.delivery.background import background
 from hookcore.delivery.dashboard.private import MAX_PID, lives, lives_as
 from hookcore.delivery.dashboard.process import take_orphans, undelivered_folder
 from hookcore.errors import HookcoreError
@@ -134,7 +134,7 @@ def follow_orphans(app: FastAPI) -> None:
     state.undelivered = Undelivered(
         state.runs, lambda batch: state.take(batch, bytearray(), True), undelivered_folder()
     )
-    threading.Thread(target=_follow, args=(app.state,), name="hookcore-orphans", daemon=True).start()
+    background("hookcore-orphans", _follow, app.state).start()
 
 
 def _follow(state: Any) -> None:

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import sys
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +22,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from hookcore.config import AUTO
+from hookcore.delivery.background import background
 from hookcore.delivery.dashboard import process as dashboard
 from hookcore.delivery.dashboard.process import data_folder, make_private
 from hookcore.errors import ArgumentError, HookcoreError
 
+from .. import assets
 from ..live import publisher_of
 from ..main import create_app
 from ..pages import every
@@ -82,8 +84,8 @@ logger = logging.getLogger("hookcore")
 DASHBOARD_IDLE_S: Final = 3600.0
 MIN_TOKEN: Final = 16
 KEEP_ALIVE_S: Final = 30
-NICENESS: Final = 5  # training has priority
 YOUNG_OBJECTS: Final = 5000  # between two looks of the garbage collector: each takes longer with every run
+PREPARE_AFTER_S: Final = 3.0
 _GRACE_S: Final = 0.5
 
 
@@ -267,7 +269,9 @@ def run(
             with suppress(HookcoreError):  # its parent has written the address, or reports why not
                 dashboard.announce(url_of(settings), settings.token, environment)
             follow_orphans(app)
-        threading.Thread(target=_prepare_for_readers, args=(app,), name="hookcore-prepare", daemon=True).start()
+        with suppress(OSError, RuntimeError, KeyError):  # without a home folder, nothing is kept
+            assets.prepared.use(data_folder(environment) / "prepared")
+        background("hookcore-prepare", _prepare_for_readers, app).start()
         (say or _say)(greeting(given, settings, app.state.access))
         gc.freeze()  # the modules and the routes stay; looking through them delays live pages by a tenth of a second
         gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
@@ -303,10 +307,8 @@ def _say(text: str) -> None:
 
 
 def prepare(settings: ServerSettings) -> None:
-    """Set the log, the priority, and the limit of open files of a server's process."""
+    """Set the log and the limit of open files of a server's process."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if settings.dashboard:
-        os.nice(NICENESS)
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -319,6 +321,7 @@ def prepare(settings: ServerSettings) -> None:
 
 def _prepare_for_readers(app: FastAPI) -> None:
     """Do in advance what would otherwise delay the first reader by half a second."""
+    time.sleep(PREPARE_AFTER_S)  # the first answers come first
     nowhere = {"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": []}
     for route in app.routes:
         route.matches(nowhere)  # FastAPI analyzes a route's parameters when the route is first used

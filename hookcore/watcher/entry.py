@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterable
-from typing import Final
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from torch import nn
 from typing_extensions import Never
 
-from hookcore.capsules.content import is_replaying
 from hookcore.config import (
     NOT_GIVEN,
     Attach,
@@ -23,9 +25,12 @@ from hookcore.config import (
     Settings,
     unknown_variables,
 )
-from hookcore.errors import ArgumentError
+from hookcore.delivery.dashboard.process import join_or_start
+from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Kind, Phase
-from hookcore.watcher.watcher import NullWatcher, Watcher
+
+if TYPE_CHECKING:
+    from hookcore.watcher.watcher import Watcher
 
 logger = logging.getLogger("hookcore")
 _said: Final[set[str]] = set()  # about variables, by this process
@@ -108,11 +113,18 @@ def watch(
         raise ArgumentError(
             f"watch() was given a {type(model).__name__}; it takes a torch.nn.Module, or nothing to watch every model"
         )
-    if is_replaying():
-        return NullWatcher()  # type: ignore[return-value]  # it has the same methods
+    content = sys.modules.get("hookcore.capsules.content")
+    if content is not None and content.is_replaying():
+        return import_module("hookcore.watcher.watcher").NullWatcher()  # type: ignore[no-any-return]
     for sentence in _new_sentences():
         logger.warning("hookcore: %s", sentence)
-    return Watcher(model, Settings.of(**given, **unknown))  # an unknown one raises, with the nearest as a hint
+    settings = Settings.of(**given, **unknown)  # an unknown one raises, with the nearest as a hint
+    if settings.server == "auto":
+        with suppress(HookcoreError, OSError):  # the delivery tries again, and says why not
+            join_or_start()
+    # Imported only now: it takes as long as the dashboard needs to start, which is longer if all cores are busy.
+    watcher: Watcher = import_module("hookcore.watcher.watcher").Watcher(model, settings)
+    return watcher
 
 
 def _new_sentences() -> list[str]:

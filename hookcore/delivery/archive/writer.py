@@ -17,6 +17,7 @@ from msgspec import structs
 
 from hookcore.delivery.archive.folder import DiskCounters, RunFolder, WriteProgress, folder_name
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
+from hookcore.delivery.background import background
 from hookcore.delivery.sinks import UNSAVED_BYTES, Sink, StoreSink, size_of
 from hookcore.records import Command, Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import EndItem, Place, RunInfo
@@ -59,7 +60,7 @@ class Scribe:
             self._writers.append(writer)
             if self._thread is None:
                 self._due = time.monotonic()
-                self._thread = threading.Thread(target=self._run, name="hookcore-keeper", daemon=True)
+                self._thread = background("hookcore-keeper", self._run)
                 self._thread.start()
 
     def poke(self, writer: Writes) -> None:
