@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from hookcore.capsules.content import only_definitions
@@ -47,10 +48,18 @@ def test_the_layer_that_the_operator_belongs_to_is_the_culprit() -> None:
     assert [link.tap.module for link in incident.chain[:2]] == ["head", ""]
     assert math.isnan(incident.value)
     assert incident.evidence is not None
-    assert incident.evidence.steps.tolist() == [3]
     assert [tap.module for tap in incident.evidence.taps] == ["norm", "embed", "head", ""]
-    assert incident.evidence.stats[STAT_COLUMN["nan"], 0].tolist() == [3, 0, 2, 2]
+    assert incident.evidence.stats[STAT_COLUMN["nan"], 2].tolist() == [3, 0, 2, 2]
     assert "from the replay" in incident.headline or "replay" in incident.headline
+
+
+def test_its_values_stand_among_those_of_the_captured_steps_around_it() -> None:
+    evidence = run_with({}).evidence
+    assert evidence is not None
+    assert evidence.steps.tolist() == [0, 1, 3, 8]
+    assert evidence.numbers == (1, 0, 2, 3)
+    assert np.isfinite(evidence.stats[STAT_COLUMN["rms"], :3]).all()
+    assert evidence.stats[STAT_COLUMN["nan"], 3].min() > 0
 
 
 def test_a_bad_batch_is_blamed_instead_of_the_first_layer_that_was_captured() -> None:

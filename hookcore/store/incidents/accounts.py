@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookcore.records import GRADIENT_KINDS, SEVERITIES, Kind, Severity, Tap
 from hookcore.records.vocabulary import GRAD_SCALE, OWN, is_per_frame, loss_rank
 from hookcore.store.incidents.incident import Evidence, Floats, Found, Incident, Link, LoggedValue, Source, Steps
-from hookcore.store.incidents.replayed import Alarm, Replay
+from hookcore.store.incidents.replayed import Alarm, Replay, among
 
 # The order in which a model computes within one step, to find the first of several affected taps.
 
@@ -455,7 +455,7 @@ class Accounts:
         """Return what began it, or None: what was captured in a later step may only have followed."""
         alarm, step = incident.alarm, onset.step
         if alarm is not None and alarm.step == step and alarm.weight is not None:
-            return Link(self._number_of(alarm.weight), alarm.weight, step), "check"
+            return Link(self.number_of(alarm.weight), alarm.weight, step), "check"
         if incident.begin != step:
             return None, "capture"
         first = self.taps[incident.culprit]
@@ -471,16 +471,17 @@ class Accounts:
 
     def whole(self, step: int) -> Link:
         """Return the model itself, in the place of a layer that isn't known."""
-        return Link(self._number_of(WHOLE), WHOLE, step)
+        return Link(self.number_of(WHOLE), WHOLE, step)
 
-    def _number_of(self, tap: Tap) -> int:
+    def number_of(self, tap: Tap) -> int:
+        """Return the number of a tensor, which is negative if it was never captured."""
         return self.numbers.get(tap, UNCAPTURED)
 
     def _modules_of(self, numbers: NDArray[np.integer]) -> set[str]:
         return {self.taps[number].module for number in numbers.tolist()}
 
-    def told(self, over: Over, replay: Replay) -> Over:
-        """Return an incident with what the replay of its first step found."""
+    def told(self, over: Over, replay: Replay, gathering: Gathering | None) -> Over:
+        """Return an incident with what the replay of its first step found, and the values around that."""
         about = over.about
         if about.message or about.unseen:
             return over
@@ -503,14 +504,16 @@ class Accounts:
             version=version,
         )
         kept = np.array(others, bool)
-        return replace(over, about=about, numbers=over.numbers[kept], onsets=over.onsets[kept], replay=replay)
+        around = gathering or over.gathering
+        members = {"numbers": over.numbers[kept], "onsets": over.onsets[kept]}
+        return replace(over, about=about, gathering=around, replay=replay, **members)
 
     def _numbered(self, replay: Replay) -> Replay:
         """Return a replay with the numbers of its tensors, which may have been captured only later."""
-        culprit, *chain = (replace(each, number=self._number_of(each.tap)) for each in (replay.culprit, *replay.chain))
+        culprit, *chain = (replace(each, number=self.number_of(each.tap)) for each in (replay.culprit, *replay.chain))
         evidence = replay.evidence
         if evidence is not None:
-            evidence = replace(evidence, numbers=tuple(map(self._number_of, evidence.taps)))
+            evidence = replace(evidence, numbers=tuple(map(self.number_of, evidence.taps)))
         return replace(replay, culprit=culprit, chain=tuple(chain), evidence=evidence)
 
     def of_rule(self, standing: Standing) -> Over:
@@ -546,7 +549,8 @@ class Accounts:
         if incident.gathering is not None:
             evidence = incident.gathering.evidence()
         if incident.replay is not None:
-            chain, evidence = (*incident.replay.chain, *chain), incident.replay.evidence or evidence
+            chain, replayed = (*incident.replay.chain, *chain), incident.replay.evidence
+            evidence = evidence if replayed is None else among(evidence, replayed)
         return replace(incident.about, chain=chain, evidence=evidence)
 
     def _link(self, number: int, step: int) -> Link:

@@ -274,7 +274,8 @@ class Incidents:
     masks: Masks = field(default_factory=Masks)
     whose: Callable[[int, int], str] = lambda number, step: ""  # in which ranks a tap had a non-finite value in a step
     _known: int = 0  # taps before this frame
-    _replays: dict[int, Replay] = field(default_factory=dict)  # by step
+    # By step, with the values around what they name.
+    _replays: dict[int, tuple[Replay, Gathering | None]] = field(default_factory=dict)
     _unsaved: dict[int, tuple[str, int]] = field(default_factory=dict)  # why steps can't be repeated, and the version
     _open: Open | None = None
     _over: list[Over] = field(default_factory=list)
@@ -339,7 +340,9 @@ class Incidents:
         """Take what the replay of a step found: the culprit of the incident that began in that step."""
         with self._lock:
             self.version += 1
-            self._replays[replay.step] = replace(replay, version=self.version)
+            culprit = self._accounts.number_of(replay.culprit.tap)
+            gathering = self._gather(culprit, replay.step, 2 * MAX_UNFINISHED) if culprit >= 0 else None
+            self._replays[replay.step] = replace(replay, version=self.version), gathering
             while len(self._replays) > MAX_REPLAYS:
                 del self._replays[next(iter(self._replays))]
 
@@ -500,8 +503,8 @@ class Incidents:
             found.append(self._accounts.of_nonfinite(current))
         found += map(self._accounts.of_rule, self._standings.open)
         if self._replays:
-            replays = ((each, self._replays.get(each.about.first_step)) for each in found)
-            found = [each if replay is None else self._accounts.told(each, replay) for each, replay in replays]
+            replays = [(each, self._replays.get(each.about.first_step)) for each in found]
+            found = [each if told is None else self._accounts.told(each, *told) for each, told in replays]
         if self._unsaved:
             found = [self._with_reason(each) for each in found]
         return sorted(found, key=lambda each: each.about.first_step)

@@ -99,6 +99,23 @@ def _evidence(step: int, culprit: Tap, layers: Sequence[ReplayedTap]) -> Evidenc
     return Evidence(numbers, tuple(map(_tap, shown)), np.array([step], np.int64), stats)
 
 
+def among(captured: Evidence | None, replayed: Evidence) -> Evidence:
+    """Return the values of a replayed step among those of captured steps around it: its tensors come first."""
+    if captured is None:
+        return replayed
+    numbers = dict(zip(replayed.taps, replayed.numbers, strict=True))
+    for tap, number in zip(captured.taps, captured.numbers, strict=True):
+        numbers.setdefault(tap, number)
+    places = {tap: place for place, tap in enumerate(numbers)}
+    steps = np.union1d(captured.steps, replayed.steps)
+    stats = np.full((len(STATS), len(steps), len(places)), np.nan)
+    for part in (captured, replayed):
+        rows = np.searchsorted(steps, part.steps)
+        for column, tap in enumerate(part.taps):
+            stats[:, rows, places[tap]] = part.stats[:, :, column]
+    return Evidence(tuple(numbers.values()), tuple(numbers), steps, stats, captured.logged)
+
+
 WEIGHTS: Final = "weights"  # found before any optimizer of the step: the step before spoiled them
 
 
