@@ -200,7 +200,7 @@ def _as_text(checked: Checked, _level: str) -> str:
     lines += [f"{SEVERITY_WORDS['info']}: {note}." for note in checked.notes]
     lines += [f"warning: {trouble}" for trouble in checked.troubles]
     lines += [f"your rule {each.name}: {_own_words(each)}." for each in checked.own]
-    lines.append(checked.scope)
+    lines.append(f"Besides the end of the training: {checked.scope}" if checked.ending else checked.scope)
     if checked.needs:
         lines.append(f"Rules without data: {', '.join(checked.needs)}.")
     return "\n".join(lines)

@@ -89,7 +89,9 @@ def test_a_crashed_training_fails(tmp_path: Path, capsys: pytest.CaptureFixture[
     sink.close()
     path = str(kept_in(tmp_path))
     assert main(["check", path]) == 1
-    assert "error: The training crashed in step 0: RuntimeError: out of memory." in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "error: The training crashed in step 0: RuntimeError: out of memory." in told
+    assert "\nBesides the end of the training: " in told
     assert main(["check", path, "--format", "junit"]) == 1
     assert "out of memory" in capsys.readouterr().out
 
