@@ -53,7 +53,10 @@ def test_an_unknown_name_is_not_found_with_such_a_folder_either(folder: Path) ->
     assert assets.read("joined/nothing.js") is None
 
 
-@pytest.mark.parametrize("damaged", [b"", b"no gzip", gzip.compress(b"half")[:-4]])
+DAMAGED = {"empty": b"", "no gzip": b"no gzip", "half": gzip.compress(b"half", mtime=0)[:-4]}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_made_again(folder: Path, damaged: bytes) -> None:
     made = read_anew(SCRIPT)
     prepared.use(folder)
