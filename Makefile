@@ -14,7 +14,7 @@ NODE_STAMP := node_modules/.installed
 NODE_BIN := node_modules/.bin
 CODE := hookcore app tests benchmarks examples
 # The sources of the extension, compiled by the compiler that pip installs.
-KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h hookcore/observe/_track.h hookcore/observe/_hold.h hookcore/delivery/_signals.c
+KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h hookcore/observe/_objects.h hookcore/observe/_track.h hookcore/observe/_hold.h hookcore/delivery/_signals.c
 # Nothing is compiled in advance: only a tenth of the installed files is ever imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 

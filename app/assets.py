@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
-import os
 import posixpath
 import re
 import shutil
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +22,9 @@ from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from hookcore.delivery.dashboard.private import PrivateFolder
+from hookcore.delivery.dashboard.process import make_private
 
 # All modules of a page as one script.
 #
@@ -136,6 +137,7 @@ FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 MIN_SQUEEZED: Final = 1024
 MAX_VERSIONS: Final = 3  # of this package, whose prepared files are kept
+MAX_KEPT: Final = 2**24  # bytes of one of these files
 MAX_NAMES: Final = 1024  # limit of cached names; any client can request unknown names
 
 router = APIRouter(include_in_schema=False)
@@ -167,48 +169,36 @@ class Prepared:
     The folder is closed to other users, because code is read from it.
     """
 
-    folder: Path | None = None
+    folder: PrivateFolder | None = None
 
     def use(self, folder: Path) -> None:
         """Keep it in a folder of this version, and remove those of others, but for the newest ones."""
         own = folder / version()
-        try:
-            own.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for each in (folder, own):
-                about = each.stat()
-                if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o022:
-                    return
+        with suppress(OSError):  # such as a read-only disk: everything is made again
+            make_private(own)
+            if any(stat.S_IMODE(each.stat().st_mode) & 0o022 for each in (folder, own)):
+                return
             others = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime_ns, reverse=True)
             for each in others[MAX_VERSIONS:]:
                 if each != own:
                     shutil.rmtree(each, ignore_errors=True)
-        except OSError:
-            return  # a full or read-only disk: everything is made again
-        self.folder = own
+            self.folder = PrivateFolder(own)
 
     def read(self, name: str) -> bytes:
         """Return what is kept under a name; nothing if it isn't."""
-        if self.folder is None:
-            return b""
-        try:
-            return self._path(name).read_bytes()
-        except OSError:
-            return b""
+        with suppress(OSError):
+            return b"" if self.folder is None else self.folder.read(_key(name), MAX_KEPT)
+        return b""
 
     def write(self, name: str, made: bytes) -> None:
         """Keep something, whole or not at all."""
         if self.folder is not None:
-            with suppress(OSError), tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                try:
-                    file.write(made)
-                    file.flush()
-                    os.replace(file.name, self._path(name))
-                except OSError:
-                    os.unlink(file.name)
+            with suppress(OSError):
+                self.folder.write(_key(name), made)
 
-    def _path(self, name: str) -> Path:
-        assert self.folder is not None
-        return self.folder / hashlib.sha256(name.encode()).hexdigest()[:24]
+
+def _key(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:24]
 
 
 class _Compiled(BytecodeCache):

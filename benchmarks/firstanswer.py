@@ -3,8 +3,8 @@
     python -m benchmarks.firstanswer [--busy 4] [--rounds 3]
 
 Each round begins without a dashboard, in a home folder that is kept between rounds: in the first one, nothing is
-prepared on disk. Printed are seconds by the clock from the call of `watch()`, and the processor time that the dashboard
-had used at its first answer. Readers ask twenty times per second.
+prepared on disk. This prints seconds by the clock from the call of `watch()`, and the processor time that the dashboard
+had used at its first answer. The page is requested twenty times per second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.timing import describe_machine
+import psutil
+
+from benchmarks.timing import busy, describe_machine
+from benchmarks.traffic import cpu_s
 
 PATIENCE_S: Final = 60.0
 HOOKCORE: Final = str(Path(sys.executable).with_name("hookcore"))
@@ -64,13 +67,6 @@ def seconds_until(url: str, is_right: Any, began: float) -> float:
     return float("nan")
 
 
-def processor_s(home: Path) -> float:
-    """Return the processor time that the dashboard of this home has used."""
-    entry = json.loads((home / "dashboard.json").read_text())
-    fields = Path(f"/proc/{entry['pid']}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(home: Path) -> dict[str, float]:
     """Watch a training in a new process until a step is on its page."""
     environment = {**os.environ, "HOOKCORE_HOME": str(home)}
@@ -83,7 +79,7 @@ def measure(home: Path) -> dict[str, float]:
         began, returned, url = training.stdout.readline().split()
         base, _, run = url.rpartition("/runs/")
         page = seconds_until(f"{base}/", lambda text: "<html" in text, float(began))
-        used = processor_s(home)
+        used = cpu_s(psutil.Process(json.loads((home / "dashboard.json").read_text())["pid"]))
         shows = seconds_until(f"{base}/api/v1/runs/{run}", lambda about: (about["newest_step"] or 0) > 0, float(began))
         return {"watch": float(returned) - float(began), "page": page, "step": shows, "processor": used}
 
@@ -95,11 +91,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     print(f"{describe_machine()}, {given.busy} busy processes")
-    with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
-        for _ in range(given.busy):
-            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            stack.callback(busy.wait)
-            stack.callback(busy.kill)
+    with tempfile.TemporaryDirectory() as home, busy(given.busy):
         for number in range(given.rounds):
             found = measure(Path(home))
             kept = "nothing prepared" if number == 0 else "prepared by an earlier dashboard"

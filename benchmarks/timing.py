@@ -6,6 +6,8 @@ import gc
 import os
 import platform
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -110,3 +112,15 @@ def describe_machine() -> str:
         f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"Python {platform.python_version()}, load average {load:.1f} at the start"
     )
+
+
+@contextmanager
+def busy(many: int) -> Iterator[None]:
+    """Keep cores busy with other processes."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(many)]
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()

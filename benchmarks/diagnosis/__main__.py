@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+
+from benchmarks.timing import busy
 
 from . import (
     BAD,
@@ -65,18 +65,6 @@ def _run_ranks(names: list[str]) -> dict[str, Outcome]:
     return found
 
 
-@contextmanager
-def _busy(many: int) -> Iterator[None]:
-    """Keep cores busy with other processes."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(many)]
-    try:
-        yield
-    finally:
-        for each in others:
-            each.kill()
-            each.wait()
-
-
 def _table(title: str, outcomes: Iterable[Outcome]) -> None:
     told = list(outcomes)
     placed = [each for each in told if each.found and each.right is not None]
@@ -104,7 +92,7 @@ def main() -> int:
     settings |= {"every": given.every} if given.every > 1 else {}
     # Without a server, a watch saves steps only if it is asked to.
     settings |= {"budget": 0.05, "capsule": "error"} if given.default else {}
-    with _busy(given.busy):
+    with busy(given.busy):
         return _run_all(given.names, settings, is_usual=not settings)
 
 

@@ -66,7 +66,7 @@ class Arrival:
 
 FIRST: Final = 8  # calls before each of which all numbers are looked at;
 EVERY: Final = 64  # later, before one in this many, and otherwise only those that were seen to change
-_PLAIN_NUMBERS: Final = frozenset((int, float, bool, str, type(None)))
+NUMBERS: Final[frozenset[type]] = frozenset((int, float, bool, str, type(None)))
 _MODE: Final = "training"
 
 Numbers = list[tuple[str, str, Any]]  # the path of a module, the name of its attribute, and the value
@@ -134,7 +134,7 @@ def _own_modules(model: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _numbers_in(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in attributes.items() if type(value) in _PLAIN_NUMBERS and name != _MODE]
+    return [(name, value) for name, value in attributes.items() if type(value) in NUMBERS and name != _MODE]
 
 
 _PLAIN: Final = (Tensor, nn.Parameter)
@@ -281,7 +281,6 @@ def autocast_types() -> dict[str, torch.dtype]:
 # Nothing is copied but the state of the generator. What can't be held at this price is said in the capsule.
 
 HELD_BYTES: Final = 64 << 20  # of outputs and their gradients, if a call's arguments take less
-_NUMBERS: Final = frozenset((int, float, bool, str, type(None)))
 _cpu: Final = torch.default_generator
 _RESET: Final = (
     "the running statistics of batch norm start at 0 and 1: they weren't held, and in training mode the results don't "
@@ -330,7 +329,7 @@ class Held:
         for key, each in values.items() if type(values) is dict else enumerate(values):
             if type(each) in _PLAIN and not each.requires_grad and not each.is_inference():
                 self.versions.append((what, key, each, each._version))
-            elif type(each) not in _NUMBERS:
+            elif type(each) not in NUMBERS:
                 return self._hold_nested(values, what)
         return values
 

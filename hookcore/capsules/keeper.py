@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hookcore.capsules.calls import (
     HELD_BYTES,
+    NUMBERS,
     Arrival,
     Call,
     Counters,
@@ -285,7 +286,9 @@ class CapsuleKeeper:
         known = self.newest
         if known is None or known is not self.lone or not (calls := known.counters.settled):
             return None
-        return Routine(known, Held, Arrival, self._structure, self._seen, HELD_BYTES, calls, known.counters.skip)
+        return Routine(
+            known, Held, Arrival, self._structure, self._seen, NUMBERS, HELD_BYTES, calls, known.counters.skip
+        )
 
     def miss(self, why: str) -> None:
         """Note why no call of this step is held."""

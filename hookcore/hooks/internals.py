@@ -80,6 +80,7 @@ no_forward: Final = getattr(_modules, "_forward_unimplemented", None)
 
 # Code
 _FRAMES: Final = 12  # of our own hooks, between a pre-hook and the call that runs it
+PIPELINES: Final = "torch.distributed.pipelining.stage"  # the module that is imported if there are any
 _WRAPPERS: Final = 64  # frames between a pipeline and the model of its stage
 REHEARSAL: Final = -1
 MODULE_CALL: Final[CodeType] = required(nn.Module, "_call_impl").__code__
@@ -123,7 +124,7 @@ def pipeline_call() -> int | None:
     A stage gets several before their backward passes begin, and nothing else tells them from several calls in a pass.
     Before the first one, it runs once to learn the shapes, with values that mean nothing: REHEARSAL.
     """
-    module = sys.modules.get("torch.distributed.pipelining.stage")
+    module = sys.modules.get(PIPELINES)
     if module is None:
         return None
     known = _code_of_stages(module)

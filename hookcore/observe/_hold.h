@@ -17,51 +17,6 @@ typedef struct {
 
 enum { HOLD_FACTS = 24 }; /* references in `facts`, in the order above; keeping.py has the same list */
 
-enum {
-    H_COMPILED, H_HOOKS, H_WITH_KEYWORDS, H_TABLES, H_HELD, H_HOLDS, H_OTHERS, H_IS_ON, H_NEW, H_REQUIRES_GRAD, H_IS_INFERENCE, H_VERSIONS,
-    H_ARGS, H_KWARGS, H_UPDATES, H_NUMBERS, H_GENERATORS, H_AUTOCAST, H_OUTPUTS, H_GRADIENTS, H_UNKEPT, H_ENTRY, H_ARGUMENT,
-    H_GRAD_FN, H_BACKWARD_HOOKS, H_ELEMENT_SIZE, H_DETACH, H_REGISTER, H_NEXT_ID, H_CALL, H_PLACE, H_WHOLE, HOLD_NAMES
-};
-static const char *const hold_spelled[HOLD_NAMES] = {
-    "_compiled_call_impl", "_forward_hooks", "_forward_hooks_with_kwargs", "_tables", "held", "_holds", "_others", "is_on", "__new__",
-    "requires_grad", "is_inference", "versions", "args", "kwargs", "updates", "numbers", "generators", "autocast", "outputs", "gradients",
-    "unkept", "entry", "argument", "grad_fn", "_backward_hooks", "element_size", "detach", "_register_hook_dict", "next_id",
-    "_call", "_place", ""
-};
-static PyObject *hold_names[HOLD_NAMES];
-
-static int has_attribute(PyObject *object, int name, PyObject *expected)
-{
-    PyObject *found = PyObject_GetAttr(object, hold_names[name]);
-    Py_DecRef(found);
-    return found == expected && found != NULL;
-}
-
-static int set(PyObject *object, int name, PyObject *value)
-{
-    return PyObject_SetAttr(object, hold_names[name], value) == 0;
-}
-
-/* The same, for a value that was made for it. */
-static int give(PyObject *object, int name, PyObject *owned)
-{
-    int is_set = owned != NULL && set(object, name, owned);
-    Py_DecRef(owned);
-    return is_set;
-}
-
-/* Whether each function, called without arguments, returns this very object. */
-static int answer(PyObject *pairs)
-{
-    for (Py_ssize_t i = 0, many = PyTuple_Size(pairs); i < many; i++) {
-        PyObject *pair = PyTuple_GetItem(pairs, i), *found = PyObject_CallNoArgs(PyTuple_GetItem(pair, 0));
-        Py_DecRef(found);
-        if (found == NULL || found != PyTuple_GetItem(pair, 1))
-            return 0;
-    }
-    return 1;
-}
-
 /* The tensors among the arguments, with their versions; NULL if any argument is neither a plain tensor nor a number. */
 static PyObject *versions_of(const Hold *hold, PyObject *args)
 {
@@ -71,11 +26,11 @@ static PyObject *versions_of(const Hold *hold, PyObject *args)
         PyObject *item = PyTuple_GetItem(args, i), *version = NULL;
         int is_fine = 1;
         if (item->type == (void *)hold->tensor) {
-            PyObject *inference = PyObject_CallMethodObjArgs(item, hold_names[H_IS_INFERENCE], NULL);
+            PyObject *inference = PyObject_CallMethodObjArgs(item, names[N_IS_INFERENCE], NULL);
             Py_DecRef(inference);
-            is_fine = inference == &_Py_FalseStruct && has_attribute(item, H_REQUIRES_GRAD, &_Py_FalseStruct) &&
+            is_fine = inference == &_Py_FalseStruct && is_attribute(item, N_REQUIRES_GRAD, &_Py_FalseStruct) &&
                       (version = PyObject_GetAttr(item, names[N_VERSION])) != NULL;
-            PyObject *noted = is_fine ? Py_BuildValue("OnOO", hold_names[H_ARGUMENT], i, item, version) : NULL;
+            PyObject *noted = is_fine ? Py_BuildValue("OnOO", names[N_ARGUMENT], i, item, version) : NULL;
             is_fine = noted != NULL && PyList_Append(versions, noted) == 0;
             Py_DecRef(noted);
             Py_DecRef(version);
@@ -101,12 +56,12 @@ static PyObject *make_held(const Hold *hold, PyObject *args)
 {
     PyObject *versions = versions_of(hold, args), *held = NULL;
     if (versions != NULL)
-        held = PyObject_CallMethodObjArgs(hold->held, hold_names[H_NEW], hold->held, NULL);
-    int is_made = held != NULL && set(held, H_VERSIONS, versions) && set(held, H_ARGS, args) && set(held, H_KWARGS, &_Py_NoneStruct) &&
-                  set(held, H_ENTRY, &_Py_NoneStruct) && give(held, H_UPDATES, PyObject_GetAttr(hold->keeper, hold_names[H_UPDATES])) &&
-                  give(held, H_NUMBERS, PyList_New(0)) && give(held, H_GENERATORS, PyObject_CallNoArgs(hold->state)) &&
-                  give(held, H_AUTOCAST, PyDict_New()) && give(held, H_OUTPUTS, PyDict_New()) && give(held, H_GRADIENTS, PyDict_New()) &&
-                  give(held, H_UNKEPT, PyList_New(0));
+        held = PyObject_CallMethodObjArgs(hold->held, names[N_NEW], hold->held, NULL);
+    int is_made = held != NULL && set(held, N_VERSIONS, versions) && set(held, N_ARGS, args) && set(held, N_KWARGS, &_Py_NoneStruct) &&
+                  set(held, N_ENTRY, &_Py_NoneStruct) && give(held, N_UPDATES, PyObject_GetAttr(hold->keeper, names[N_UPDATES])) &&
+                  give(held, N_NUMBERS, PyList_New(0)) && give(held, N_GENERATORS, PyObject_CallNoArgs(hold->state)) &&
+                  give(held, N_AUTOCAST, PyDict_New()) && give(held, N_OUTPUTS, PyDict_New()) && give(held, N_GRADIENTS, PyDict_New()) &&
+                  give(held, N_UNKEPT, PyList_New(0));
     Py_DecRef(versions);
     if (!is_made) {
         Py_DecRef(held);
@@ -118,7 +73,7 @@ static PyObject *make_held(const Hold *hold, PyObject *args)
 /* Let this call's return be seen, and no other call until then. */
 static int await_return(const Hold *hold, PyObject *hooks, PyObject *with_keywords)
 {
-    return give(hold->after, H_TABLES, Py_BuildValue("OO", hooks, with_keywords)) &&
+    return give(hold->after, N_TABLES, Py_BuildValue("OO", hooks, with_keywords)) &&
            PyObject_SetItem(hooks, hold->after_number, hold->after) == 0 &&
            PyObject_SetItem(with_keywords, hold->after_number, &_Py_TrueStruct) == 0 &&
            PyObject_DelItem(hold->table, hold->number) == 0;
@@ -126,16 +81,16 @@ static int await_return(const Hold *hold, PyObject *hooks, PyObject *with_keywor
 
 static int hold_call(Hold *hold, PyObject *module, PyObject *args)
 {
-    if (!is_as_known(hold, module) || !has_attribute(hold->after, H_TABLES, &_Py_NoneStruct))
+    if (!is_as_known(hold, module) || !is_attribute(hold->after, N_TABLES, &_Py_NoneStruct))
         return 0;
     PyObject *own = PyObject_GenericGetDict(module, NULL), *held = NULL;
-    PyObject *hooks = own == NULL ? NULL : PyDict_GetItemWithError(own, hold_names[H_HOOKS]);
-    PyObject *with_keywords = own == NULL ? NULL : PyDict_GetItemWithError(own, hold_names[H_WITH_KEYWORDS]);
+    PyObject *hooks = own == NULL ? NULL : PyDict_GetItemWithError(own, names[N_HOOKS]);
+    PyObject *with_keywords = own == NULL ? NULL : PyDict_GetItemWithError(own, names[N_WITH_KEYWORDS]);
     int is_held = hooks != NULL && with_keywords != NULL && PyDict_Contains(hooks, hold->after_number) == 0 &&
-                  PyDict_Contains(with_keywords, hold->after_number) == 0 && PyDict_Contains(own, hold_names[H_COMPILED]) == 0;
+                  PyDict_Contains(with_keywords, hold->after_number) == 0 && PyDict_Contains(own, names[N_COMPILED]) == 0;
     if (is_held) { /* the last micro-batch may be freed first */
-        is_held = set(hold->kept, H_HELD, &_Py_NoneStruct) && (held = make_held(hold, args)) != NULL && set(hold->kept, H_HELD, held) &&
-                  set(hold->holding, H_HOLDS, &_Py_TrueStruct) && give(hold->holding, H_OTHERS, PyLong_FromLongLong(0)) &&
+        is_held = set(hold->kept, N_HELD, &_Py_NoneStruct) && (held = make_held(hold, args)) != NULL && set(hold->kept, N_HELD, held) &&
+                  set(hold->holding, N_HOLDS, &_Py_TrueStruct) && give(hold->holding, N_OTHERS, PyLong_FromLongLong(0)) &&
                   await_return(hold, hooks, with_keywords);
     }
     Py_DecRef(held);
@@ -149,8 +104,8 @@ static int hold_call(Hold *hold, PyObject *module, PyObject *args)
 static int is_holdable(const Hold *hold, PyObject *output)
 {
     int64_t many, bytes;
-    if (output->type != (void *)hold->tensor || !has_attribute(output, H_BACKWARD_HOOKS, &_Py_NoneStruct) ||
-        !call_integer(output, N_NUMEL, &many) || !read_integer(PyObject_CallMethodObjArgs(output, hold_names[H_ELEMENT_SIZE], NULL), &bytes))
+    if (output->type != (void *)hold->tensor || !is_attribute(output, N_BACKWARD_HOOKS, &_Py_NoneStruct) ||
+        !call_integer(output, N_NUMEL, &many) || !read_integer(PyObject_CallMethodObjArgs(output, names[N_ELEMENT_SIZE], NULL), &bytes))
         return 0;
     return many * bytes <= PyLong_AsLongLong(hold->limit);
 }
@@ -158,8 +113,8 @@ static int is_holdable(const Hold *hold, PyObject *output)
 /* What keeps the gradient that arrives at the output. It doesn't keep the call. */
 static PyObject *make_arrival(const Hold *hold, PyObject *held)
 {
-    PyObject *arrival = PyObject_CallMethodObjArgs(hold->arrival, hold_names[H_NEW], hold->arrival, NULL);
-    if (arrival != NULL && give(arrival, H_CALL, PyWeakref_NewRef(held, NULL)) && set(arrival, H_PLACE, hold_names[H_WHOLE]))
+    PyObject *arrival = PyObject_CallMethodObjArgs(hold->arrival, names[N_NEW], hold->arrival, NULL);
+    if (arrival != NULL && give(arrival, N_CALL, PyWeakref_NewRef(held, NULL)) && set(arrival, N_PLACE, names[N_WHOLE]))
         return arrival;
     Py_DecRef(arrival);
     return NULL;
@@ -168,11 +123,11 @@ static PyObject *make_arrival(const Hold *hold, PyObject *held)
 /* Do what hook_gradient in hookcore/hooks/tensors.py does for a tensor without hooks. */
 static int add_gradient_hook(const Hold *hold, PyObject *output, PyObject *node, PyObject *arrival)
 {
-    PyObject *hooks = PyObject_CallNoArgs(hold->ordered), *number = PyObject_GetAttr(hold->handles, hold_names[H_NEXT_ID]), *done = NULL;
+    PyObject *hooks = PyObject_CallNoArgs(hold->ordered), *number = PyObject_GetAttr(hold->handles, names[N_NEXT_ID]), *done = NULL;
     int64_t next = number == NULL ? -1 : PyLong_AsLongLong(number);
-    int is_added = hooks != NULL && next >= 0 && set(output, H_BACKWARD_HOOKS, hooks) &&
-                   (done = PyObject_CallMethodObjArgs(node, hold_names[H_REGISTER], output, NULL)) != NULL &&
-                   PyObject_SetItem(hooks, number, arrival) == 0 && give(hold->handles, H_NEXT_ID, PyLong_FromLongLong(next + 1));
+    int is_added = hooks != NULL && next >= 0 && set(output, N_BACKWARD_HOOKS, hooks) &&
+                   (done = PyObject_CallMethodObjArgs(node, names[N_REGISTER], output, NULL)) != NULL &&
+                   PyObject_SetItem(hooks, number, arrival) == 0 && give(hold->handles, N_NEXT_ID, PyLong_FromLongLong(next + 1));
     Py_DecRef(done);
     Py_DecRef(number);
     Py_DecRef(hooks);
@@ -182,27 +137,27 @@ static int add_gradient_hook(const Hold *hold, PyObject *output, PyObject *node,
 /* See no return of this module any longer, but the next calls of others. */
 static int see_next(const Hold *hold)
 {
-    PyObject *tables = PyObject_GetAttr(hold->after, hold_names[H_TABLES]);
+    PyObject *tables = PyObject_GetAttr(hold->after, names[N_TABLES]);
     int is_off = tables != NULL && PyTuple_Size(tables) == 2;
     for (Py_ssize_t i = 0; is_off && i < 2; i++)
         is_off = PyObject_DelItem(PyTuple_GetItem(tables, i), hold->after_number) == 0;
     Py_DecRef(tables);
-    return is_off && set(hold->after, H_TABLES, &_Py_NoneStruct) && PyObject_SetItem(hold->table, hold->number, hold->before) == 0;
+    return is_off && set(hold->after, N_TABLES, &_Py_NoneStruct) && PyObject_SetItem(hold->table, hold->number, hold->before) == 0;
 }
 
 static int hold_return(Hold *hold, PyObject *module, PyObject *kwargs, PyObject *output)
 {
-    if (!refers_to(hold->model, module) || !has_attribute(hold->holding, H_IS_ON, &_Py_TrueStruct) ||
-        !has_attribute(hold->holding, H_HOLDS, &_Py_TrueStruct) || (kwargs != &_Py_NoneStruct && PyObject_Size(kwargs) != 0) ||
+    if (!refers_to(hold->model, module) || !is_attribute(hold->holding, N_IS_ON, &_Py_TrueStruct) ||
+        !is_attribute(hold->holding, N_HOLDS, &_Py_TrueStruct) || (kwargs != &_Py_NoneStruct && PyObject_Size(kwargs) != 0) ||
         !answer(hold->modes) || !is_holdable(hold, output))
         return 0;
-    PyObject *held = PyObject_GetAttr(hold->kept, hold_names[H_HELD]), *node = PyObject_GetAttr(output, hold_names[H_GRAD_FN]);
+    PyObject *held = PyObject_GetAttr(hold->kept, names[N_HELD]), *node = PyObject_GetAttr(output, names[N_GRAD_FN]);
     PyObject *arrival = NULL, *alias = NULL, *outputs = NULL;
     int is_done = held != NULL && held->type == (void *)hold->held && node != NULL && node != &_Py_NoneStruct &&
                   (arrival = make_arrival(hold, held)) != NULL &&
-                  (alias = PyObject_CallMethodObjArgs(output, hold_names[H_DETACH], NULL)) != NULL &&
-                  (outputs = PyObject_GetAttr(held, hold_names[H_OUTPUTS])) != NULL && set(held, H_KWARGS, kwargs) &&
-                  PyObject_SetItem(outputs, hold_names[H_WHOLE], alias) == 0 && see_next(hold) &&
+                  (alias = PyObject_CallMethodObjArgs(output, names[N_DETACH], NULL)) != NULL &&
+                  (outputs = PyObject_GetAttr(held, names[N_OUTPUTS])) != NULL && set(held, N_KWARGS, kwargs) &&
+                  PyObject_SetItem(outputs, names[N_WHOLE], alias) == 0 && see_next(hold) &&
                   add_gradient_hook(hold, output, node, arrival);
     Py_DecRef(outputs);
     Py_DecRef(alias);
@@ -309,12 +264,7 @@ static int hold_traverse(PyObject *self, int (*visit)(PyObject *, void *), void 
 {
     Hold *hold = (Hold *)self;
     PyObject *all[] = {(PyObject *)self->type, hold->facts, hold->entered, hold->left};
-    for (int i = 0; i < 4; i++) {
-        int stopped = all[i] == NULL ? 0 : visit(all[i], context);
-        if (stopped)
-            return stopped;
-    }
-    return 0;
+    return visit_each(all, 4, visit, context);
 }
 
 static int hold_clear(PyObject *self)
@@ -330,11 +280,7 @@ static int hold_clear(PyObject *self)
 
 static void hold_dealloc(PyObject *self)
 {
-    PyObject *type = self->type;
-    PyObject_GC_UnTrack(self);
-    hold_clear(self);
-    PyObject_GC_Del(self);
-    Py_DecRef(type);
+    free_object(self, hold_clear);
 }
 
 static PyMethodDef hold_methods[] = {
@@ -358,12 +304,3 @@ static PyType_Slot hold_slots[] = {
 };
 
 static PyType_Spec hold_spec = {"hookcore.observe._kernel.Hold", sizeof(Hold), 0, HAVE_GC, hold_slots};
-
-static int add_hold(PyObject *module)
-{
-    for (int i = 0; i < HOLD_NAMES; i++)
-        if ((hold_names[i] = PyUnicode_InternFromString(hold_spelled[i])) == NULL)
-            return -1;
-    PyObject *type = PyType_FromSpec(&hold_spec);
-    return type == NULL ? -1 : PyModule_AddObject(module, "Hold", type);
-}

@@ -615,6 +615,7 @@ static int is_finite(const uint32_t *values, int64_t n)
     return !found;
 }
 
+#include "_objects.h"
 #include "_track.h"
 #include "_hold.h"
 
@@ -701,7 +702,8 @@ __attribute__((visibility("default"))) PyObject *PyInit__kernel(void)
 {
     loops = pick_loops(4);
     PyObject *module = PyModule_Create2(&definition, PYTHON_ABI_VERSION);
-    if (module == NULL || add_track(module) || add_hold(module) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
+    if (module == NULL || intern_names() || add_type(module, "Track", &track_spec) ||
+        add_type(module, "Hold", &hold_spec) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(module, "SCRATCH_BYTES", SCRATCH_BYTES) ||
         PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) ||
         PyModule_AddIntConstant(module, "MAX_VALUES", MAX_VALUES) ||

@@ -34,48 +34,7 @@ typedef struct {
 
 enum { FACTS = 20 }; /* references in `facts`, in the order above */
 
-enum {
-    N_GRAD, N_VERSION, N_DTYPE, N_IS_CPU, N_DIM, N_IS_NEG, N_DATA_PTR, N_NUMEL, N_IS_CONTIGUOUS, N_TRAINING, N_GROUPS, N_PARAMS, N_LR, N_FOUND_INF, N_GRAD_SCALE, N_BACK, N_SETTLE, N_BEGINS, N_ENDED, N_SAW_BEGIN,
-    N_SAW_END, N_INNER_BEGINS, N_INNER_ENDED, N_HELD, NAMES
-};
-static const char *const spelled[NAMES] = {
-    "grad", "_version", "dtype", "is_cpu", "dim", "is_neg", "data_ptr", "numel", "is_contiguous", "training",
-    "param_groups", "params", "lr", "found_inf", "grad_scale", "f_back", "settle", "backward_begins",
-    "backward_ended", "saw_step_begin", "saw_step_end", "inner_begins", "inner_ended",
-    "held"
-};
-static PyObject *names[NAMES];
-
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
-
-/* Each returns 0 if something isn't as expected; an exception may be set then. */
-
-static int is_attribute(PyObject *object, int name, PyObject *expected)
-{
-    PyObject *found = PyObject_GetAttr(object, names[name]);
-    Py_DecRef(found);
-    return found == expected && found != NULL;
-}
-
-static int read_integer(PyObject *owned, int64_t *number)
-{
-    if (owned == NULL)
-        return 0;
-    *number = PyLong_AsLongLong(owned);
-    Py_DecRef(owned);
-    return *number != -1 || !PyErr_Occurred();
-}
-
-static int call_integer(PyObject *object, int name, int64_t *number)
-{
-    return read_integer(PyObject_CallMethodObjArgs(object, names[name], NULL), number);
-}
-
-static int is_zero(PyObject *function)
-{
-    int64_t number;
-    return read_integer(PyObject_CallNoArgs(function), &number) && number == 0;
-}
 
 /* A plain float32 tensor in memory. Those of torch.func and of other layouts have no address: asking for it raises. */
 static int is_plain(const Track *track, PyObject *tensor)
@@ -132,21 +91,6 @@ static int read_marks(const Track *track, struct mark *marks)
     return 1;
 }
 
-/* What a weak reference refers to, or NULL. */
-static PyObject *referred(PyObject *reference)
-{
-    PyObject *found = PyWeakref_GetObject(reference); /* borrowed, which is why newer versions of Python advise against it */
-    if (found == NULL || found == &_Py_NoneStruct)
-        return NULL;
-    Py_IncRef(found);
-    return found;
-}
-
-static int refers_to(PyObject *reference, PyObject *object)
-{
-    return PyWeakref_GetObject(reference) == object;
-}
-
 /* Look at the gradients that a pass reaches last. */
 static int look(Track *track)
 {
@@ -173,30 +117,6 @@ static int have_modes(Track *track)
         Py_DecRef(own);
         Py_DecRef(module);
         if (!is_same)
-            return 0;
-    }
-    return 1;
-}
-
-/* Whether attributes are still the same objects. `cells`: (owner, name, object). */
-static int are_same(PyObject *cells)
-{
-    for (Py_ssize_t i = 0, many = PyTuple_Size(cells); i < many; i++) {
-        PyObject *cell = PyTuple_GetItem(cells, i);
-        PyObject *found = PyObject_GetAttr(PyTuple_GetItem(cell, 0), PyTuple_GetItem(cell, 1));
-        Py_DecRef(found);
-        if (found == NULL || found != PyTuple_GetItem(cell, 2))
-            return 0;
-    }
-    return 1;
-}
-
-/* Whether keys are still absent from tables. `pairs`: (table, key). */
-static int are_absent(PyObject *pairs)
-{
-    for (Py_ssize_t i = 0, many = PyTuple_Size(pairs); i < many; i++) {
-        PyObject *pair = PyTuple_GetItem(pairs, i);
-        if (PyDict_Contains(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) != 0)
             return 0;
     }
     return 1;
@@ -543,12 +463,7 @@ static int track_traverse(PyObject *self, int (*visit)(PyObject *, void *), void
 {
     Track *track = (Track *)self;
     PyObject *all[] = {(PyObject *)self->type, track->facts, track->host};
-    for (int i = 0; i < 3; i++) {
-        int stopped = all[i] == NULL ? 0 : visit(all[i], context);
-        if (stopped)
-            return stopped;
-    }
-    return 0;
+    return visit_each(all, 3, visit, context);
 }
 
 static int track_clear(PyObject *self)
@@ -563,11 +478,7 @@ static int track_clear(PyObject *self)
 
 static void track_dealloc(PyObject *self)
 {
-    PyObject *type = self->type;
-    PyObject_GC_UnTrack(self);
-    track_clear(self);
-    PyObject_GC_Del(self);
-    Py_DecRef(type);
+    free_object(self, track_clear);
 }
 
 static PyMethodDef track_methods[] = {
@@ -586,16 +497,6 @@ static PyMethodDef track_methods[] = {
     {0},
 };
 
-typedef struct {
-    const char *name;
-    int type;
-    Py_ssize_t offset;
-    int flags;
-    const char *doc;
-} PyMemberDef;
-
-enum { T_DOUBLE = 4, T_OBJECT = 6, T_LONGLONG = 17 };
-
 static PyMemberDef track_members[] = {
     {"step", T_LONGLONG, offsetof(Track, step), 0, "the number of the running step"},
     {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
@@ -606,33 +507,9 @@ static PyMemberDef track_members[] = {
     {0},
 };
 
-typedef struct {
-    int slot;
-    void *value;
-} PyType_Slot;
-
-typedef struct {
-    const char *name;
-    int basic_size, item_size;
-    unsigned flags;
-    PyType_Slot *slots;
-} PyType_Spec;
-
-enum { TP_CLEAR = 51, TP_DEALLOC = 52, TP_METHODS = 64, TP_NEW = 65, TP_TRAVERSE = 71, TP_MEMBERS = 72 };
-enum { HAVE_GC = 1 << 14 };
-
 static PyType_Slot track_slots[] = {
     {TP_NEW, PyType_GenericNew}, {TP_DEALLOC, track_dealloc}, {TP_TRAVERSE, track_traverse}, {TP_CLEAR, track_clear},
     {TP_METHODS, track_methods}, {TP_MEMBERS, track_members}, {0},
 };
 
 static PyType_Spec track_spec = {"hookcore.observe._kernel.Track", sizeof(Track), 0, HAVE_GC, track_slots};
-
-static int add_track(PyObject *module)
-{
-    for (int i = 0; i < NAMES; i++)
-        if ((names[i] = PyUnicode_InternFromString(spelled[i])) == NULL)
-            return -1;
-    PyObject *type = PyType_FromSpec(&track_spec);
-    return type == NULL ? -1 : PyModule_AddObject(module, "Track", type);
-}

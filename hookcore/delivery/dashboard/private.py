@@ -72,10 +72,10 @@ class PrivateFolder:
         os.ftruncate(number, 0)
         return number
 
-    def read(self, name: str) -> bytes:
-        """Return the beginning of a file, which is all of any file written here."""
+    def read(self, name: str, most: int = MAX_READ) -> bytes:
+        """Return the beginning of a file. By default, it is all of any file that says where something is."""
         with open(self.open(name, os.O_RDONLY), "rb") as file:
-            return file.read(MAX_READ)
+            return file.read(most)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file completely or not at all."""

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookcore.hooks.compiled import guarded, has_compiled, is_region
 from hookcore.hooks.internals import (
+    PIPELINES,
     DisableTorchFunction,
     any_autocast,
     current_graph_task,
@@ -125,7 +126,6 @@ _PIPELINED: Final = "a pipeline runs the model, so only the calls of captured st
 _TRACED: Final = "the model was traced, or ran inside torch.func"
 
 
-_PIPELINING: Final = "torch.distributed.pipelining.stage"
 _QUICK: Final = hasattr(cpu.Hold, "learn")
 _Pairs = tuple[tuple[Any, Any], ...]
 
@@ -148,7 +148,7 @@ class HoldFacts(NamedTuple):
     ordered: type
     handles: type
     tensor: type
-    numbers: tuple[type, ...]  # other arguments that are held as they are
+    numbers: frozenset[type]  # other arguments that are held as they are
     max_bytes: int
     table: dict[int, Any]  # in which the hook is while the next calls are seen, its key, and the hook
     number: int
@@ -279,7 +279,7 @@ class Holding:
             id(module),
             plan,
             ((self, "is_on", True), (keeper, "newest", routine.kept), (torch.cuda, "_initialized", False)),
-            ((sys.modules, _PIPELINING),),
+            ((sys.modules, PIPELINES),),
             (
                 (routine.changes, routine.now),
                 (tracing_state, None),
@@ -295,7 +295,7 @@ class Holding:
             OrderedDict,
             RemovableHandle,
             Tensor,
-            (int, float, bool, str, type(None)),
+            routine.numbers,
             routine.max_bytes,
             *self._calls.entry,
             *self._calls.after,

@@ -382,6 +382,7 @@ class Routine(NamedTuple):
     arrival: type  # of what keeps the gradient of its output
     changes: Callable[[], int]  # of the structure of models; and as they are now
     now: int
+    numbers: frozenset[type]  # arguments beside tensors that are held as they are
     max_bytes: int  # of an output
     calls: int  # that may be held in a row
     skip: Callable[[int], None]  # takes how many of them were

@@ -504,9 +504,7 @@ class Accounts:
             version=version,
         )
         kept = np.array(others, bool)
-        around = gathering or over.gathering
-        members = {"numbers": over.numbers[kept], "onsets": over.onsets[kept]}
-        return replace(over, about=about, gathering=around, replay=replay, **members)
+        return Over(about, over.numbers[kept], over.onsets[kept], gathering or over.gathering, replay)
 
     def _numbered(self, replay: Replay) -> Replay:
         """Return a replay with the numbers of its tensors, which may have been captured only later."""

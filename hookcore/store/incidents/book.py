@@ -308,7 +308,7 @@ class Incidents:
         if current is not None:
             used += current.onset.nbytes + current.with_nan.nbytes
             used += 0 if current.gathering is None else current.gathering.nbytes
-        return used
+        return used + sum(0 if gathering is None else gathering.nbytes for _, gathering in self._replays.values())
 
     @property
     def is_going_on(self) -> bool:
@@ -503,7 +503,7 @@ class Incidents:
             found.append(self._accounts.of_nonfinite(current))
         found += map(self._accounts.of_rule, self._standings.open)
         if self._replays:
-            replays = [(each, self._replays.get(each.about.first_step)) for each in found]
+            replays = ((each, self._replays.get(each.about.first_step)) for each in found)
             found = [each if told is None else self._accounts.told(each, *told) for each, told in replays]
         if self._unsaved:
             found = [self._with_reason(each) for each in found]

@@ -1,0 +1,175 @@
+/* What the objects of the extension share: the attributes that they read, and how they read and write them. */
+
+enum {
+    N_GRAD, N_VERSION, N_DTYPE, N_IS_CPU, N_DIM, N_IS_NEG, N_DATA_PTR, N_NUMEL, N_IS_CONTIGUOUS, N_TRAINING,
+    N_GROUPS, N_PARAMS, N_LR, N_FOUND_INF, N_GRAD_SCALE, N_BACK, N_SETTLE, N_BEGINS, N_ENDED, N_SAW_BEGIN,
+    N_SAW_END, N_INNER_BEGINS, N_INNER_ENDED, N_HELD, N_COMPILED, N_HOOKS, N_WITH_KEYWORDS, N_TABLES, N_HOLDS,
+    N_OTHERS, N_IS_ON, N_NEW, N_REQUIRES_GRAD, N_IS_INFERENCE, N_VERSIONS, N_ARGS, N_KWARGS, N_UPDATES,
+    N_NUMBERS, N_GENERATORS, N_AUTOCAST, N_OUTPUTS, N_GRADIENTS, N_UNKEPT, N_ENTRY, N_ARGUMENT, N_GRAD_FN,
+    N_BACKWARD_HOOKS, N_ELEMENT_SIZE, N_DETACH, N_REGISTER, N_NEXT_ID, N_CALL, N_PLACE, N_WHOLE, NAMES
+};
+static const char *const spelled[NAMES] = {
+    "grad", "_version", "dtype", "is_cpu", "dim", "is_neg", "data_ptr", "numel", "is_contiguous", "training",
+    "param_groups", "params", "lr", "found_inf", "grad_scale", "f_back", "settle", "backward_begins",
+    "backward_ended", "saw_step_begin", "saw_step_end", "inner_begins", "inner_ended", "held",
+    "_compiled_call_impl", "_forward_hooks", "_forward_hooks_with_kwargs", "_tables", "_holds", "_others",
+    "is_on", "__new__", "requires_grad", "is_inference", "versions", "args", "kwargs", "updates", "numbers",
+    "generators", "autocast", "outputs", "gradients", "unkept", "entry", "argument", "grad_fn",
+    "_backward_hooks", "element_size", "detach", "_register_hook_dict", "next_id", "_call", "_place", ""
+};
+static PyObject *names[NAMES];
+
+static int intern_names(void)
+{
+    for (int i = 0; i < NAMES; i++)
+        if ((names[i] = PyUnicode_InternFromString(spelled[i])) == NULL)
+            return -1;
+    return 0;
+}
+
+/* -- Reading and writing ------------------------------------------------------------------------------------------- */
+
+/* Each returns 0 if something isn't as expected; an exception may be set then. */
+
+static int is_attribute(PyObject *object, int name, PyObject *expected)
+{
+    PyObject *found = PyObject_GetAttr(object, names[name]);
+    Py_DecRef(found);
+    return found == expected && found != NULL;
+}
+
+static int read_integer(PyObject *owned, int64_t *number)
+{
+    if (owned == NULL)
+        return 0;
+    *number = PyLong_AsLongLong(owned);
+    Py_DecRef(owned);
+    return *number != -1 || !PyErr_Occurred();
+}
+
+static int call_integer(PyObject *object, int name, int64_t *number)
+{
+    return read_integer(PyObject_CallMethodObjArgs(object, names[name], NULL), number);
+}
+
+static int is_zero(PyObject *function)
+{
+    int64_t number;
+    return read_integer(PyObject_CallNoArgs(function), &number) && number == 0;
+}
+
+/* What a weak reference refers to, or NULL. */
+static PyObject *referred(PyObject *reference)
+{
+    PyObject *found = PyWeakref_GetObject(reference); /* borrowed, which is why newer versions of Python advise against it */
+    if (found == NULL || found == &_Py_NoneStruct)
+        return NULL;
+    Py_IncRef(found);
+    return found;
+}
+
+static int refers_to(PyObject *reference, PyObject *object)
+{
+    return PyWeakref_GetObject(reference) == object;
+}
+
+/* Whether attributes are still the same objects. `cells`: (owner, name, object). */
+static int are_same(PyObject *cells)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(cells); i < many; i++) {
+        PyObject *cell = PyTuple_GetItem(cells, i);
+        PyObject *found = PyObject_GetAttr(PyTuple_GetItem(cell, 0), PyTuple_GetItem(cell, 1));
+        Py_DecRef(found);
+        if (found == NULL || found != PyTuple_GetItem(cell, 2))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether keys are still absent from tables. `pairs`: (table, key). */
+static int are_absent(PyObject *pairs)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(pairs); i < many; i++) {
+        PyObject *pair = PyTuple_GetItem(pairs, i);
+        if (PyDict_Contains(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) != 0)
+            return 0;
+    }
+    return 1;
+}
+
+static int set(PyObject *object, int name, PyObject *value)
+{
+    return PyObject_SetAttr(object, names[name], value) == 0;
+}
+
+/* The same, for a value that was made for it. */
+static int give(PyObject *object, int name, PyObject *owned)
+{
+    int is_set = owned != NULL && set(object, name, owned);
+    Py_DecRef(owned);
+    return is_set;
+}
+
+/* Whether each function, called without arguments, returns this very object. */
+static int answer(PyObject *pairs)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(pairs); i < many; i++) {
+        PyObject *pair = PyTuple_GetItem(pairs, i), *found = PyObject_CallNoArgs(PyTuple_GetItem(pair, 0));
+        Py_DecRef(found);
+        if (found == NULL || found != PyTuple_GetItem(pair, 1))
+            return 0;
+    }
+    return 1;
+}
+
+/* -- Types --------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    int type;
+    Py_ssize_t offset;
+    int flags;
+    const char *doc;
+} PyMemberDef;
+
+enum { T_DOUBLE = 4, T_OBJECT = 6, T_LONGLONG = 17 };
+
+typedef struct {
+    int slot;
+    void *value;
+} PyType_Slot;
+
+typedef struct {
+    const char *name;
+    int basic_size, item_size;
+    unsigned flags;
+    PyType_Slot *slots;
+} PyType_Spec;
+
+enum { TP_CLEAR = 51, TP_DEALLOC = 52, TP_METHODS = 64, TP_NEW = 65, TP_TRAVERSE = 71, TP_MEMBERS = 72 };
+enum { HAVE_GC = 1 << 14 };
+
+static int visit_each(PyObject *const *all, int many, int (*visit)(PyObject *, void *), void *context)
+{
+    for (int i = 0; i < many; i++) {
+        int stopped = all[i] == NULL ? 0 : visit(all[i], context);
+        if (stopped)
+            return stopped;
+    }
+    return 0;
+}
+
+static void free_object(PyObject *self, int (*clear)(PyObject *))
+{
+    PyObject *type = self->type;
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    PyObject_GC_Del(self);
+    Py_DecRef(type);
+}
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    return type == NULL ? -1 : PyModule_AddObject(module, name, type);
+}
