@@ -18,8 +18,7 @@ from hookcore.records import Tap
 from hookcore.records.vocabulary import LATE_RANK
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
-from hookcore.store.store import MAX_ROWS
-from hookcore.store.together import RowsOf, rows_of_all
+from hookcore.store.store import MAX_ROWS, RowsOf, rows_of_all
 
 from ..runs import Joint
 from ..runs.rounds import Member

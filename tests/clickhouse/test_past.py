@@ -18,7 +18,7 @@ from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.records.wire import frame_item
 from hookcore.store import Store
 from hookcore.store.rows import Columns
-from hookcore.store.together import RowsOf, rows_of_all
+from hookcore.store.store import RowsOf, rows_of_all
 from hookcore_app.clickhouse import asked, rankshares, rankspast, runpast
 from hookcore_app.clickhouse import runpast as past
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError

@@ -699,6 +699,7 @@ def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, wa
 
 
 @pytest.mark.rota
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_find_their_own_forward_if_several_wait_for_a_backward(backend: str) -> None:
     model, batches = make("mlp")
@@ -735,6 +736,7 @@ class Split(nn.Module):
 
 
 @pytest.mark.rota
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nested_outputs_are_seen_part_by_part(backend: str) -> None:
     model = Nested()
@@ -765,6 +767,7 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.rota
+@pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(backend: str) -> None:
     torch.manual_seed(0)
@@ -778,6 +781,7 @@ def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(bac
     assert_same_tensors(recording.tensors, expected)
 
 
+@pytest.mark.rota
 @pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_observer_that_stops_listening_recompiles_nothing(backend: str) -> None:
@@ -804,6 +808,7 @@ def test_evaluation_without_gradients_is_also_seen() -> None:
     assert recording.grad_modes == {False}
 
 
+@pytest.mark.rota
 @pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_observer_can_distinguish_training_and_evaluation_by_the_grad_mode(backend: str) -> None:
@@ -889,6 +894,7 @@ def test_an_exported_program_contains_nothing_of_hookcore(strict: bool) -> None:
     assert not recording.tensors
 
 
+@pytest.mark.rota
 @pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_vectorized_map_inside_a_region_runs_as_if_unwatched(backend: str) -> None:
