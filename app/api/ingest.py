@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from hookcore.errors import HookcoreError, WireError
 from hookcore.records import wire
 
-from ..clickhouse.client import shown
+from ..clickhouse.client import without_password
 from ..runs import AwayError, Run, Runs, limits
 from ..runs.disk import WrongKeyError
 from ..serving.guard.security import ONLY_KNOWN
@@ -185,7 +185,7 @@ def _ended(runs: Runs, batch: wire.Batch) -> Run | None:
 
 def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) -> wire.Receipt:
     """Refuse a batch, because collectors bring the runs of this server."""
-    to = shown(state.settings.store)
+    to = without_password(state.settings.store)
     raise state.intake.refuse(
         403,
         f"this server only shows the runs in {to}: send to a collector, `hookcore collect --to`",

@@ -59,7 +59,7 @@ class ClusterAddress:
         """Read an address such as `clickhouse://user@a:8123,b:8123;c:8123/database`. Raises ArgumentError."""
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
-            raise ArgumentError(f"{shown(url)!r} is not an address of ClickHouse: use {EXAMPLE}")
+            raise ArgumentError(f"{without_password(url)!r} is not an address of ClickHouse: use {EXAMPLE}")
         encrypted = SCHEMES[parts.scheme]
         who, _, hosts = parts.netloc.rpartition("@")
         user, _, password = who.partition(":")
@@ -69,7 +69,9 @@ class ClusterAddress:
         )
         several = any(len(shard) > 1 for shard in shards)
         if several and options.get("replicated") == "0":
-            raise ArgumentError(f"{shown(url)!r} has several replicas and replicated=0: use one server for each shard")
+            raise ArgumentError(
+                f"{without_password(url)!r} has several replicas and replicated=0: use one server for each shard"
+            )
         return cls(
             shards,
             unquote(parts.path.strip("/")) or "hookcore",
@@ -93,7 +95,7 @@ def is_clickhouse(url: str) -> bool:
     return url.partition("://")[0] in SCHEMES
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """Return an address without the password in it, if it has one, also if it lacks its scheme."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     who, at, where = rest.rpartition("@")
@@ -109,8 +111,8 @@ def _node(text: str, port: int, url: str) -> NodeAddress:
     if not host or not ((said.isascii() and said.isdigit()) or not said) or not 0 < int(said or port) < 65536:
         # It doesn't repeat what is there, which may be a part of a password.
         raise ArgumentError(
-            f"{shown(url)!r} has something else in place of a server: use {EXAMPLE}, and write /, ?, and # in a "
-            "password as %2F, %3F, and %23"
+            f"{without_password(url)!r} has something else in place of a server: use {EXAMPLE}, and write /, ?, and # "
+            "in a password as %2F, %3F, and %23"
         )
     return NodeAddress(host, int(said or port))
 
@@ -120,7 +122,7 @@ def _options(parts: SplitResult, url: str) -> dict[str, str]:
     wrong = [name for name in options if name not in OPTIONS]
     if wrong or parts.fragment:
         what = "an unknown option" if "@" in parts.query else f"the option {(wrong or ['#'])[0]!r}"
-        raise ArgumentError(f"{shown(url)!r} has {what}: use {', '.join(OPTIONS)}")
+        raise ArgumentError(f"{without_password(url)!r} has {what}: use {', '.join(OPTIONS)}")
     if options.get("replicated", "0") not in ("0", "1"):
         raise ArgumentError(f"replicated={options['replicated']!r} in the address of ClickHouse: use 1 or 0")
     if not options.get("quorum", "0").isdecimal():

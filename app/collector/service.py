@@ -19,7 +19,7 @@ from hookcore.records.wire import Batch, Receipt
 
 from ..api import ingest, login
 from ..api.health import Metric, exposition, healthz
-from ..clickhouse.client import EXAMPLE, ClusterAddress, is_clickhouse, shown
+from ..clickhouse.client import EXAMPLE, ClusterAddress, is_clickhouse, without_password
 from ..clickhouse.schema import connect
 from ..main import make_app
 from ..serving.server import Lifetime, complete, listen, moved, prepare, server_of, url_of
@@ -38,8 +38,8 @@ def create_collector(settings: ServerSettings, given: CollectorSettings) -> Fast
     """Create a collector's application. It sends nothing before its forwarder is started."""
     if not is_clickhouse(given.to) and not given.to.startswith(("http://", "https://")):
         raise ArgumentError(
-            f"to={shown(given.to)!r} is neither the address of a server, such as https://box:8642, nor one of "
-            f"ClickHouse: {EXAMPLE}"
+            f"to={without_password(given.to)!r} is neither the address of a server, such as https://box:8642, nor one "
+            f"of ClickHouse: {EXAMPLE}"
         )
     if given.spool_limit < MIN_SPOOL_BYTES:
         raise ArgumentError(f"spool_limit={given.spool_limit} is too small: give at least 1MB")
@@ -124,7 +124,9 @@ def elsewhere(request: Request, path: str = "") -> Response:
     """Lead a browser, such as one that follows a trainer's link, to the server that shows the runs."""
     to = request.app.state.given.to
     if is_clickhouse(to):
-        raise HTTPException(404, f"this collector inserts into {shown(to)}: `hookcore serve --store` shows its runs")
+        raise HTTPException(
+            404, f"this collector inserts into {without_password(to)}: `hookcore serve --store` shows its runs"
+        )
     if path.startswith("api/"):
         raise HTTPException(404, f"this is a collector: ask the server at {to}")
     query = f"?{request.url.query}" if request.url.query else ""
@@ -146,7 +148,10 @@ def run(given: ServerSettings, collector: CollectorSettings) -> None:
 
 
 def _greeting(given: ServerSettings, settings: ServerSettings, collector: CollectorSettings, lanes: Lanes) -> str:
-    lines = [f"hookcore collects at {url_of(settings)}/ for {shown(collector.to)}; its spool is {lanes.spool.folder}"]
+    lines = [
+        f"hookcore collects at {url_of(settings)}/ for {without_password(collector.to)};"
+        f" its spool is {lanes.spool.folder}"
+    ]
     lines += moved(given, settings)
     if lanes.spool.nbytes:
         lines.append(

@@ -26,7 +26,7 @@ from ..analysis.cost import cost_of
 from ..analysis.modules import ON_MODEL, finder_of, losses_of, rows_of
 from ..analysis.numerals import size
 from ..assets import Package
-from ..clickhouse.client import shown as without_password
+from ..clickhouse.client import without_password
 from ..formats import plain
 from ..runs import Run, Runs, why_gone
 from ..runs.edits import rules_of

@@ -22,8 +22,7 @@ from hookcore.records.sketch import BINS
 # empties them. `unpack` runs on the recorder's thread, for many steps at once.
 #
 # Packed steps are bytes. NumPy would let go of the interpreter for every copy of more than 500 values, and to get it
-# back
-# takes longer than to copy a small step: the training and the recorder would wait for each other.
+# back takes longer than to copy a small step: the training and the recorder would wait for each other.
 
 _CELLS = layout.CELLS
 # A packed row: slot and number of filled bins (int64), the cells, then (bin << 32 | count) for each filled bin.
@@ -214,8 +213,10 @@ class CpuArena:
 
     def fine(self, used: int) -> list[int]:
         """Return which of the first `used` slots have been measured in this step and were finite."""
-        bad: list[int] = np.flatnonzero((self._cells[:used, layout.PARTS] > 0) & ~self._bad[:used].any(axis=1)).tolist()
-        return bad
+        fine: list[int] = np.flatnonzero(
+            (self._cells[:used, layout.PARTS] > 0) & ~self._bad[:used].any(axis=1)
+        ).tolist()
+        return fine
 
     def clear(self, slots: list[int]) -> None:
         """Drop what was added to these slots in this step."""

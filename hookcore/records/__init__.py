@@ -36,8 +36,7 @@ GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 
 # The columns of a frame's matrix. Moments, minimum, and maximum are over the finite values; `std` is the population's
 # (divided by n); `parts` is the number of merged tensors (calls of several micro-batches); `sketched` is the number of
-# values in the sketch (fewer than `count` if it was sampled); `ratio` is |update| /
-# |param| (otherwise NaN).
+# values in the sketch (fewer than `count` if it was sampled); `ratio` is |update| / |param| (otherwise NaN).
 STATS: Final = ("count", "nan", "inf", "zero", "mean", "std", "min", "max", "rms", "norm", "parts", "sketched", "ratio")
 STAT_COLUMN: Final[dict[str, int]] = {name: column for column, name in enumerate(STATS)}
 

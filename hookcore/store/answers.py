@@ -168,7 +168,7 @@ class StepRange:
 class Series(SeriesTable):
     """One stat of one tap, or one scalar, over time. A point covers the steps first_step to last_step.
 
-    mean, low, and high are over the finite values (NaN if there were none). `present` counts the steps with a value,
+    mean, min, and max are over the finite values (NaN if there were none). `present` counts the steps with a value,
     and `nonfinite` those in which the tensor held a NaN or an infinity.
     """
 

@@ -18,7 +18,7 @@ from hookcore.records import STATS, Event, Frame, SketchBlock, Snapshot, Tap
 from hookcore.records.sketch import BINS
 from hookcore.records.wire import EndItem, FrameItem, Item, frame_item, frame_of, snapshot_item
 from hookcore.store import STAT_NAMES, Store
-from hookcore_app.clickhouse.client import PASSWORD, ClusterAddress, shown
+from hookcore_app.clickhouse.client import PASSWORD, ClusterAddress, without_password
 from hookcore_app.clickhouse.native import Answer, FormatError, Lists, decode, encode
 from hookcore_app.clickhouse.schema import (
     BOTH,
@@ -119,8 +119,8 @@ def test_a_secret_comes_from_a_file_or_a_variable(tmp_path: Any) -> None:
     assert (by_file.password, by_file.encrypted, by_file.shards[0][0].port) == ("from a file", True, 8443)
     assert ClusterAddress.of("clickhouse://a", {PASSWORD: "given"}).password == "given"
     assert ClusterAddress.of("clickhouse://a", {}).database == "hookcore"
-    assert shown("clickhouse://me:secret@a:1/b") == "clickhouse://me@a:1/b"
-    assert shown("me:secret@a:1/b") == "me@a:1/b"
+    assert without_password("clickhouse://me:secret@a:1/b") == "clickhouse://me@a:1/b"
+    assert without_password("me:secret@a:1/b") == "me@a:1/b"
     for odd in ("se/cret", "se?cret", "se#cret", "sec?ret=1@x"):
         with pytest.raises(ArgumentError) as raised:
             ClusterAddress.of(f"clickhouse://me:{odd}@h/db")

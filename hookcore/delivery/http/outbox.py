@@ -221,7 +221,7 @@ class Outbox:
                 self._drop(self._waiting.popleft(), "closed")
 
     def next_parcel(self) -> Parcel:
-        """Return what to send now; its items are in flight until `took` or `returned` is called with it."""
+        """Return what to send now; its items are in flight until this outbox is told its answer or failure."""
         with self.changed:
             taps_from = self._known_taps
             description = self._description.due

@@ -117,7 +117,10 @@ class RunNews(Answer, frozen=True):
     edits: Annotated[int, Meta(description="changes of the name, the notes, and acknowledgements")]
     paused: Annotated[bool, Meta(description="whether capture is paused")]
     flow_step: Annotated[int | None, Meta(description="the step whose data flow was learned last")]
-    snapshots: Annotated[int, Meta(description="the number of steps captured so far, including those dropped since")]
+    snapshots: Annotated[
+        int,
+        Meta(description="the number of tensors that were requested and have arrived, including those dropped since"),
+    ]
     waiting: Annotated[
         tuple[int, ...], Meta(description="the numbers of the commands that are waiting for the trainer")
     ]

@@ -56,7 +56,7 @@ const made = new Map();
 
 /** The 256 colors of the map of now, as pixels.
  * @param {boolean} [signed] whether zero is in the middle, which has a map of its own in each theme */
-export function tableOf(signed = false) {
+export function colorTable(signed = false) {
   const key = signed ? (isDark() ? "dark" : "light") : prefs.get("colors");
   const found = made.get(key);
   if (found) return found;
@@ -70,13 +70,13 @@ export function tableOf(signed = false) {
   return table;
 }
 
-/** All colors of a dense picture in the theme of now. @param {boolean} [signed] as in `tableOf` */
+/** All colors of a dense picture in the theme of now. @param {boolean} [signed] as in `colorTable` */
 export function paletteOf(signed = false) {
   const page = themed();
   const [nan, inf, missing] = [page.nan, page.inf, page.missing].map(pixelOf);
   const card = pixelOf(page.card);
   return {
-    table: tableOf(signed),
+    table: colorTable(signed),
     nan,
     inf,
     missing,
@@ -103,9 +103,9 @@ export function makeBar(label) {
   );
 }
 
-/** Paints a bar from low to high. @param {HTMLCanvasElement} bar @param {boolean} [signed] as in `tableOf` */
+/** Paints a bar from low to high. @param {HTMLCanvasElement} bar @param {boolean} [signed] as in `colorTable` */
 export function paintBar(bar, signed) {
-  const table = tableOf(signed);
+  const table = colorTable(signed);
   const pen = /** @type {CanvasRenderingContext2D} */ (bar.getContext("2d"));
   for (let x = 0; x < COLORS; x += 1) {
     pen.fillStyle = cssOf(table[Math.round((x / (COLORS - 1)) * (STEPS - 1))]);

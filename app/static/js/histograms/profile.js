@@ -1,9 +1,8 @@
 /** One layer's histograms as lines: ridges, the newest in front, or the bars of one step. Values to the right. */
 import { CanvasChart, penOf } from "../canvas/chart.js";
-import { cssOf, tableOf } from "../canvas/colors.js";
+import { colorTable, cssOf } from "../canvas/colors.js";
 import { count, number } from "../format.js";
 import { hideTip, showTip } from "../popup.js";
-import { prefs } from "../prefs.js";
 import { ticks } from "../scale.js";
 import { colors } from "../theme.js";
 import { rowsOf, SHARES } from "./paint.js";
@@ -84,7 +83,7 @@ export class HistProfile extends CanvasChart {
     if (columns[0] < 0) return this.#say(pen);
     const room = height - BOTTOM;
     const tall = this.mode === "bars" ? room - 14 : room * 0.55;
-    const table = tableOf(/** @type {any} */ (prefs.get("colors")));
+    const table = colorTable();
     if (this.mode === "bars") grid(pen, width, room, tall);
     for (const [place, column] of columns.entries()) {
       const share = columns.length > 1 ? place / (columns.length - 1) : 1;

@@ -19,7 +19,7 @@ const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
  * @property {number} k columns
  * @property {number} n rows
  * @property {Float32Array | Uint8Array} values column by column; u8 where colors were asked for
- * @property {Uint32Array | null} bits the same values as integers: missing samples are MISSING (canvas/worst.js)
+ * @property {Uint32Array | null} bits the same values as integers: missing samples are MISSING (canvas/columns.js)
  * @property {Float64Array} first the first step of each column
  * @property {Float64Array} last
  * @property {Uint32Array} nonfinite how many rows of each column were not finite
