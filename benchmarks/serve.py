@@ -119,7 +119,7 @@ def _hold_clients(url: str, seconds: float, results: Any) -> None:
             answer.readline()
             ready.wait(60)
             for line in answer:
-                counts[place] += line.startswith(b"event: frame")
+                counts[place] += line.startswith(b"data: ")
                 if time.monotonic() > end[0]:
                     return
 

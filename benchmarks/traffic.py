@@ -214,18 +214,15 @@ def _no_sketches(taps: int) -> SketchBlock:
 
 
 def read_frames(url: str, query: str, seconds: float = math.inf) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yield the frames of a live stream and their arrival times, until the time, the stream, or the run has ended."""
+    """Yield the newest values of a stream and their arrival times, until the time, the stream, or the run has ended."""
     end = time.monotonic() + seconds
     with open_url(f"{url}/api/v1/live?{query}") as answer:
-        name = b""
         for line in answer:  # also the comments that keep a silent stream open
             if time.monotonic() > end:
                 return
             arrived = time.time()
-            if line.startswith(b"event: "):
-                name = line[7:-1]
-            elif line.startswith(b"data: ") and name == b"frame":
-                yield arrived, json.loads(line[6:])
+            if line.startswith(b"data: ") and "latest" in (news := json.loads(line[6:])):
+                yield arrived, news["latest"]
 
 
 def pace(hz: float, times: int) -> Iterator[int]:

@@ -130,9 +130,8 @@ def serving(app: FastAPI, http: Any = Http, socket: Any = Socket) -> Iterator[Se
 
 @dataclass
 class Block:
-    """One server-sent event."""
+    """One server-sent event: messages by their types."""
 
-    name: str
     id: str
     data: dict[str, Any]
 
@@ -142,8 +141,8 @@ def blocks_of(data: bytes) -> list[Block]:
     found = []
     for part in data.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in part.split("\n") if ": " in line and not line.startswith(":"))
-        if "event" in fields:
-            found.append(Block(fields["event"], fields["id"], json.loads(fields["data"], parse_constant=_refuse)))
+        if "data" in fields:
+            found.append(Block(fields["id"], json.loads(fields["data"], parse_constant=_refuse)))
     return found
 
 
@@ -173,9 +172,9 @@ def _events(answer: Any) -> Iterator[Block]:
             yield from blocks_of(whole)
 
 
-def next_of(events: Iterator[Block], name: str) -> Block:
-    """Return the next event with this name."""
-    return next(each for each in events if each.name == name)
+def next_of(events: Iterator[Block], type: str) -> Any:
+    """Return the next message of this type."""
+    return next(block.data[type] for block in events if type in block.data)
 
 
 @dataclass
@@ -183,7 +182,6 @@ class Message:
     """One frame of the socket, parsed independently of the server's code."""
 
     kind: int
-    dtype: int
     subscription: int
     sequence: int
     first_step: int
@@ -194,7 +192,7 @@ class Message:
 
     @classmethod
     def read(cls, data: bytes) -> Message:
-        return cls(*struct.unpack_from("<BBHIQIId", data), data[32:])
+        return cls(*struct.unpack_from("<BxHIQIId", data), data[32:])
 
     @property
     def json(self) -> dict[str, Any]:
@@ -204,12 +202,11 @@ class Message:
 
     @property
     def values(self) -> Any:
-        kind = {1: "<f4", 2: "u1"}[self.dtype]
-        return np.frombuffer(self.data, kind, self.columns * self.rows).reshape(self.columns, self.rows)
+        return np.frombuffer(self.data, "<f4", self.columns * self.rows).reshape(self.columns, self.rows)
 
     @property
     def _about(self) -> int:
-        size = self.columns * self.rows * {1: 4, 2: 1}[self.dtype]
+        size = self.columns * self.rows * 4
         return size + -size % 8
 
     @property

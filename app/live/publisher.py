@@ -9,10 +9,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from anyio import CapacityLimiter, to_thread
+from msgspec import Meta
 from starlette.datastructures import State
 from starlette.types import Scope
 
@@ -26,26 +27,27 @@ from ..settings import ServerSettings
 
 # The progress of a run, and of a follower: numbers and words, which are compared.
 
-_ALL: Final = 2**62
+ALL: Final = 2**62
+Count = Annotated[int, Meta(ge=-1, lt=2**53)]  # also in the ids that a reader sends back
 _tokens: WeakKeyDictionary[Store, str] = WeakKeyDictionary()
 
 
 class Steps(NamedTuple):
     """The newest step, the number of different steps, and the number of their frames."""
 
-    newest: int = -1
-    different: int = 0
-    frames: int = 0
+    newest: Count = -1
+    different: Count = 0
+    frames: Count = 0
 
 
 class Mark(NamedTuple):
     """The progress of a run."""
 
     steps: Steps
-    events: int
-    taps: int
+    events: Count
+    taps: Count  # -1: a reader has no rows yet
     state: str
-    incidents: int = 0
+    incidents: Count = 0
     edits: int = 0  # of name, notes, acknowledgements, and mutes
     paused: bool = False  # capture
     flow_step: int | None = None  # in which the data flow was learned last
@@ -55,49 +57,13 @@ class Mark(NamedTuple):
     store: str = ""  # names the store to which the counts refer; empty if the run is on disk only
 
 
-class Cursor(NamedTuple):
-    """The progress of one follower. `store` names the store to which the counts refer."""
-
-    run: str
-    store: str
-    frames: Steps = Steps()
-    scalars: Steps = Steps()
-    events: int = 0
-    taps: int = 0
-    incidents: int = 0
-    state: str = ""
-
-    def as_text(self) -> str:
-        """Return the id of an event."""
-        steps = (".".join(map(str, each)) for each in (self.frames, self.scalars))
-        return ":".join(
-            [self.run, self.store, *steps, str(self.events), str(self.taps), str(self.incidents), self.state]
-        )
-
-    @classmethod
-    def read(cls, text: str) -> Cursor | None:
-        """Parse the id of an event; None if it is invalid."""
-        parts = text.split(":")
-        if len(parts) != 8 or len(text) > 1000:
-            return None
-        try:
-            counts = [int(number) for part in parts[2:7] for number in part.split(".")]
-        except ValueError:
-            return None
-        if len(counts) != 9 or not all(-1 <= number < 2**53 for number in counts):
-            return None
-        return cls(
-            parts[0], parts[1], Steps(*counts[:3]), Steps(*counts[3:6]), counts[6], counts[7], counts[8], parts[7]
-        )
-
-
 def mark_of(run: Run, present: bool = True) -> Mark:
     """Return the progress of a run. `present` says whether the server still has it."""
     # In this order, because a run that has ended then has its last step, and a step has its taps.
     state = run.state if present else "removed"
     known = run.store.steps()
     steps = Steps(-1 if known.newest is None else known.newest, known.count, known.frames)
-    taken, _ = run.store.events_after(_ALL)
+    taken, _ = run.store.events_after(ALL)
     flows = run.store.flows()
     return Mark(
         steps,
@@ -108,7 +74,7 @@ def mark_of(run: Run, present: bool = True) -> Mark:
         run.edits.count,
         run.is_paused,
         flows[-1].step if flows else None,
-        run.store.snapshots_after(_ALL)[0],
+        run.store.snapshots_after(ALL)[0],
         run.commands.waiting,
         known.time_s,
         token_of(run.store) if run.loaded else "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, Final
@@ -25,9 +24,8 @@ from .publisher import Mark, Publisher, publisher_of, reader_of, token_of
 from .views import (
     NOBODY,
     Ack,
-    Made,
+    Body,
     Request,
-    Resume,
     Subscribe,
     Unsubscribe,
     ViewSpec,
@@ -45,8 +43,6 @@ MAX_REQUESTS_S: Final = 20.0
 MAX_AT_ONCE: Final = 100
 MAX_TEXT: Final = 2**16
 SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
-MAX_HISTORY: Final = 64
-_NOTHING: Final = object()
 
 _log = logging.getLogger("hookcore.live")
 router = APIRouter()
@@ -59,28 +55,18 @@ class _NoSuchRunError(HookcoreError):
 
 
 class Subscription:
-    """One view of one page, with the messages that were sent and acknowledged."""
+    """One view of one page, and how far it was sent and acknowledged."""
 
     def __init__(self, session: Session, number: int, run: Run | None, spec: ViewSpec, hz: float, rank: str) -> None:
         self._session, self._number, self._run, self._spec, self._hz = session, number, run, spec, hz
         self._rank = rank  # a run that the list of runs doesn't have
         self._sent: Any = None
         self._sequence = self._acknowledged = 0
-        self._history: OrderedDict[int, Any] = OrderedDict()
-        self._resume: Any = _NOTHING
         self._wake: asyncio.Event | None = None
 
     def acknowledge(self, sequence: int) -> None:
         """Note that everything up to a number has arrived."""
         self._acknowledged = max(self._acknowledged, min(sequence, self._sequence))
-        self._poke()
-
-    def resume(self, sequence: int) -> None:
-        """Continue after a number, or with a new snapshot if the number is unknown."""
-        self._resume = self._history.get(sequence)
-        self._poke()
-
-    def _poke(self) -> None:
         if self._wake is not None:
             self._wake.set()
 
@@ -93,7 +79,6 @@ class Subscription:
             self._wake = wake
             while not publisher.stopping:
                 wake.clear()
-                self._go_back()
                 self._start_over(ticker.now)
                 if self._has_news(ticker.now):
                     async with self._session.sending:
@@ -102,11 +87,6 @@ class Subscription:
                     return
                 else:
                     await wake.wait()
-
-    def _go_back(self) -> None:
-        if self._resume is not _NOTHING:
-            self._sent, self._resume = self._resume, _NOTHING
-            self._acknowledged = self._sequence
 
     def _start_over(self, now: Any) -> None:
         """Begin with a new snapshot if the run was read from disk since: what was sent is of another store."""
@@ -122,14 +102,10 @@ class Subscription:
         publisher, run, spec, sent = self._session.publisher, self._run, self._spec, self._sent
         about = (token_of(run.store), run.edits.count) if run else ()
         key = ("socket", about, spec, sent, now)
-        made = await self._session.made(key, lambda: make(publisher.selections, run, spec, sent, now))
-        for body in made.bodies:
+        for body in await self._session.made(key, lambda: make(publisher.selections, run, spec, sent, now)):
             self._sequence += 1
             await self._session.send(body.frame(self._number, self._sequence, time.time()))
-        self._spec, self._sent = made.spec, now
-        self._history[self._sequence] = now
-        while len(self._history) > MAX_HISTORY:
-            self._history.popitem(last=False)
+        self._sent = now
 
 
 class Pace:
@@ -165,7 +141,7 @@ class Session:
         except (TimeoutError, RuntimeError) as error:  # Starlette's error for a socket that this end has closed
             raise WebSocketDisconnect from error
 
-    async def made(self, key: Hashable, make: Callable[[], Made]) -> Made:
+    async def made(self, key: Hashable, make: Callable[[], tuple[Body, ...]]) -> tuple[Body, ...]:
         """Return a message, from the cache or newly made.
 
         A socket makes one message at a time. The next one waits until it is done, even if its subscription is replaced
@@ -173,12 +149,12 @@ class Session:
         """
         await self._making.acquire()
         try:
-            future = self.publisher.shared.begin(key, make, lambda done: int(done.nbytes))
+            future = self.publisher.shared.begin(key, make, lambda bodies: sum(len(body.data) for body in bodies))
         except BaseException:
             self._making.release()
             raise
         future.add_done_callback(lambda _: self._making.release())
-        found: Made = await asyncio.shield(future)
+        found: tuple[Body, ...] = await asyncio.shield(future)
         return found
 
     async def listen(self) -> None:
@@ -215,16 +191,12 @@ class Session:
             return
         found = self._open.get(request.id)
         if found is None:
-            if isinstance(request, Resume):
-                raise ArgumentError(f"nothing is subscribed as {request.id}: subscribe again to get a snapshot")
             return  # an acknowledgement may arrive after the end of its subscription
         if isinstance(request, Unsubscribe):
             del self._open[request.id]
             found[1].cancel()
-        elif isinstance(request, Ack):
-            found[0].acknowledge(request.sequence)
         else:
-            found[0].resume(request.sequence)
+            found[0].acknowledge(request.sequence)
 
     def _subscribe(self, asked: Subscribe) -> None:
         if asked.id not in self._open and len(self._open) >= MAX_SUBSCRIPTIONS:

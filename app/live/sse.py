@@ -1,4 +1,4 @@
-"""Server-sent events for scripts: all news of a run, from exactly where a reader stopped."""
+"""Server-sent events for scripts: the messages of the socket about one run, from exactly where a reader stopped."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Final
 
 import anyio
+import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
@@ -17,14 +20,14 @@ from starlette.types import Message, Receive, Scope, Send
 from hookcore.store import STAT_NAMES, checks
 
 from ..runs import Run
-from .news import StreamQuery, begin, block, has_all, make_blocks
-from .publisher import ChangeTicker, Cursor, Mark, Publisher, publisher_of, reader_of
-from .views import check_match
+from .publisher import ALL, ChangeTicker, Mark, Publisher, Steps, publisher_of, reader_of
+from .views import Subscribe, ViewSpec, make, spec_of
 
 HEARTBEAT_S: Final = 15.0
 NEWER_RUN_S: Final = 1.0  # how often to look for a newer run
 SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
-DEFAULT_STATS: Final = ("rms", "min", "max", "nan", "inf")
+
+Cursor = tuple[str, Mark]  # the id of an event: a run, and the progress of its reader
 
 router = APIRouter()
 
@@ -74,28 +77,58 @@ def live(
 ) -> LiveResponse:
     """Send news as server-sent events; see docs/live.md. `Last-Event-ID` continues exactly after that event."""
     publisher = publisher_of(request.app)
-    checks.require_kind(kind)
-    check_match(match)
-    query = StreamQuery(kind, match, _stats_of(stat), hz)
+    specs = specs_of(kind, match, stat)
     if run is not None and publisher.find(run) is None:
         known = [each.id for each in publisher.runs.all()]
         raise HTTPException(404, checks.unknown("run", run, known))
-    return LiveResponse(publisher, _stream(publisher, run, query, Cursor.read(last_event_id or "")))
+    return LiveResponse(publisher, _stream(publisher, run, specs, hz, read_cursor(last_event_id or "")))
 
 
-def _stats_of(given: str | None) -> tuple[str, ...]:
-    if given is None:
-        return DEFAULT_STATS
-    if given == "all":
-        return STAT_NAMES
-    chosen = tuple(dict.fromkeys(filter(None, given.split(","))))
-    for name in chosen:
-        checks.require("stat", name, STAT_NAMES)
-    return chosen
+def specs_of(kind: str | None, match: str | None, stat: str | None) -> tuple[ViewSpec, ...]:
+    """Return the views of a stream: the latest values of the given taps, the user's scalars, events, and incidents."""
+    stats = STAT_NAMES if stat == "all" else tuple(filter(None, (stat or "").split(",")))
+    latest = spec_of(Subscribe(id=0, view="latest", kind=kind, match=match, stats=stats))
+    others = [spec_of(Subscribe(id=0, view=view)) for view in ("scalars", "events", "incidents")]
+    return replace(latest, json=True), others[0], replace(others[1], columns=ALL), others[2]
+
+
+def read_cursor(text: str) -> Cursor | None:
+    """Parse the id of an event; None if it is invalid."""
+    try:
+        cursor: Cursor = msgspec.json.decode(text, type=Cursor)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return cursor
+
+
+def progress_of(mark: Mark) -> Mark:
+    """Return the part of a run's progress that a stream sends."""
+    return Mark(mark.steps, mark.events, mark.taps, mark.state, mark.incidents, store=mark.store)
+
+
+def continued(sent: Mark | None, now: Mark) -> Mark:
+    """Return the point at which a reader continues: after what it has, or at the newest step."""
+    if sent is None:
+        newest, different, frames = (number - 1 for number in now.steps)
+        before = Steps(max(-1, newest), max(0, different), max(0, frames))
+        return Mark(before, now.events, -1, "", now.incidents, store=now.store)
+    if now.store in ("", sent.store):
+        return sent
+    # The server was restarted, or has read the run again: the steps continue, but its counts started again.
+    return Mark(Steps(min(sent.steps.newest, now.steps.newest)), 0, -1, "", store=now.store)
+
+
+def make_news(publisher: Publisher, run: Run, specs: tuple[ViewSpec, ...], sent: Mark, now: Mark) -> bytes:
+    """Return everything between a reader's progress and now, as one event of the stream; empty if there is nothing."""
+    bodies = [body for spec in specs for body in make(publisher.selections, run, spec, sent, now)]
+    messages = {body.type: b'"%b":%b' % (body.type.encode(), body.data) for body in bodies}
+    if not messages:
+        return b""
+    return b"id: %b\ndata: {%b}\n\n" % (msgspec.json.encode((run.id, now)), b",".join(messages.values()))
 
 
 async def _stream(
-    publisher: Publisher, run_id: str | None, query: StreamQuery, cursor: Cursor | None
+    publisher: Publisher, run_id: str | None, specs: tuple[ViewSpec, ...], hz: float, cursor: Cursor | None
 ) -> AsyncGenerator[bytes, None]:
     yield b"retry: 1000\n\n"
     with publisher.hearing() as wake:
@@ -107,10 +140,11 @@ async def _stream(
                 async for beat in _wait_for_a_run(publisher, wake):
                     yield beat
                 continue
-            cursor = begin(run, cursor)
-            yield block("run", {"run": run.id, "name": run.name}, cursor)
-            with publisher.following(run, query.hz, wake) as ticker:
-                follower = _Follower(publisher, run, query, cursor, run_id is None)
+            if not run.loaded:
+                await to_thread.run_sync(publisher.runs.read, run)
+            sent = cursor[1] if cursor is not None and cursor[0] == run.id else None
+            with publisher.following(run, hz, wake) as ticker:
+                follower = _Follower(publisher, run, specs, sent, run_id is None)
                 async with aclosing(follower.follow(ticker, wake)) as blocks:
                     async for data in blocks:
                         yield data
@@ -131,8 +165,10 @@ async def _wait_for_a_run(publisher: Publisher, wake: asyncio.Event) -> AsyncIte
 class _Follower:
     """One reader of one run."""
 
-    def __init__(self, publisher: Publisher, run: Run, query: StreamQuery, cursor: Cursor, newest: bool) -> None:
-        self._publisher, self._run, self._query, self._cursor = publisher, run, query, cursor
+    def __init__(
+        self, publisher: Publisher, run: Run, specs: tuple[ViewSpec, ...], sent: Mark | None, newest: bool
+    ) -> None:
+        self._publisher, self._run, self._specs, self._sent = publisher, run, specs, sent
         self._follows_newest = newest
         self._looked_at = time.monotonic()
 
@@ -142,7 +178,7 @@ class _Follower:
         while not self._publisher.stopping:
             wake.clear()
             now: Mark = ticker.now
-            data = await self._news(now)
+            data = await self._news(progress_of(now))
             if data:
                 yield data
                 silent_since = time.monotonic()
@@ -155,16 +191,12 @@ class _Follower:
                 await _hear(wake, NEWER_RUN_S)
 
     async def _news(self, now: Mark) -> bytes:
-        sent, run, query = self._cursor, self._run, self._query
-        if has_all(sent, now):
+        publisher, run, specs, sent = self._publisher, self._run, self._specs, continued(self._sent, now)
+        if sent == now:
             return b""
-        publisher = self._publisher
-
-        def make() -> tuple[bytes, Cursor]:
-            return make_blocks(publisher, run, query, sent, now)
-
-        key = ("sse", query, sent, now, run.edits.count)
-        data, self._cursor = await publisher.shared.get(key, make, lambda made: len(made[0]))
+        key = ("sse", run.id, specs, sent, now, run.edits.count)
+        data = await publisher.shared.get(key, lambda: make_news(publisher, run, specs, sent, now), len)
+        self._sent = now
         return bytes(data)
 
     def _has_newer(self) -> bool:

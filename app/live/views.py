@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -15,9 +15,9 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.reading.answers.live import (
-    ColorScale,
     EventsMessage,
     IncidentsMessage,
+    LatestMessage,
     LiveRow,
     Message,
     RowsMessage,
@@ -26,7 +26,8 @@ from hookcore.reading.answers.live import (
     ScalarsMessage,
     StateMessage,
 )
-from hookcore.store import STAT_NAMES, Heatmap, TapList, checks
+from hookcore.records.vocabulary import OWN, TIME
+from hookcore.store import STAT_NAMES, Heatmap, Latest, TapList, checks
 
 from ..analysis.modules import why_empty
 from ..formats import json_of
@@ -41,15 +42,10 @@ from .publisher import Mark, TapCache, events_between, new_steps
 SNAPSHOT: Final = 1
 DELTA: Final = 2
 JSON: Final = 3
-NO_VALUES: Final = 0
-F4: Final = 1
-U8: Final = 2
-HEADER: Final = struct.Struct("<BBHIQIId")  # kind, dtype, subscription, sequence, first step, columns, rows, time
+HEADER: Final = struct.Struct("<BxHIQIId")  # kind, subscription, sequence, first step, columns, rows, time
 NOBODY: Final = 65535  # the subscription of an error that belongs to none
-# "Not captured" in f4: a separate NaN, to be read as an integer. A tensor's NaN is 0x7FC00000.
+# "Not captured": a separate NaN, to be read as an integer. A tensor's NaN is 0x7FC00000.
 ABSENT_BITS: Final = 0x7FC00001
-NAN_COLOR, POSITIVE_COLOR, NEGATIVE_COLOR, ABSENT_COLOR = 255, 254, 253, 252
-_COLORS: Final = 251
 _MAX_F4: Final = float(np.finfo(np.float32).max)
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -60,28 +56,26 @@ class Body:
     """A frame without the part of its header that differs between readers."""
 
     kind: int
-    dtype: int
     first_step: int
     columns: int
     rows: int
     data: bytes
+    type: str = ""  # of a message in JSON
 
     def frame(self, subscription: int, sequence: int, time_s: float) -> bytes:
         """Return the whole frame."""
-        header = HEADER.pack(
-            self.kind, self.dtype, subscription, sequence, self.first_step, self.columns, self.rows, time_s
-        )
+        header = HEADER.pack(self.kind, subscription, sequence, self.first_step, self.columns, self.rows, time_s)
         return header + self.data
 
 
 def json_body(content: Message, first_step: int = 0) -> Body:
     """Return a frame of JSON."""
-    return Body(JSON, NO_VALUES, max(0, first_step), 0, 0, json_of(content))
+    return Body(JSON, max(0, first_step), 0, 0, json_of(content), str(content.__struct_config__.tag))
 
 
 def values_body(
     kind: int,
-    values: NDArray[np.float32] | NDArray[np.uint8],
+    values: NDArray[np.float32],
     first_steps: NDArray[np.int64],
     last_steps: NDArray[np.int64],
     nonfinite: NDArray[Any],
@@ -91,8 +85,7 @@ def values_body(
     data = values.tobytes()
     padding = bytes(-len(data) % 8)
     about = first_steps.astype("<f8").tobytes() + last_steps.astype("<f8").tobytes() + nonfinite.astype("<u4").tobytes()
-    first = int(first_steps[0]) if columns else 0
-    return Body(kind, F4 if values.dtype == np.float32 else U8, first, columns, rows, data + padding + about)
+    return Body(kind, int(first_steps[0]) if columns else 0, columns, rows, data + padding + about)
 
 
 def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
@@ -103,33 +96,6 @@ def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
     bits[np.isnan(values)] = 0x7FC00000
     bits[absent] = ABSENT_BITS
     return small
-
-
-def as_colors(values: Floats, absent: Flags, scale: ColorScale) -> NDArray[np.uint8]:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if scale.kind == "log":
-            span = np.log10(scale.high) - np.log10(scale.low)
-            place = (np.log10(np.abs(values)) - np.log10(scale.low)) / span
-        else:
-            place = values / 2 - scale.low / 2
-            place /= scale.high / 2 - scale.low / 2
-    colors: NDArray[np.uint8] = np.round(np.nan_to_num(np.clip(place, 0, 1)) * _COLORS).astype(np.uint8)
-    colors[np.isnan(values)] = NAN_COLOR
-    colors[values == np.inf] = POSITIVE_COLOR
-    colors[values == -np.inf] = NEGATIVE_COLOR
-    colors[absent] = ABSENT_COLOR
-    return colors
-
-
-def scale_for(kind: Any, values: Floats) -> ColorScale:
-    """Return a scale over most of the values: from the 1st to the 99th percentile of the finite ones."""
-    shown = values[np.isfinite(values)]
-    if kind == "log":
-        shown = np.abs(shown[shown != 0])
-    low, high = (float(each) for each in np.quantile(shown, [0.01, 0.99])) if len(shown) else (1e-6, 1.0)
-    if kind == "log":
-        return ColorScale(kind, low, high) if low < high else ColorScale(kind, low / 10, min(high * 10, 1e308))
-    return ColorScale(kind, low, high) if low < high else ColorScale(kind, low - 1, high + 1)
 
 
 # The requests of a page over the socket, validated.
@@ -166,10 +132,6 @@ class Subscribe(_Request, tag="subscribe", frozen=True, kw_only=True):
     last: _Number | None = msgspec.field(name="to", default=None)
     columns: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
     hz: Annotated[float, msgspec.Meta(ge=1, le=30)] = 10.0
-    dtype: Literal["f4", "u8"] = "f4"
-    scale: Literal["log", "linear"] = "log"
-    low: float | None = None
-    high: float | None = None
 
 
 class Unsubscribe(_Request, tag="unsubscribe", frozen=True, kw_only=True):
@@ -182,13 +144,7 @@ class Ack(_Request, tag="ack", frozen=True, kw_only=True):
     sequence: _Sequence
 
 
-class Resume(_Request, tag="resume", frozen=True, kw_only=True):
-    """Continue after this number."""
-
-    sequence: _Sequence
-
-
-Request = Subscribe | Unsubscribe | Ack | Resume
+Request = Subscribe | Unsubscribe | Ack
 _decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
@@ -212,9 +168,7 @@ class ViewSpec:
     first: int | None  # negative: counted back from the last one
     last: int | None
     columns: int
-    dtype: Literal["f4", "u8"]
-    scale_kind: Literal["log", "linear"]
-    scale: ColorScale | None  # None until it is computed
+    json: bool = False  # the latest values are in JSON, of all taps
 
 
 def spec_of(asked: Subscribe) -> ViewSpec:
@@ -228,8 +182,6 @@ def spec_of(asked: Subscribe) -> ViewSpec:
         check_match(asked.match)
     if asked.view == "heatmap":
         _check_heatmap(asked, stats)
-    elif asked.dtype == "u8":
-        raise ArgumentError(f"a view {asked.view!r} in u8: colors are for heatmaps; give dtype f4")
     rows = asked.rows
     if rows is None and asked.view == "heatmap":
         rows = DEFAULT_ROWS
@@ -244,9 +196,6 @@ def spec_of(asked: Subscribe) -> ViewSpec:
         asked.first,
         asked.last,
         asked.columns,
-        asked.dtype,
-        asked.scale,
-        _scale_of(asked),
     )
 
 
@@ -261,17 +210,6 @@ def _check_heatmap(asked: Subscribe, stats: tuple[str, ...]) -> None:
         raise ArgumentError("a heatmap without a kind: give one, such as output_grad")
     if len(stats) != 1:
         raise ArgumentError(f"a heatmap of {len(stats)} stats: a heatmap shows one stat, so subscribe once for each")
-
-
-def _scale_of(asked: Subscribe) -> ColorScale | None:
-    if asked.low is None and asked.high is None:
-        return None
-    low, high = asked.low, asked.high
-    least = 0.0 if asked.scale == "log" else float("-inf")
-    if low is None or high is None or not least < low < high:
-        above = ", both above 0 for a log scale" if asked.scale == "log" else ""
-        raise ArgumentError(f"low={low} and high={high}: give both, low below high{above}; or neither")
-    return ColorScale(asked.scale, low, high)
 
 
 def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:
@@ -295,19 +233,6 @@ MAX_SCALARS: Final = 200
 MEASURES: Final = ("mean", "std", "rms", "norm", "min", "max", "ratio")  # the other stats are counts and shares
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """Frames, and the spec with the computed scale of colors."""
-
-    bodies: tuple[Body, ...]
-    spec: ViewSpec
-
-    @property
-    def nbytes(self) -> int:
-        """The size in memory."""
-        return sum(len(body.data) for body in self.bodies)
-
-
 def concern(spec: ViewSpec, mark: Any) -> Any:
     """Return the part of a mark that a view shows. Changes of other parts cause no message."""
     if not isinstance(mark, Mark) or spec.view == "runs":
@@ -321,10 +246,10 @@ def concern(spec: ViewSpec, mark: Any) -> Any:
     return (mark.steps, mark.state) if spec.view == "scalars" else (mark.steps, mark.taps, mark.state)
 
 
-def make(selections: TapCache, run: Run | None, spec: ViewSpec, sent: Any, now: Any) -> Made:
+def make(selections: TapCache, run: Run | None, spec: ViewSpec, sent: Any, now: Any) -> tuple[Body, ...]:
     """Return the frames that bring a reader from `sent` (None: it has nothing) up to `now`."""
     if run is None:
-        return Made((json_body(RunsMessage(tuple(news_of(*each) for each in now))),), spec)
+        return (json_body(RunsMessage(tuple(news_of(*each) for each in now))),)
     if spec.view == "events":
         bodies = _events(run, spec, sent, now)
     elif spec.view == "incidents":
@@ -333,16 +258,16 @@ def make(selections: TapCache, run: Run | None, spec: ViewSpec, sent: Any, now: 
         bodies = _scalars(run, spec, sent, now)
     else:
         wanted, every = _wanted(selections, run, spec)
-        if sent is not None and len(wanted.numbers) and wanted.numbers[-1] >= sent.taps:
+        if sent is not None and (sent.taps < 0 or (len(wanted.numbers) and wanted.numbers[-1] >= sent.taps)):
             sent = None  # the reader doesn't have some of the rows
         if sent is not None and not len(wanted.numbers) and sent.steps.newest < 0 <= now.steps.newest:
             sent = None  # the reason for having no rows has changed
         show = _heatmap if spec.view == "heatmap" else _latest
-        bodies, spec = show(every, run, spec, wanted, sent, now)
+        bodies = show(every, run, spec, wanted, sent, now)
     if sent is None or sent.state != now.state:
         last = now.steps.newest if now.steps.newest >= 0 else None
         bodies.append(json_body(StateMessage(run.id, now.state, last), last or 0))
-    return Made(tuple(bodies), spec)
+    return tuple(bodies)
 
 
 def _wanted(selections: TapCache, run: Run, spec: ViewSpec) -> tuple[TapList, int]:
@@ -355,18 +280,16 @@ def _wanted(selections: TapCache, run: Run, spec: ViewSpec) -> tuple[TapList, in
     elif how == "numbers":
         places = np.flatnonzero(np.isin(found.numbers, np.array(spec.rows)))
         found = found.at(places.tolist())
-    return found if how == "fit" or len(found.taps) <= MAX_ROWS else found.at(range(MAX_ROWS)), every
+    return found if how == "fit" or spec.json or len(found.taps) <= MAX_ROWS else found.at(range(MAX_ROWS)), every
 
 
-def _heatmap(
-    every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | None, now: Mark
-) -> tuple[list[Body], ViewSpec]:
+def _heatmap(every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | None, now: Mark) -> list[Body]:
     how, rows, _ = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     most = rows if how == "fit" else None
     span = _span(spec, sent, now)
     if sent is not None:
         if span is None:
-            return [], spec
+            return []
         length = span[1] - span[0] + 1
         columns = length if length <= MAX_COLUMNS else 1
     else:
@@ -374,13 +297,11 @@ def _heatmap(
     first, last = span or (0, -1)
     heat = run.store.heatmap(str(spec.kind), spec.stats[0], None, first, last, columns, most, wanted)
     if sent is not None:
-        return ([_cells(DELTA, heat, spec)] if len(heat.first_step) else []), spec
-    if spec.dtype == "u8" and spec.scale is None:
-        spec = replace(spec, scale=scale_for(spec.scale_kind, heat.worst))
+        return [_cells(DELTA, heat)] if len(heat.first_step) else []
     starts = _starts(len(wanted.taps), most)  # known before there is a step
     groups = np.diff(starts, append=len(wanted.taps))
     about = _rows(every, run, spec, wanted, starts, groups)
-    return [json_body(about, first), _cells(SNAPSHOT, heat, spec, len(starts))], spec
+    return [json_body(about, first), _cells(SNAPSHOT, heat, len(starts))]
 
 
 def _starts(rows: int, most: int | None) -> Any:
@@ -398,55 +319,88 @@ def _span(spec: ViewSpec, sent: Mark | None, now: Mark) -> tuple[int, int] | Non
     return (first if first >= 0 else max(0, last + 1 + first), last) if newest >= 0 else None
 
 
-def _cells(kind: int, heat: Heatmap, spec: ViewSpec, rows: int = 0) -> Body:
+def _cells(kind: int, heat: Heatmap, rows: int = 0) -> Body:
     values, absent = np.where(heat.infinite, np.inf, heat.worst).T, heat.present.T == 0
     if not values.size:
         values, absent = np.empty((0, rows)), np.empty((0, rows), bool)
-    if spec.dtype == "u8" and spec.scale is not None:
-        return _values(kind, as_colors(values, absent, spec.scale), heat)
-    return _values(kind, as_f4(values, absent), heat)
-
-
-def _values(kind: int, values: Any, heat: Heatmap) -> Body:
     nonfinite = (heat.nonfinite > 0).sum(axis=0)
-    return values_body(kind, np.ascontiguousarray(values), heat.first_step, heat.last_step, nonfinite)
+    return values_body(kind, as_f4(values, absent), heat.first_step, heat.last_step, nonfinite)
 
 
-def _latest(
-    every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | None, now: Mark
-) -> tuple[list[Body], ViewSpec]:
+def _latest(every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | None, now: Mark) -> list[Body]:
     span = _span(spec, sent, now) or (None if sent is not None else (0, 0))
     if span is None:
-        return [], spec
+        return []
     asked = spec.first if spec.first is not None and spec.first >= 0 else None
     found = run.store.latest(first=span[0] if sent is not None else asked, last=span[1], wanted=wanted)
+    if sent is not None and not len(found.steps):
+        return []
+    # The newest step may have only logged values.
+    newest = int(found.steps.max()) if len(found.steps) else span[1]
+    shown = min(span[0], newest), newest
+    bad = _nonfinite(run, wanted, found, span if sent is not None else (newest, newest))
+    if spec.json:
+        bodies = [json_body(_listed(run, spec, found, shown, bad, sent is None), shown[0])] if len(found.steps) else []
+    else:
+        merged = (span[1] if asked is None else asked, span[1]) if spec.last is not None and sent is None else None
+        bodies = [_columns(SNAPSHOT if sent is None else DELTA, run, spec, wanted, found, merged, shown, len(bad))]
+    if sent is not None:
+        return bodies
+    each = np.arange(len(wanted.taps))
+    about = _rows(every, run, spec, wanted, each, np.ones(len(each), np.int64))
+    if len(each) < every and spec.rows is None:
+        why = f"Only the first {MAX_ROWS:,} of {every:,} tensors are shown: narrow the selection with a filter."
+        about = msgspec.structs.replace(about, why=why)
+    return [json_body(about, span[0]), *bodies]
+
+
+def _nonfinite(run: Run, wanted: TapList, found: Latest, span: tuple[int, int]) -> Any:
+    """Return the taps that were non-finite in any step of the span, not only in the newest."""
+    if span[0] < span[1]:
+        heat = run.store.heatmap("", "nan", first=span[0], last=span[1], columns=1, wanted=wanted)
+        if heat.nonfinite.size:
+            return heat.numbers[heat.nonfinite[:, 0] > 0]
+    return found.numbers[found.values[:, STAT_NAMES.index("nonfinite")] > 0]
+
+
+def _listed(
+    run: Run, spec: ViewSpec, found: Latest, shown: tuple[int, int], bad: Any, is_snapshot: bool
+) -> LatestMessage:
+    times = run.store.scalars(TIME, shown[1], shown[1])
+    return LatestMessage(
+        run=run.id,
+        snapshot=is_snapshot,
+        first_step=shown[0],
+        last_step=shown[1],
+        time_s=Number(times.max[-1]) if len(times.max) else None,
+        stats=spec.stats,
+        numbers=found.numbers,
+        steps=found.steps,
+        values={name: found.values[:, STAT_NAMES.index(name)] for name in spec.stats},
+        nonfinite=bad,
+    )
+
+
+def _columns(
+    kind: int,
+    run: Run,
+    spec: ViewSpec,
+    wanted: TapList,
+    found: Latest,
+    merged: tuple[int, int] | None,
+    shown: tuple[int, int],
+    bad: int,
+) -> Body:
     places = np.searchsorted(wanted.numbers, found.numbers)
     columns = [STAT_NAMES.index(stat) for stat in spec.stats]
     values = np.full((len(columns), len(wanted.taps)), np.nan)
     values[:, places] = _flagged(found.values, columns).T
     absent = np.ones(values.shape, bool)
     absent[:, places] = False
-    if spec.last is not None and sent is None and absent.any():
-        begin_at = span[1] if asked is None else asked
-        _fill_from_merged(run, spec, wanted, (begin_at, span[1]), values, absent)
-    bad = int((found.values[:, STAT_NAMES.index("nonfinite")] > 0).sum())
-    if sent is not None and span[0] < span[1]:
-        heat = run.store.heatmap("", "nan", None, *span, columns=1, wanted=wanted)
-        bad = int((heat.nonfinite > 0).sum())
-    # The newest step may have only logged values.
-    newest = int(found.steps.max()) if len(found.steps) else span[1]
-    begin, end = (np.full(len(columns), step, np.int64) for step in (min(span[0], newest), newest))
-    body = values_body(
-        SNAPSHOT if sent is None else DELTA, as_f4(values, absent), begin, end, np.full(len(columns), bad)
-    )
-    if sent is not None:
-        return [body] if len(found.steps) else [], spec
-    each = np.arange(len(wanted.taps))
-    about = _rows(every, run, spec, wanted, each, np.ones(len(each), np.int64))
-    if len(each) < every and spec.rows is None:
-        why = f"Only the first {MAX_ROWS:,} of {every:,} tensors are shown: narrow the selection with a filter."
-        about = msgspec.structs.replace(about, why=why)
-    return [json_body(about, span[0]), body], spec
+    if merged is not None and absent.any():
+        _fill_from_merged(run, spec, wanted, merged, values, absent)
+    begin, end, nonfinite = (np.full(len(columns), number, np.int64) for number in (*shown, bad))
+    return values_body(kind, as_f4(values, absent), begin, end, nonfinite)
 
 
 def _flagged(stats: Any, columns: list[int]) -> Any:
@@ -479,8 +433,8 @@ def _rows(every: int, run: Run, spec: ViewSpec, wanted: TapList, starts: Any, gr
         LiveRow.of(number, tap, group=group, type=types.get(tap.module, ""))
         for (number, tap), group in zip(wanted.at(starts), groups.tolist(), strict=True)
     )
-    why = "" if rows else why_empty(run.store, spec.kind or "", run.state == "live")
-    return RowsMessage(run.id, spec.view, spec.kind, spec.stats, every, rows, why, spec.scale)
+    why = "" if rows or spec.kind is None else why_empty(run.store, spec.kind, run.state == "live")
+    return RowsMessage(run.id, spec.view, spec.kind, spec.stats, every, rows, why)
 
 
 def _events(run: Run, spec: ViewSpec, sent: Mark | None, now: Mark) -> list[Body]:
@@ -488,23 +442,24 @@ def _events(run: Run, spec: ViewSpec, sent: Mark | None, now: Mark) -> list[Body
     events = events_between(run, before, now.events)[-spec.columns :]
     if not events and sent is not None:
         return []
-    message = EventsMessage(run.id, sent is None, now.events, events)
+    message = EventsMessage(run.id, not before, now.events, events)
     return [json_body(message, now.steps.newest)]
 
 
 def _incidents(run: Run, sent: Mark | None, now: Mark) -> list[Body]:
-    changed = incidents_of(run, sent.incidents if sent is not None else 0)
+    before = sent.incidents if sent is not None else 0
+    changed = incidents_of(run, before)
     if not changed and sent is not None:
         return []
-    return [json_body(IncidentsMessage(run.id, sent is None, changed), now.steps.newest)]
+    return [json_body(IncidentsMessage(run.id, not before, changed), now.steps.newest)]
 
 
 def _scalars(run: Run, spec: ViewSpec, sent: Mark | None, now: Mark) -> list[Body]:
     span = _span(spec, sent, now)
     if span is None and sent is not None:
         return []
-    known = run.store.scalar_names()
-    chosen = [name for name in known if name in spec.stats] if spec.stats else known
+    stats = spec.stats
+    chosen = [name for name in run.store.scalar_names() if (name in stats if stats else not name.startswith(OWN))]
     first, last = span or (0, -1)
     found = [run.store.scalars(name, first, last, spec.columns) for name in chosen[:MAX_SCALARS]]
     listed = tuple(answers.Series.of(series) for series in found if len(series.first_step))

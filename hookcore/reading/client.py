@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from hookcore.delivery.dashboard import process as dashboard
 from hookcore.errors import ServerError
 from hookcore.reading import answers
 from hookcore.reading.answers.base import TapName, Wanted, decode, library
-from hookcore.reading.answers.live import FrameNews, News
+from hookcore.reading.answers.live import News
 from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.reading.exchange import Exchange
 from hookcore.reading.reader import Reader
@@ -264,7 +263,7 @@ class Client(Reader):
         match: str | None = None,
         hz: float | None = None,
         after: str | None = None,
-    ) -> Iterator[News | FrameNews]:
+    ) -> Iterator[News]:
         """Yield news as it arrives, until you leave the loop or the named run is removed.
 
         A broken connection is reopened and continues where it left off. `after` is the `id` of the last news you have.
@@ -272,13 +271,10 @@ class Client(Reader):
         stat = stats if stats is None or isinstance(stats, str) else ",".join(stats)
         run = run or self._run
         asked = {"run": run, "kind": kind, "stat": stat, "match": match, "hz": hz}
-        for name, event_id, data in self._exchange.follow("/api/v1/live", asked, after):
-            if name == "frame":
-                yield replace(decode(data, FrameNews), id=event_id)
-                continue
-            news = News(name, event_id, msgspec.json.decode(data))
+        for event_id, data in self._exchange.follow("/api/v1/live", asked, after):
+            news = replace(decode(data, News), id=event_id)
             yield news
-            if run is not None and name == "state" and news.data.get("state") == "removed":
+            if run is not None and news.state is not None and news.state.state == "removed":
                 return
 
     # A reader that can also change the run, and send commands to its trainer

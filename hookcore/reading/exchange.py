@@ -78,17 +78,17 @@ class Exchange:
         for connection in connections:
             connection.close()
 
-    def follow(self, path: str, asked: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, str, bytes]]:
-        """Yield name, id, and data of server-sent events forever; resume a broken stream."""
+    def follow(self, path: str, asked: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, bytes]]:
+        """Yield id and data of server-sent events forever; resume a broken stream."""
         wait_s, address, was_there = FIRST_WAIT_S, self._endpoint.prefix + path + query_of(asked), False
         unknown_since = float("inf")
         while True:
             connection = None
             try:
                 connection = self._connect(STREAM_TIMEOUT_S)
-                for name, number, data in self._events(connection, address, last):
-                    wait_s, last, was_there, unknown_since = FIRST_WAIT_S, number or last, True, float("inf")
-                    yield name, number, data
+                for number, data in self._events(connection, address, last):
+                    wait_s, last, was_there, unknown_since = FIRST_WAIT_S, number, True, float("inf")
+                    yield number, data
             except _BROKEN as error:
                 if not was_there:
                     raise self._unreachable(error) from None
@@ -106,7 +106,7 @@ class Exchange:
 
     def _events(
         self, connection: http.client.HTTPConnection, address: str, last: str | None
-    ) -> Iterator[tuple[str, str, bytes]]:
+    ) -> Iterator[tuple[str, bytes]]:
         headers = self._headers() | {"Accept": "text/event-stream"}
         if last is not None:
             headers["Last-Event-ID"] = last
@@ -120,8 +120,8 @@ class Exchange:
             name, _, value = text.partition(":")
             if name:
                 fields[name] = value.removeprefix(" ")
-            elif not text and "event" in fields:
-                yield fields["event"], fields.get("id", ""), fields.get("data", "{}").encode()
+            elif not text and fields.keys() >= {"id", "data"}:
+                yield fields["id"], fields["data"].encode()
                 fields = {}
 
     def _once(

@@ -27,8 +27,25 @@ FIRST_SNAPSHOT = """() => new Promise((resolve, reject) => {
 })"""
 
 
+# Returns the step and the number of values that the example of the stream shows first.
+FIRST_NEWS = """() => new Promise((resolve, reject) => {
+  const show = (step, values) => resolve([step, values.length]);
+  window.onerror = (message) => reject(new Error(message));
+  %s
+})"""
+
+
+def test_the_javascript_of_the_page_reads_the_stream(browser: Browser) -> None:
+    example, _ = blocks_of(ROOT / "docs" / "live.md", "js")
+    with served() as server, visiting(browser, server.url) as tab:
+        fill(open_run(server.runs, "one"))
+        tab.goto("help")
+        seen = tab.page.evaluate(FIRST_NEWS % example.text.replace("output_grad", "output"))
+    assert seen == [STEPS - 1, sum(tap.kind == "output" for tap in TAPS)]
+
+
 def test_the_javascript_of_the_page_reads_a_snapshot(browser: Browser) -> None:
-    (example,) = blocks_of(ROOT / "docs" / "live.md", "js")
+    _, example = blocks_of(ROOT / "docs" / "live.md", "js")
     with served() as server, visiting(browser, server.url) as tab:
         fill(open_run(server.runs, "one"))
         tab.goto("help")

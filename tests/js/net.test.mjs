@@ -24,17 +24,16 @@ class Socket {
 function json(id, sequence, content) {
   const text = new TextEncoder().encode(JSON.stringify(content));
   const buffer = new ArrayBuffer(32 + text.length);
-  head(buffer, 3, 0, id, sequence, 0, 0);
+  head(buffer, 3, id, sequence, 0, 0);
   new Uint8Array(buffer, 32).set(text);
   return buffer;
 }
 
-/** @param {ArrayBuffer} buffer @param {number} kind @param {number} dtype @param {number} id @param {number} sequence
- * @param {number} k @param {number} n */
-function head(buffer, kind, dtype, id, sequence, k, n) {
+/** @param {ArrayBuffer} buffer @param {number} kind @param {number} id @param {number} sequence @param
+ * {number} k @param {number} n */
+function head(buffer, kind, id, sequence, k, n) {
   const view = new DataView(buffer);
   view.setUint8(0, kind);
-  view.setUint8(1, dtype);
   view.setUint16(2, id, true);
   view.setUint32(4, sequence, true);
   view.setUint32(16, k, true);
@@ -46,7 +45,7 @@ function head(buffer, kind, dtype, id, sequence, k, n) {
 function cells(kind, id, sequence, step, values) {
   const about = 32 + Math.ceil((values.length * 4) / 8) * 8;
   const buffer = new ArrayBuffer(about + 20);
-  head(buffer, kind, 1, id, sequence, 1, values.length);
+  head(buffer, kind, id, sequence, 1, values.length);
   new Float32Array(buffer, 32, values.length).set(values);
   new Float64Array(buffer, about, 2).set([step, step]);
   new Uint32Array(buffer, about + 16, 1).set([1]);

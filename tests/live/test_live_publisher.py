@@ -11,7 +11,6 @@ import numpy as np
 import orjson
 import pytest
 
-from hookcore.reading.answers.live import ColorScale
 from hookcore_app import live
 from hookcore_app.formats import json_of
 from hookcore_app.live import publisher, views
@@ -195,19 +194,6 @@ def test_finite_values_stay_finite_in_transit() -> None:
     sent = views.as_f4(given, np.array([False, False, False, False, True]))
     assert np.isfinite(sent[:2]).all()
     assert sent.view("<u4").tolist()[2:] == [0x7F800000, 0x7FC00000, views.ABSENT_BITS]
-
-
-def test_colors_go_from_low_to_high_on_both_scales() -> None:
-    values, none = np.array([-5.0, 0.0, 5.0, -np.inf, np.inf]), np.zeros(5, bool)
-    assert views.as_colors(values, none, ColorScale("linear", -5.0, 5.0)).tolist() == [0, 126, 251, 253, 254]
-    assert views.as_colors(values, none, ColorScale("log", 0.05, 5.0)).tolist() == [251, 0, 251, 253, 254]
-
-
-@pytest.mark.parametrize("values", [[], [np.nan], [0.0], [2.0, 2.0], [1e-3, 5.0]])
-@pytest.mark.parametrize("kind", ["log", "linear"])
-def test_a_scale_is_found_for_any_values(kind: str, values: list[float]) -> None:
-    scale = views.scale_for(kind, np.array(values))
-    assert (0 if kind == "log" else -np.inf) < scale.low < scale.high < np.inf
 
 
 class Base:

@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 from hookcore.records import STAT_COLUMN, ModuleRecord, Snapshot, Tap, wire
 from hookcore_app.live import publisher_of, views
 from hookcore_app.live.publisher import TapCache, mark_of
-from hookcore_app.live.views import Made, Subscribe, concern, make, read, spec_of
+from hookcore_app.live.views import Body, Subscribe, concern, make, read, spec_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings
@@ -96,8 +96,7 @@ def make_run() -> Run:
 
 
 def bodies_of(run: Run, asked: Subscribe, told: Any, now: Any) -> list[Message]:
-    made = make(TapCache(), run, spec_of(asked), told, now)
-    return [Message.read(body.frame(1, 1, 0.0)) for body in made.bodies]
+    return [Message.read(body.frame(1, 1, 0.0)) for body in make(TapCache(), run, spec_of(asked), told, now)]
 
 
 def heatmap(**more: Any) -> Subscribe:
@@ -159,27 +158,6 @@ def test_a_column_of_merged_steps_still_shows_a_non_finite_value() -> None:
     assert message.values.view("<u4").tolist() == [[0x3F800000, 0x7FC00000, 0x7F800000, 0x3F800000]]
 
 
-def test_colors_distinguish_nan_infinity_and_not_captured() -> None:
-    run = make_run()
-    put(run, frame(0, [1e-3, 1.0, 10.0, math.nan, math.inf, 0.0], new=7))
-    asked = heatmap(dtype="u8", low=1e-3, high=1.0)
-    message = next(each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1)
-    assert message.dtype == 2
-    assert message.values.tolist() == [[0, 251, 251, 255, 254, 0, 252]]
-    assert (message.first, message.last, message.nonfinite) == ([0], [0], [2])
-
-
-def test_a_missing_scale_is_computed_and_sent() -> None:
-    run = make_run()
-    put(run, frame(0, np.geomspace(1e-4, 1.0, 50).tolist(), new=50))
-    made = make(TapCache(), run, spec_of(heatmap(dtype="u8")), None, mark_of(run))
-    scale = made.spec.scale
-    assert scale is not None
-    assert 1e-4 <= scale.low < scale.high <= 1.0
-    about = Message.read(made.bodies[0].frame(1, 1, 0.0)).json
-    assert about["scale"] == {"kind": "log", "low": scale.low, "high": scale.high}
-
-
 def test_the_first_answer_is_a_snapshot_followed_by_deltas_in_order() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
@@ -213,23 +191,6 @@ def test_a_slow_page_gets_one_coalesced_column_when_it_acknowledges() -> None:
         page.ask("ack", sequence=last.sequence)
         delta = page.next(ack=False)
         assert (delta.first, delta.last, delta.values.tolist()) == ([1], [49], [[7.0]])
-
-
-def test_resume_continues_after_a_number_or_starts_again() -> None:
-    with serving(make_app()) as served, open_page(served) as page:
-        run = open_run(served.runs)
-        put(run, frame(0, [1.0], new=1))
-        subscribe(page)
-        snapshot = [page.next() for _ in range(3)][-1]
-        for step in (1, 2):
-            put(run, frame(step, [1.0 + step]))
-            assert page.next_of(2).last == [step]
-        page.ask("resume", sequence=snapshot.sequence)
-        again = page.next_of(2)
-        assert (again.first, again.last) == ([1, 2], [1, 2])
-        assert again.values.tolist() == [[2.0], [3.0]]
-        page.ask("resume", sequence=999)
-        assert page.next_of(1).values.tolist() == [[1.0], [2.0], [3.0]]
 
 
 def test_new_taps_that_match_cause_a_new_snapshot_and_others_do_not() -> None:
@@ -326,9 +287,16 @@ def test_the_latest_values_of_a_tensor_with_a_nan_are_nan_and_its_counts_are_not
 def test_scalars_events_and_runs_come_as_json() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
-        put(run, frame(0, [1.0], new=1, scalars={"loss": math.nan, "rate": 1.0}, events=(event(0),)))
+        logged = {"loss": math.nan, "rate": 1.0, "hookcore/cost": 1.0}
+        put(run, frame(0, [1.0], new=1, scalars=logged, events=(event(0),)))
+        page.ask("subscribe", 0, view="scalars", hz=1)
+        listed = page.next_of(3, "scalars").json["scalars"]
+        assert [each["name"] for each in listed] == ["loss", "rate"], "those that hookcore adds only if named"
+        page.ask("unsubscribe", 0)
         page.ask("subscribe", 1, view="scalars", stats=["loss"], hz=30)
-        scalars = page.next_of(3, "scalars").json
+        while (message := page.next_of(3, "scalars")).subscription != 1:
+            pass
+        scalars = message.json
         assert (scalars["snapshot"], scalars["scalars"][0]["mean"]) == (True, ["NaN"])
         page.ask("subscribe", 2, view="events", hz=30)
         assert [each["name"] for each in page.next_of(3, "events").json["events"]] == ["note"]
@@ -357,7 +325,7 @@ def test_the_list_of_runs_says_what_arrived_and_which_commands_wait() -> None:
     put(run, frame(0, [1.0], new=1), frame(0, [1.0]))  # a sample of the machine is such a part of the newest step
     run.store.add_snapshot(Snapshot(Tap("layer", "output"), 0, 0.0, "float32", (2,), np.ones(2, np.float32)))
     listed = ((run.id, "", mark_of(run)),)
-    (body,) = make(TapCache(), None, spec_of(Subscribe(id=1, view="runs")), None, listed).bodies
+    (body,) = make(TapCache(), None, spec_of(Subscribe(id=1, view="runs")), None, listed)
     (news,) = json.loads(body.data)["runs"]
     assert (news["steps"], news["frames"], news["snapshots"], news["waiting"]) == (1, 2, 1, [asked[1].number])
 
@@ -432,10 +400,8 @@ def test_an_ended_subscription_is_silent_and_its_number_is_free() -> None:
         {"match": "re:("},
         {"hz": 31},
         {"columns": 0},
-        {"view": "latest", "dtype": "u8"},
         {"view": "latest", "rows": "fit:5"},
-        {"dtype": "u8", "low": 1},
-        {"dtype": "u8", "low": 0, "high": 1},
+        {"dtype": "u8"},
         {"unknown": 1},
         {"id": 65535},
     ],
@@ -454,7 +420,7 @@ def test_an_invalid_request_gets_an_error_message(query: dict[str, Any]) -> None
 def test_a_page_is_told_of_any_error_that_keeps_its_message_from_being_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: Any) -> Made:
+    def fail(*_: Any) -> tuple[Body, ...]:
         raise RuntimeError("dictionary changed size during iteration")
 
     monkeypatch.setattr("hookcore_app.live.socket.make", fail)
@@ -491,7 +457,7 @@ def test_a_socket_has_sixteen_subscriptions_at_most() -> None:
 def test_a_flood_of_subscriptions_is_processed_one_message_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, made = threading.Event(), []
 
-    def slow_make(*given: Any) -> Made:
+    def slow_make(*given: Any) -> tuple[Body, ...]:
         made.append(given)
         assert may_go_on.wait(PATIENCE_S)
         return make(*given)
@@ -514,7 +480,7 @@ def test_a_flood_of_subscriptions_is_processed_one_message_at_a_time(monkeypatch
 def test_batches_are_accepted_while_every_encoder_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, made = threading.Event(), []
 
-    def slow_make(*given: Any) -> Made:
+    def slow_make(*given: Any) -> tuple[Body, ...]:
         made.append(given)
         assert may_go_on.wait(PATIENCE_S)
         return make(*given)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import socket
 import threading
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import httpx2
@@ -16,17 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.store import STAT_NAMES
-from hookcore_app.live import news
-from hookcore_app.live import publisher as marks
-from hookcore_app.live.news import StreamQuery, begin, make_blocks
-from hookcore_app.live.publisher import Cursor, Publisher, mark_of
+from hookcore_app.live import sse, views
+from hookcore_app.live.publisher import Mark, Publisher, Steps, mark_of
+from hookcore_app.live.sse import continued, make_news, progress_of, read_cursor, specs_of
+from hookcore_app.live.views import Subscribe, make, spec_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info, open_run
 from tests.lanes import examples
 from tests.live_world import (
-    Block,
     Http,
     blocks_of,
     event,
@@ -39,7 +39,6 @@ from tests.live_world import (
 )
 from tests.waiting import wait_for
 
-QUERY = StreamQuery(None, None, ("rms", "nan"), 20.0)
 # What can happen: a step (its distance from the last one, its values, a scalar), an event, or a read.
 STEP = st.tuples(
     st.integers(1, 3),
@@ -55,9 +54,16 @@ def make_publisher() -> tuple[Publisher, Run]:
     return Publisher(runs, settings_), open_run(runs)
 
 
-def tell(publisher: Publisher, run: Run, told: Cursor, query: StreamQuery = QUERY) -> tuple[list[Block], Cursor]:
-    data, cursor = make_blocks(publisher, run, query, told, mark_of(run))
-    return blocks_of(data), cursor
+def tell(publisher: Publisher, run: Run, told: Mark | None, stat: str = "rms,nan") -> tuple[dict[str, Any], Mark]:
+    """Return the messages between what a reader has and now by their types, and what the reader has then."""
+    now = progress_of(mark_of(run))
+    sent = continued(told, now)
+    if sent == now:
+        return {}, now
+    blocks = blocks_of(make_news(publisher, run, specs_of(None, None, stat), sent, now))
+    for block in blocks:
+        assert read_cursor(block.id) == (run.id, now)
+    return (blocks[0].data if blocks else {}), now
 
 
 def play(run: Run, deed: Any, step: int) -> int:
@@ -77,59 +83,37 @@ def play(run: Run, deed: Any, step: int) -> int:
 @given(DEEDS)
 def test_every_step_value_scalar_and_event_is_sent_once_at_any_reading_speed(deeds: list[Any]) -> None:
     publisher, run = make_publisher()
-    told, step, steps = begin(run, None), -1, []
-    blocks: list[Block] = []
+    told, step, steps = continued(None, progress_of(mark_of(run))), -1, []
+    news: list[dict[str, Any]] = []
     for deed in [*deeds, "read"]:
         if deed == "read":
             fresh, told = tell(publisher, run, told)
-            blocks += fresh
+            news.append(fresh)
         else:
             step = play(run, deed, step)
             steps += [step] if deed != "event" else []
-    frames = [block.data for block in blocks if block.name == "frame"]
-    spans = [(each["first_step"], each["last_step"]) for each in frames]
+    latest = [each["latest"] for each in news if "latest" in each]
+    spans = [(each["first_step"], each["last_step"]) for each in latest]
     assert all(before[1] < after[0] for before, after in pairwise(spans))
-    for name, (first, last) in ((each["taps"], span) for each, span in zip(frames, spans, strict=True)):
+    for numbers, (first, last) in ((each["taps"], span) for each, span in zip(latest, spans, strict=True)):
         expected = run.store.latest(first=first, last=last)
-        assert name == expected.numbers.tolist()
+        assert numbers == expected.numbers.tolist()
     seen = {tap for each in deeds if isinstance(each, tuple) for tap, value in enumerate(each[1]) if value is not None}
-    assert {tap for each in frames for tap in each["taps"]} == seen
-    points = [point for block in blocks if block.name == "scalars" for point in block.data["scalars"][0]["first_step"]]
+    assert {tap for each in latest for tap in each["taps"]} == seen
+    points = [point for each in news if "scalars" in each for point in each["scalars"]["scalars"][0]["first_step"]]
     logged = [number for number, deed in zip(steps, (d for d in deeds if isinstance(d, tuple)), strict=True) if deed[2]]
     assert points == logged
-    assert sum(len(block.data["events"]) for block in blocks if block.name == "event") == deeds.count("event")
-
-
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
-@given(DEEDS, DEEDS, st.integers(0, 20))
-def test_a_reader_that_returns_after_any_event_gets_everything_after_it(
-    before: list[Any], after: list[Any], cut: int
-) -> None:
-    publisher, run = make_publisher()
-    told, step = begin(run, None), -1
-    for deed in before:
-        step = play(run, deed, step) if deed != "read" else step
-    whole, whole_cursor = tell(publisher, run, told)
-    held = whole[: cut % (len(whole) + 1)]
-    back = Cursor.read(held[-1].id) if held else told
-    assert back is not None
-    rest, _ = tell(publisher, run, back)
-    assert [(block.name, block.data) for block in held + rest] == [(block.name, block.data) for block in whole]
-    for deed in after:
-        step = play(run, deed, step) if deed != "read" else step
-    late, _ = tell(publisher, run, back)
-    assert {block.name for block in whole[len(held) :]} <= {block.name for block in late}
-    assert tell(publisher, run, whole_cursor)[1] == tell(publisher, run, back)[1]
+    assert sum(len(each["events"]["events"]) for each in news if "events" in each) == deeds.count("event")
 
 
 def test_a_non_finite_step_is_named_even_if_the_newest_one_is_finite() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [1.0, 1.0], new=2))
-    _, told = tell(publisher, run, begin(run, None))
+    _, told = tell(publisher, run, None)
     put(run, frame(1, [1.0, math.nan]), frame(2, [math.inf, 1.0]), frame(3, [1.0, 1.0]))
-    blocks, _ = tell(publisher, run, told)
-    assert [block.name for block in blocks] == ["incident", "frame"]
-    data = blocks[-1].data
+    news, _ = tell(publisher, run, told)
+    assert set(news) == {"latest", "incidents"}
+    data = news["latest"]
     assert (data["first_step"], data["last_step"]) == (1, 3)
     assert data["nonfinite"] == [0, 1]
     assert data["values"]["rms"] == [1.0, 1.0]
@@ -138,11 +122,11 @@ def test_a_non_finite_step_is_named_even_if_the_newest_one_is_finite() -> None:
 def test_an_incident_is_sent_when_it_begins_spreads_and_ends() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [1.0, 1.0], new=2))
-    told, states = begin(run, None), []
+    told, states = mark_of(run), []
     for step, values in enumerate([[math.nan, 1.0], [math.nan, 1.0], [math.nan, math.nan], [1.0, 1.0]], 1):
         put(run, frame(step, values))
-        blocks, told = tell(publisher, run, told)
-        found = [each for block in blocks if block.name == "incident" for each in block.data["incidents"]]
+        news, told = tell(publisher, run, told)
+        found = news.get("incidents", {"incidents": []})["incidents"]
         states.append([(each["id"], each["culprit"]["number"], each["modules"], each["recovered"]) for each in found])
     assert states == [
         [("nonfinite-1", 0, 0, None)],
@@ -155,68 +139,92 @@ def test_an_incident_is_sent_when_it_begins_spreads_and_ends() -> None:
 def test_numbers_that_json_does_not_have_are_strings() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [math.nan, math.inf, -math.inf], new=3, scalars={"loss": math.nan}))
-    query = StreamQuery(None, None, STAT_NAMES, 20.0)
-    blocks, _ = tell(publisher, run, begin(run, None), query)
-    values = next(block.data["values"] for block in blocks if block.name == "frame")
+    news, _ = tell(publisher, run, None, "all")
+    values = news["latest"]["values"]
+    assert set(values) == set(STAT_NAMES)
     assert values["rms"] == ["NaN", "Infinity", "-Infinity"]
     assert values["ratio"] == ["NaN"] * 3
-    logs = next(block.data["scalars"][0] for block in blocks if block.name == "scalars")
+    (logs,) = news["scalars"]["scalars"]
     assert (logs["mean"], logs["nonfinite"]) == (["NaN"], [1])
 
 
 def test_a_later_part_of_a_sent_step_sends_it_again() -> None:
     publisher, run = make_publisher()
     put(run, frame(5, [1.0], new=2))
-    _, told = tell(publisher, run, begin(run, None))
+    _, told = tell(publisher, run, None)
     put(run, frame(5, [2.0], [1], scalars={"loss": 3.0}))
     again, told = tell(publisher, run, told)
-    assert [block.name for block in again] == ["scalars", "frame"]
-    assert again[1].data["taps"] == [0, 1]
-    assert tell(publisher, run, told)[0] == []
+    assert set(again) == {"scalars", "latest"}
+    assert again["latest"]["taps"] == [0, 1]
+    assert tell(publisher, run, told)[0] == {}
 
 
-def test_a_restarted_server_continues_after_the_step_and_sends_its_taps_again() -> None:
+def test_a_restarted_server_continues_after_the_step_and_sends_its_rows_and_events_again() -> None:
     publisher, run = make_publisher()
-    put(run, frame(0, [1.0], new=1), frame(1, [1.0]))
-    _, told = tell(publisher, run, begin(run, None))
+    put(run, frame(0, [1.0], new=1, scalars={"loss": 1.0}), frame(1, [1.0], scalars={"loss": 2.0}))
+    _, told = tell(publisher, run, None)
     other, again = make_publisher()
-    put(again, frame(1, [1.0], new=1))
-    back = begin(again, Cursor.read(told.as_text()))
-    blocks, back = tell(other, again, back)
-    assert [block.name for block in blocks] == ["state", "taps"]
-    put(again, frame(2, [4.0]))
-    blocks, _ = tell(other, again, back)
-    assert [(block.name, block.data["first_step"]) for block in blocks] == [("frame", 2)]
+    later = {"scalars": {"loss": 3.0}, "events": (event(1),)}
+    put(again, frame(1, [1.0], new=1, scalars={"loss": 2.0}), frame(2, [2.0], **later), frame(3, [3.0]))
+    news, told = tell(other, again, told)
+    assert set(news) == {"rows", "latest", "scalars", "events", "state"}
+    assert (news["latest"]["snapshot"], news["events"]["snapshot"]) == (True, True)
+    assert (news["scalars"]["snapshot"], news["scalars"]["scalars"][0]["first_step"]) == (False, [2])
+    put(again, frame(4, [4.0]))
+    news, _ = tell(other, again, told)
+    assert (set(news), news["latest"]["first_step"]) == ({"latest"}, 4)
 
 
-@pytest.mark.parametrize("text", ["", "a:b", "one:x:1.2:1.2.3:0:0:live", "one:x:1.2.3:1.2.3:a:0:live", "é" * 2000])
+@pytest.mark.parametrize(
+    "text", ["", "a:b", "{}", '["one"]', '["one",[[1,2,-2],0,0,"live"]]', '["one",[[1,2,9e99],0,0,"live"]]', "é" * 2000]
+)
 def test_an_invalid_id_is_ignored(text: str) -> None:
-    assert Cursor.read(text) is None
+    assert read_cursor(text) is None
 
 
-def test_a_cursor_survives_its_conversion_to_text() -> None:
-    cursor = Cursor("run-1", "token", marks.Steps(1, 2, 3), marks.Steps(), 4, 5, 6, "live")
-    assert Cursor.read(cursor.as_text()) == cursor
+def test_an_id_says_how_far_its_reader_is() -> None:
+    assert read_cursor('["one",[[1,2,3],4,5,"live",6]]') == ("one", Mark(Steps(1, 2, 3), 4, 5, "live", 6))
 
 
-def test_a_fresh_stream_starts_with_the_run_its_state_its_taps_and_the_newest_step() -> None:
+def test_a_fresh_stream_starts_with_the_rows_their_newest_values_and_the_newest_step() -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
-        put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0, 4.0], scalars={"loss": 0.5}))
+        put(run, frame(0, [1.0, 2.0], new=2, scalars={"loss": 0.7}, events=(event(0),)))
+        put(run, frame(1, [3.0, 4.0], scalars={"loss": 0.5}))
         with listening(served, stat="rms", match="layers.1") as events:
-            first = [next(events) for _ in range(5)]
-            assert [block.name for block in first] == ["run", "state", "taps", "scalars", "frame"]
-            assert first[0].data == {"run": "one", "name": "one"}
-            assert first[1].data == {"run": "one", "state": "live", "last_step": 1}
-            assert [tap["module"] for tap in first[2].data["taps"]] == ["layers.1"]
-            shown = first[4].data
-            assert (shown["first_step"], shown["taps"], shown["values"]) == (1, [1], {"rms": [4.0]})
+            first = next(events).data
+            assert set(first) == {"rows", "latest", "scalars", "state"}
+            assert first["state"] == {"type": "state", "run": "one", "state": "live", "last_step": 1}
+            assert [row["module"] for row in first["rows"]["rows"]] == ["layers.1"]
+            assert first["scalars"]["scalars"][0]["mean"] == [0.5]
+            shown = first["latest"]
+            assert (shown["snapshot"], shown["steps"], shown["values"]) == (True, [1], {"rms": [4.0]})
             put(run, frame(2, [5.0, 6.0, 7.0], new=1, known=2))
             put(run, frame(3, [5.0, 6.0, 7.0]))
-            last = next_of(events, "frame").data
+            last = next_of(events, "latest")
             while last["last_step"] < 3:
-                last = next_of(events, "frame").data
+                last = next_of(events, "latest")
             assert last["values"] == {"rms": [6.0]}
+
+
+def test_the_messages_of_a_stream_are_those_of_the_socket() -> None:
+    publisher, run = make_publisher()
+    put(run, frame(0, [1.0], new=1, scalars={"loss": 0.7}, events=(event(0),)))
+    before = continued(None, progress_of(mark_of(run)))
+    put(run, frame(1, [math.nan], scalars={"loss": 0.5}, events=(event(1),)))
+    news, now = tell(publisher, run, before)
+    for view in ("scalars", "events", "incidents", "state"):
+        spec = spec_of(Subscribe(id=1, view=view if view != "state" else "events"))
+        bodies = {body.type: body.data for body in make(publisher.selections, run, spec, before, now)}
+        assert json.loads(bodies[view]) == news[view]
+
+
+def test_a_stream_has_all_taps_although_a_subscription_of_a_page_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "MAX_ROWS", 3)
+    publisher, run = make_publisher()
+    put(run, frame(0, [1.0] * 5, new=5))
+    news, _ = tell(publisher, run, None)
+    assert (len(news["rows"]["rows"]), news["latest"]["taps"]) == (5, [0, 1, 2, 3, 4])
 
 
 def test_a_reader_that_returns_misses_nothing_and_gets_nothing_twice() -> None:
@@ -237,46 +245,44 @@ def test_a_reader_that_returns_misses_nothing_and_gets_nothing_twice() -> None:
         try:
             while not steps or steps[-1][1] < 119:
                 with listening(served, last, run="one", hz=30) as events:
-                    for _ in range(3):
-                        if steps and steps[-1][1] == 119:
+                    for block in islice(events, 3):
+                        last, latest = block.id, block.data["latest"]
+                        steps.append((latest["first_step"], latest["last_step"]))
+                        if steps[-1][1] == 119:
                             break
-                        block = next_of(events, "frame")
-                        last = block.id
-                        steps.append((block.data["first_step"], block.data["last_step"]))
         finally:
             stop.set()
             trainer.join()
         covered = [step for first, end in steps for step in range(first, end + 1)]
-        assert covered == list(range(covered[0], 120))
+        assert covered == list(range(120))
 
 
-def test_new_taps_are_sent_before_their_values() -> None:
+def test_new_taps_come_with_their_values() -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
         with listening(served) as events:
-            next_of(events, "frame")
+            next_of(events, "latest")
             put(run, frame(1, [1.0, 2.0], new=1, known=1))
-            fresh = [next(events), next(events)]
-            assert [block.name for block in fresh] == ["taps", "frame"]
-            assert [tap["number"] for tap in fresh[0].data["taps"]] == [1]
-            assert fresh[1].data["taps"] == [0, 1]
+            fresh = next(events).data
+            assert [row["number"] for row in fresh["rows"]["rows"]] == [0, 1]
+            assert fresh["latest"]["taps"] == [0, 1]
 
 
-def test_the_end_of_a_run_is_sent_after_its_last_step() -> None:
+def test_the_end_of_a_run_is_sent_with_or_after_its_last_step() -> None:
     with serving(make_app()) as served:
         run = open_run(served.runs)
         with listening(served, run="one") as events:
-            assert next(events).name == "run"
+            assert "state" in next(events).data
             put(run, frame(0, [1.0], new=1))
             run.store.append(frame(1, [1.0]))
             run.end = End(1)
             run.changes.tell()
-            names = []
-            while (block := next(events)).data.get("state") != "ended":
-                names.append(block)
-            assert max(each.data["last_step"] for each in names if each.name == "frame") == 1
-            assert block.data == {"run": "one", "state": "ended", "last_step": 1}
+            news = []
+            while (news and news[-1].get("state", {}).get("state")) != "ended":
+                news.append(next(events).data)
+            assert max(each["latest"]["last_step"] for each in news if "latest" in each) == 1
+            assert news[-1]["state"] == {"type": "state", "run": "one", "state": "ended", "last_step": 1}
 
 
 def test_a_run_without_a_sign_of_life_is_reported_as_lost() -> None:
@@ -284,29 +290,28 @@ def test_a_run_without_a_sign_of_life_is_reported_as_lost() -> None:
         run = open_run(served.runs)
         put(run, frame(0, [1.0], new=1))
         with listening(served) as events:
-            while (block := next_of(events, "state")).data["state"] != "lost":
+            while (message := next_of(events, "state"))["state"] != "lost":
                 pass
-            assert block.data["last_step"] == 0
+            assert message["last_step"] == 0
 
 
 def test_without_a_run_the_stream_waits_for_one_and_switches_to_a_newer_one() -> None:
     with serving(make_app()) as served, listening(served) as events:
         wait_for(lambda: served.publisher.clients)
         open_run(served.runs, "old", started_s=1.0)
-        assert next_of(events, "run").data["run"] == "old"
+        assert next_of(events, "state")["run"] == "old"
         new = open_run(served.runs, "new", started_s=2.0)
         put(new, frame(0, [1.0], new=1))
-        assert next_of(events, "run").data["run"] == "new"
-        assert next_of(events, "frame").data["run"] == "new"
+        assert next_of(events, "rows")["run"] == "new"
 
 
 def test_removing_a_run_ends_its_stream() -> None:
     with serving(make_app()) as served:
         open_run(served.runs)
         with listening(served, run="one") as events:
-            assert next_of(events, "state").data["state"] == "live"
+            assert next_of(events, "state")["state"] == "live"
             served.runs.remove("one")
-            assert [block.data["state"] for block in events] == ["removed"]
+            assert [block.data["state"]["state"] for block in events] == ["removed"]
 
 
 def test_a_server_that_stops_ends_its_streams() -> None:
@@ -315,7 +320,7 @@ def test_a_server_that_stops_ends_its_streams() -> None:
         with listening(served) as events:
             next(events)
             served.publisher.stop()
-            assert {block.name for block in events} <= {"state"}
+            assert list(events) == []
         wait_for(lambda: served.publisher.clients == 0)
         assert httpx2.get(served.url() + "/api/v1/live").status_code == 503
 
@@ -331,7 +336,7 @@ def test_excess_clients_are_refused_and_a_freed_place_is_reused() -> None:
                 assert (refused.status_code, "max_clients=2" in refused.json()["error"]) == (503, True)
             wait_for(lambda: served.publisher.clients == 1)
             with listening(served) as three:
-                assert next(three).name == "run"
+                assert next_of(three, "state")["run"] == "one"
 
 
 @pytest.mark.parametrize("query", ["kind=nose", "stat=rms,nose", "run=nobody", "match=re:("])
@@ -355,10 +360,10 @@ async def _follow(served: Any, steps: int, connected: asyncio.Semaphore) -> list
             whole, found, rest = waiting.rpartition(b"\n\n")
             waiting = rest if found else waiting
             for block in blocks_of(whole) if found else []:
-                if block.name == "frame":
-                    spans.append((block.data["first_step"], block.data["last_step"]))
-                    if len(spans) == 1:
-                        connected.release()
+                latest = block.data["latest"]
+                spans.append((latest["first_step"], latest["last_step"]))
+                if len(spans) == 1:
+                    connected.release()
             if spans and spans[-1][1] >= steps:
                 return spans
     return spans
@@ -428,15 +433,14 @@ def test_a_message_that_cannot_be_encoded_ends_only_its_own_stream(monkeypatch: 
         put(run, frame(0, [1.0], new=1))
         assert run.info == make_info("one")
         with listening(served) as events:
-            next_of(events, "frame")
-            whole = news.make_blocks
-            monkeypatch.setattr("hookcore_app.live.sse.make_blocks", _fail)
+            next_of(events, "latest")
+            monkeypatch.setattr(sse, "make_news", _fail)
             put(run, frame(1, [1.0]))
             with pytest.raises(httpx2.RemoteProtocolError):
                 list(events)
-            monkeypatch.setattr("hookcore_app.live.sse.make_blocks", whole)
+            monkeypatch.setattr(sse, "make_news", make_news)
         with listening(served) as events:
-            assert next_of(events, "frame").data["last_step"] == 1
+            assert next_of(events, "latest")["last_step"] == 1
 
 
 def _fail(*_given: Any) -> Any:

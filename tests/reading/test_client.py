@@ -25,7 +25,7 @@ import hookcore
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client
 from hookcore.reading.answers import HistogramsList, Outcomes, Scalars, Tabular
-from hookcore.reading.answers.live import FrameNews, News
+from hookcore.reading.answers.live import News
 from hookcore.reading.exchange import Exchange
 from hookcore.records import Event, Snapshot, Tap, about_command
 from hookcore_app.main import create_app
@@ -300,21 +300,23 @@ def test_the_tail_continues_where_it_was(world: Served, client: Client) -> None:
     store, run = _store(world), world.runs.get("one")
     assert run is not None
     news = client.tail("one", kind="output", stats=["rms"])
-    first = next(each for each in news if isinstance(each, FrameNews))
-    assert (first.last_step, first.numbers.tolist()) == (STEPS - 1, [0, 1, 2])
-    assert same(first.values["rms"], store.latest("output", "rms").values[:, 0])
+    first = next(news)
+    assert first.latest is not None
+    assert (first.latest.last_step, first.latest.numbers.tolist()) == (STEPS - 1, [0, 1, 2])
+    assert same(first.latest.values["rms"], store.latest("output", "rms").values[:, 0])
     news.close()  # type: ignore[attr-defined]  # it is a generator
     store.append(make_frame(STEPS, [1.0, 2.0, float("nan")]))
     run.changes.tell()
     behind = client.tail("one", kind="output", stats="all", after=first.id)
-    later = next(each for each in behind if isinstance(each, FrameNews))
+    later = next(behind).latest
+    assert later is not None
     assert later.first_step == STEPS
     assert np.isnan(later.values["rms"][2])
     assert later.nonfinite.tolist() == [2]
     world.runs.remove("one")
-    rest = list(behind)
-    assert isinstance(rest[-1], News)
-    assert rest[-1].data["state"] == "removed"
+    state = list(behind)[-1].state
+    assert state is not None
+    assert state.state == "removed"
 
 
 def test_an_error_has_the_servers_message_and_status(world: Served, client: Client) -> None:
@@ -437,25 +439,26 @@ def _serving_at(port: int) -> Iterator[Runs]:
 
 
 def test_a_tail_survives_a_restart_of_the_server() -> None:
-    told: list[Any] = []
+    told: list[News] = []
     with _serving_at(0) as first:
         port = first.settings.port
         fill(open_run(first, "one"))
         reader = threading.Thread(target=_read_until_second, args=(f"http://127.0.0.1:{port}", told))
         reader.start()
-        wait_for(lambda: any(isinstance(each, FrameNews) for each in told))
+        wait_for(lambda: any(each.latest for each in told))
     with _serving_at(port) as second:
         fill(open_run(second, "second", started_s=9.0), steps=5)
         reader.join(30.0)
         assert not reader.is_alive()
-    assert told[-1].run == "second"
+    assert told[-1].latest is not None
+    assert told[-1].latest.run == "second"
 
 
-def _read_until_second(url: str, told: list[Any]) -> None:
+def _read_until_second(url: str, told: list[News]) -> None:
     with Client(url, TOKEN) as client:
         for news in client.tail():
             told.append(news)
-            if isinstance(news, FrameNews) and news.run == "second":
+            if news.latest is not None and news.latest.run == "second":
                 return
 
 
@@ -490,9 +493,9 @@ def test_later_pages_are_of_the_run_of_the_first_one_even_if_a_newer_run_starts(
 
 def test_a_follower_waits_until_a_restarted_server_knows_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     exchange, unknown = Exchange("http://127.0.0.1:9", None, 1.0), ServerError("there is no run 'one'", 404)
-    answers = iter([[("run", "1", b"{}")], unknown, [("state", "2", b"{}")], unknown, unknown])
+    answers = iter([[("1", b"{}")], unknown, [("2", b"{}")], unknown, unknown])
 
-    def events(*_: Any) -> Iterator[tuple[str, str, bytes]]:
+    def events(*_: Any) -> Iterator[tuple[str, bytes]]:
         found = next(answers)
         if isinstance(found, ServerError):
             raise found
@@ -502,7 +505,7 @@ def test_a_follower_waits_until_a_restarted_server_knows_its_run(monkeypatch: py
     monkeypatch.setattr(exchange, "_events", events)
     monkeypatch.setattr("hookcore.reading.exchange.FIRST_WAIT_S", 0.0)
     news = exchange.follow("/api/v1/live", {}, None)
-    assert [next(news)[0] for _ in range(2)] == ["run", "state"]
+    assert [next(news)[0] for _ in range(2)] == ["1", "2"]
     monkeypatch.setattr("hookcore.reading.exchange.NEW_SERVER_S", 0.0)
     with pytest.raises(ServerError, match="there is no run"):
         next(news)

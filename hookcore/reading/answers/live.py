@@ -1,8 +1,8 @@
-"""The messages of the live streams: news for scripts, and the JSON messages of the pages' socket."""
+"""The messages of the live streams: those of the pages' socket, and the news for scripts that consists of them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -13,30 +13,6 @@ from hookcore.reading.answers.runs import Event
 from hookcore.reading.answers.series import Row, Series
 
 
-class FrameNews(Answer, frozen=True, eq=False, omit_defaults=True):
-    """The newest values: values[stat][i] belongs to the tap with numbers[i], last seen in steps[i]."""
-
-    run: str
-    first_step: int
-    last_step: int
-    time_s: Number | None
-    stats: tuple[str, ...]
-    numbers: Integers = msgspec.field(name="taps")
-    steps: Integers
-    values: dict[str, Floats]
-    nonfinite: Annotated[Integers, Meta(description="the taps that contained a NaN or an infinity in any of the steps")]
-    id: str = ""  # of the event that contained it
-    name: str = "frame"
-
-
-class News(Answer, frozen=True):
-    """News of a run: `name` is run, taps, event, scalars, or state; `data` is the server's message."""
-
-    name: str
-    id: str
-    data: dict[str, Any]
-
-
 class LiveRow(Row, frozen=True):
     """A row of a live view, with the class of its module."""
 
@@ -44,15 +20,7 @@ class LiveRow(Row, frozen=True):
 
 
 class Message(Answer, frozen=True, tag_field="type"):
-    """A message of the socket, other than a frame of values; its field `type` names it."""
-
-
-class ColorScale(Answer, frozen=True):
-    """How a value becomes one of the colors 0 to 251."""
-
-    kind: Literal["log", "linear"]
-    low: float
-    high: float
+    """A message of a live stream; its field `type` names it."""
 
 
 class RowsMessage(Message, frozen=True, tag="rows", omit_defaults=True):
@@ -65,7 +33,21 @@ class RowsMessage(Message, frozen=True, tag="rows", omit_defaults=True):
     taps: int
     rows: tuple[LiveRow, ...]
     why: Annotated[str, Meta(description="why there are no rows, or not all of them")] = ""
-    scale: ColorScale | None = None
+
+
+class LatestMessage(Message, frozen=True, eq=False, tag="latest"):
+    """The newest values: values[stat][i] belongs to the tap with numbers[i], last seen in steps[i]. For scripts."""
+
+    run: str
+    snapshot: bool
+    first_step: int
+    last_step: int
+    time_s: Number | None
+    stats: tuple[str, ...]
+    numbers: Integers = msgspec.field(name="taps")
+    steps: Integers
+    values: dict[str, Floats]
+    nonfinite: Annotated[Integers, Meta(description="the taps that contained a NaN or an infinity in any of the steps")]
 
 
 class StateMessage(Message, frozen=True, tag="state"):
@@ -141,3 +123,15 @@ class ErrorMessage(Message, frozen=True, tag="error"):
 
 
 Messages = RowsMessage | StateMessage | EventsMessage | IncidentsMessage | ScalarsMessage | RunsMessage | ErrorMessage
+
+
+class News(Answer, frozen=True, eq=False):
+    """What is new of a run since the last news, or None. `id` is where a later stream can continue."""
+
+    rows: RowsMessage | None = None
+    latest: LatestMessage | None = None
+    scalars: ScalarsMessage | None = None
+    events: EventsMessage | None = None
+    incidents: IncidentsMessage | None = None
+    state: StateMessage | None = None
+    id: str = ""

@@ -79,7 +79,7 @@ export function stopAt(stops, step, shown, by = 0) {
   return Math.min(shown[1], stops.last(Math.min(last, Math.max(first, wanted))));
 }
 
-/** @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last:
+/** @typedef {{kind: string, k: number, n: number, bits: Uint32Array, first: ArrayLike<number>, last:
  * ArrayLike<number>, nonfinite?: ArrayLike<number>}} Taken */
 
 export class Columns {
@@ -112,8 +112,7 @@ export class Columns {
    * @param {Taken} frame @returns {[number, number] | null} the steps that changed */
   take(frame) {
     if (frame.k === 0 || frame.n === 0) return null;
-    if (frame.n !== this.rows || frame.bits === null)
-      throw new Error(`a frame has ${frame.n} rows, expected ${this.rows}`);
+    if (frame.n !== this.rows) throw new Error(`a frame has ${frame.n} rows, expected ${this.rows}`);
     if (frame.kind === "snapshot" && !this.#adjoins(frame)) this.length = 0;
     const before = this.length ? this.last(this.length - 1) + 1 : frame.first[0];
     this.#dropFrom(frame.first[0]);

@@ -312,7 +312,6 @@ class Values {
 
   /** What was not seen since stays as it was. @param {Frame} frame */
   #take(frame) {
-    if (frame.bits === null) return;
     if (frame.kind === "snapshot" || this.bits.length !== frame.n) this.bits = frame.bits.slice(0, frame.n);
     else for (let row = 0; row < frame.n; row += 1) if (frame.bits[row] !== MISSING) this.bits[row] = frame.bits[row];
     if (frame.k) this.step = frame.last[0];

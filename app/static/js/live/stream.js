@@ -7,7 +7,6 @@ import { Emitter } from "../state.js";
 
 const HEADER = 32;
 const KINDS = /** @type {const} */ (["", "snapshot", "delta", "json"]);
-const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
 
 /**
  * @typedef {object} Frame
@@ -18,8 +17,8 @@ const WIDTHS = [0, 4, 1]; // bytes of a value: none, f4, u8
  * @property {Message | null} json the message; null in frames of values
  * @property {number} k columns
  * @property {number} n rows
- * @property {Float32Array | Uint8Array} values column by column; u8 where colors were asked for
- * @property {Uint32Array | null} bits the same values as integers: missing samples are MISSING (canvas/columns.js)
+ * @property {Float32Array} values column by column
+ * @property {Uint32Array} bits the same values as integers: missing samples are MISSING (canvas/columns.js)
  * @property {Float64Array} first the first step of each column
  * @property {Float64Array} last
  * @property {Uint32Array} nonfinite how many rows of each column were not finite
@@ -31,7 +30,6 @@ export function decode(buffer) {
   const kind = KINDS[head.getUint8(0)];
   if (!kind)
     throw new Error(`unknown frame kind ${head.getUint8(0)}: the server has a different version. Reload the page`);
-  const width = WIDTHS[head.getUint8(1)];
   const about = {
     kind,
     id: head.getUint16(2, true),
@@ -39,17 +37,17 @@ export function decode(buffer) {
     time_s: head.getFloat64(24, true),
   };
   const [k, n] = [head.getUint32(16, true), head.getUint32(20, true)];
-  const steps = HEADER + Math.ceil((k * n * width) / 8) * 8;
+  const steps = HEADER + Math.ceil((k * n) / 2) * 8;
   return {
     ...about,
     k,
     n,
     json: kind === "json" ? JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, HEADER))) : null,
-    values: width === 1 ? new Uint8Array(buffer, HEADER, k * n) : new Float32Array(buffer, HEADER, k * n),
-    bits: width === 1 ? null : new Uint32Array(buffer, HEADER, k * n),
-    first: new Float64Array(buffer, kind === "json" ? HEADER - 8 : steps, k),
-    last: new Float64Array(buffer, kind === "json" ? HEADER - 8 : steps + 8 * k, k),
-    nonfinite: new Uint32Array(buffer, kind === "json" ? HEADER - 8 : steps + 16 * k, k),
+    values: new Float32Array(buffer, HEADER, k * n),
+    bits: new Uint32Array(buffer, HEADER, k * n),
+    first: new Float64Array(buffer, steps, k),
+    last: new Float64Array(buffer, steps + 8 * k, k),
+    nonfinite: new Uint32Array(buffer, steps + 16 * k, k),
   };
 }
 
