@@ -37,7 +37,7 @@ def measure(turns: int) -> float:
             optimizer.zero_grad()
 
     with hookcore.watch(model, server=None, capsule="error", budget=None, every=NEVER) as watcher:
-        keeper: Any = watcher._recorder._dispatcher.keeper
+        keeper: Any = watcher._recorder.capture.dispatcher.keeper
         fastest = {"never": float("inf"), "error": float("inf")}
         for _ in range(turns):
             for when in fastest:

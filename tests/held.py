@@ -23,7 +23,7 @@ def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
 
 
 def fire(watcher: hookcore.Watcher, module: str | None = None) -> bool:
-    return watcher._recorder.keeping.fire("non-finite values in the loss", module)
+    return watcher._recorder.capture.keeping.fire("non-finite values in the loss", module)
 
 
 def train(

@@ -50,7 +50,8 @@ from hookcore.observe.copies import is_capturing
 from hookcore.observe.finite import is_elsewhere
 from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
-from hookcore.recorder.calls.plans import Emit, FirstBad, Place, Routine
+from hookcore.recorder.calls.plans import FirstBad, Place, Routine
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.records import ROOT, Frame, Occasion, SketchBlock, Tap, wire
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_WORDS, counted
@@ -166,10 +167,11 @@ class CapsulePlan:
 
 
 class CapsuleKeeper:
-    """The keeper of one watch. `step` returns the number of the running step, `structure` that of the models' trees."""
+    """The keeper of one watch."""
 
-    def __init__(self, plan: CapsulePlan, step: Callable[[], int], emit: Emit, structure: Callable[[], int]) -> None:
-        self._plan, self._step, self._emit, self._structure = plan, step, emit, structure
+    def __init__(self, plan: CapsulePlan, context: Context) -> None:
+        self._plan, self._context, self._emit = plan, context, context.emit
+        self._structure = partial(getattr, context.plans, "changes")  # called by the extension, without Python
         self._models: dict[int, KeptModel] = {}
         self.newest: KeptModel | None = None  # the one that was called last
         self._seen = -1  # the structure that they belong to
@@ -424,7 +426,7 @@ class CapsuleKeeper:
         self._turns -= is_end
         if self._asked:
             self._asked = False
-            if self._tried != self._step():
+            if self._tried != self._context.step:
                 self._write("asked for", None)
 
     def _awaits(self, step: int) -> bool:
@@ -435,7 +437,7 @@ class CapsuleKeeper:
         """Return what makes the running step repeatable, to be held until its values are known; None if unarmed."""
         if self._plan.when != "error" or not self.armed:
             return None
-        return self._late_steps.keep(self._step(), self._all, self._why_not)
+        return self._late_steps.keep(self._context.step, self._all, self._why_not)
 
     def fire_late(self, kept: LateStep, what: str, module: str | None) -> None:
         """Save a step that a device has computed by now, at the end of the running one. Called on any thread."""
@@ -472,7 +474,7 @@ class CapsuleKeeper:
             self._miss_late(kept.step, fired.what, kept.why)
             return
         known, call = found
-        reason = f"{fired.what}, known in step {self._step():,}"
+        reason = f"{fired.what}, known in step {self._context.step:,}"
         if self._write_call(known, lambda model: known.late_call(model, call), reason, kept.step):
             self._late_steps.stop(_SAVED)
 
@@ -499,13 +501,13 @@ class CapsuleKeeper:
     # The capsule
 
     def _write(self, reason: str, module: str | None, occasion: Occasion | None = None, is_error: bool = False) -> None:
-        self._tried = self._step()
+        self._tried = self._context.step
         known = self._of(module, occasion is None)
         if known is None:
             self._miss(reason, self._why_not)
             return
         make = partial(self._running_call, known)
-        self._write_call(known, make, reason, self._step(), occasion, is_error)
+        self._write_call(known, make, reason, self._context.step, occasion, is_error)
 
     def _running_call(self, known: KeptModel, model: nn.Module) -> Call:
         return known.call or known.held_call(model, self.updates)
@@ -575,8 +577,8 @@ class CapsuleKeeper:
         return held[-1] if held else None
 
     def _miss(self, reason: str, text: str, step: int | None = None, **facts: str) -> None:
-        missed = self._step() if step is None else step
-        self._emit(CAPSULE_MISSED, f"step {missed:,} was not saved: {text} ({reason})", "info", "", at=missed, **facts)
+        missed = self._context.step if step is None else step
+        self._emit(CAPSULE_MISSED, f"step {missed:,} was not saved: {text} ({reason})", "info", "", facts, missed)
 
 
 def _is_late(weight: Tensor | None) -> bool:

@@ -6,38 +6,22 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from hookcore.config import Settings
 from hookcore.delivery.sinks import Sink
-from hookcore.recorder.calls.dispatch import Dispatcher
-from hookcore.recorder.calls.keeping import Keeping
-from hookcore.recorder.calls.observers import Observers
-from hookcore.recorder.calls.placement import Placement, feasible
-from hookcore.recorder.calls.plans import MakeKeeper, Plan, PlanTable
-from hookcore.recorder.clock.cadence import Cadence, Jumps
-from hookcore.recorder.clock.current import CurrentStep
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.calls.placement import feasible
+from hookcore.recorder.calls.plans import Plan
+from hookcore.recorder.capture import Capture, MakeKeeper
 from hookcore.recorder.clock.steps import Steps
-from hookcore.recorder.clock.steptimes import StepTimes
-from hookcore.recorder.known.description import Describer, Problems
+from hookcore.recorder.context import Context
+from hookcore.recorder.known.description import Describer
 from hookcore.recorder.known.facts import Facts
-from hookcore.recorder.known.models import Models
-from hookcore.recorder.known.ownership import UnusedForwards
-from hookcore.recorder.known.parameters import Parameters
-from hookcore.recorder.known.place import Ranks, Replicas
+from hookcore.recorder.known.place import Ranks
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.leaving.commands import Commands, Control
-from hookcore.recorder.leaving.frames import Collector, FrameQueue
-from hookcore.recorder.leaving.given import Given, MediaQueue, Requests
+from hookcore.recorder.leaving.given import Given, Requests
 from hookcore.recorder.leaving.shipping import Examine, Shipper
-from hookcore.recorder.leaving.thread import Idle, Rounds, Worker
-from hookcore.recorder.leaving.throughput import sampler_of
-from hookcore.recorder.measured.scalars import LossScale
-from hookcore.recorder.measured.sentinel import Sentinel
-from hookcore.recorder.measured.snapshots import BatchNames
-from hookcore.recorder.measured.statistics import Statistics
+from hookcore.recorder.leaving.thread import Rounds, Worker
 from hookcore.records import Command, Coverage
 
 COVERAGE_WAIT_S: Final = 1.0
@@ -48,166 +32,91 @@ PARK_S: Final = 5.0  # for which the training then waits to be killed
 class Recorder:
     """Connects models, dispatcher, steps, and shipping. No exception of theirs reaches the training."""
 
-    steps: Steps  # these two are called by parts that are made before them
-    description: Describer
-
     def __init__(
         self,
         settings: Settings,
         sink: Sink,
         clock: Callable[[], float] = time.perf_counter,
-        make_keeper: MakeKeeper = lambda *_: None,
+        make_keeper: MakeKeeper = lambda _: None,
         examine: Examine | None = None,
         ranks: Ranks | None = None,
         facts: Facts | None = None,
     ) -> None:
         settings, infeasible = feasible(settings)
         ranks, facts = ranks or Ranks(), facts or Facts()
-        self._lock = lock = threading.RLock()  # threads that train at the same time end their steps one after another
-        plans, current, scale, queue = PlanTable(), CurrentStep(), LossScale(), FrameQueue()
-        self.errors = errors = ErrorLog(current)
-
-        # Models, and who observes their calls
-        statistics = Statistics(settings, current, errors)
-        saw_pending, times, names = lambda: self.steps.passes.saw_pending_call(), StepTimes(clock), BatchNames()
-        self._dispatcher = dispatcher = Dispatcher(plans, current, statistics, errors, saw_pending, times, names)
-        parameters = Parameters(plans, statistics, settings.kinds, errors)
-        self.models = models = Models(plans, parameters, settings, errors, lambda: self.description.send_modules())
-        cadence = Cadence(settings.every, settings.budget, settings.allowance)
-        replicas = Replicas(plans, statistics.table, ranks, statistics.shards, lambda: models.roots, errors)
-        self._machine = machine = sampler_of(lambda: self.steps.ended, lambda: models.roots, errors.record)
-        collector = Collector(statistics, parameters, cadence, scale, lock, lambda: self.step, replicas, machine)
-        self.emit = emit = collector.emit
-        self.add_events = collector.add_events
-        dispatcher.keeper = make_keeper(lambda: self.step, emit, partial(getattr, models, "changes"))
-        self.keeping = Keeping(dispatcher, cadence, lock)
-        sentinel = self._sentinel = Sentinel(parameters, collector, cadence, self.keeping, current, errors, lock)
-        self.placement = Placement(settings, dispatcher, models, emit, lock)
-        self._observers = observers = Observers(
-            settings, dispatcher, models, collector, cadence, self.placement, lambda kind: self.steps.scale_of(kind)
-        )
-
-        # Steps, and what happens between two of them
-        self._commands = commands = Commands(
-            settings, models, observers.snapshots, emit, lambda: self.description.request(), self.keeping.ask
-        )
-        self.control = Control(settings, commands, cadence, models, observers, self.placement, emit)
-        self.steps = Steps(
-            dispatcher,
-            parameters,
-            models,
-            observers,
-            cadence,
-            collector,
-            scale,
-            self.control,
-            self.placement,
-            self.keeping,
-            sentinel,
-            replicas,
-            queue,
-            lock,
-            clock,
-        )
-        media, jumps = MediaQueue(errors), Jumps(cadence)
-        self.given = Given(self.steps, dispatcher, collector, models, media, jumps, queue.put, lock)
-        table, step_clock = statistics.table, self.steps.clock
-        self.requests = Requests(self.steps, commands, self.control, observers, self.placement, table, lock)
-
-        # The recorder's thread
-        self.shipper = Shipper(
-            sink,
-            queue,
-            table,
-            observers.flows,
-            cadence,
-            jumps,
-            self.keeping,
-            step_clock,
-            errors,
-            emit,
-            UnusedForwards(plans),
-            examine,
-        )
-        problems = Problems(plans, statistics, models, emit, infeasible)
-        problems.emit_new()  # facts known from the start belong to the first frame
-        self.description = Describer(self.shipper, models, table, step_clock, problems, ranks, facts, errors)
-        outgoing = observers.snapshots.copies, observers.probes.channels, media
-        idle = Idle(self.steps, commands, self.control, collector, machine, lock, queue.put, clock)
-        rounds = Rounds(
-            self.shipper, self.steps, collector, outgoing, self.description, problems, idle, sentinel, errors, queue.put
-        )
-        self.worker = Worker(queue, rounds, self.steps.steady, lambda error: errors.record("recorder thread", error))
+        self.context = context = Context(settings, sink, clock)
+        self.capture = capture = Capture(context, ranks, make_keeper)
+        self.steps = steps = Steps(context, capture)
+        self.given, self.requests = Given(context, capture, steps), Requests(context, capture, steps)
+        self.shipper = Shipper(context, capture, examine)
+        self.description = Describer(context, capture, ranks, facts)
+        rounds = Rounds(context, capture, steps, self.shipper, self.description)
+        self.worker = Worker(context, capture.collector.queue, rounds, steps.steady)
         self.closed = False
+        if infeasible:  # facts known from the start belong to the first frame
+            context.emit("inside-infeasible", infeasible, "warning")
+        self.description.problems.emit_new()
         sink.subscribe(self.on_command)
 
     def attach(self, captured: bool = True) -> None:
         """Register every hook and start the thread. `captured`: whether the running step is captured, unless paused."""
-        captured = captured and not self.control.paused
+        captured = captured and not self.context.paused
         self.steps.steady.leave()
-        self.placement.attach(self.steps.steady.front, self.steps.steady.front, self.step, captured)
-        self._observers.begin_step(self.step, captured)
-        self._machine.start()
+        self.capture.placement.attach(self.steps.steady.front, self.steps.passes, captured)
+        self.capture.observers.begin_step(self.context.step, captured)
+        self.capture.collector.machine.start()
         self.worker.start()  # last, because its first round lists the hooks
 
     def send_to(self, sink: Sink) -> None:
         """Send to another sink from now on."""
-        self.shipper.sink = sink
-
-    @property
-    def step(self) -> int:
-        """The number of the running step, which is the number of ended steps."""
-        return self.steps.clock.step
-
-    @property
-    def capturing(self) -> bool:
-        """Whether the running step is captured."""
-        return self._dispatcher.current.captured
+        self.context.sink = sink
 
     def on_command(self, command: Command) -> None:
         """Queue a command, from any thread. It is carried out at the end of the running step."""
         if self.closed:
             return
         try:
-            self._commands.enqueue(command)
+            self.capture.commands.enqueue(command)
             self.steps.steady.settle()  # the end of the running step sees it
         except Exception as error:
-            self.errors.record("command", error)
+            self.context.errors.record("command", error)
 
     def coverage(self) -> list[Coverage]:
         """Return every module: captured, or not and why, by the frames that have been built."""
         self.worker.flush(COVERAGE_WAIT_S)
-        return self.models.coverage(self._dispatcher.statistics.table)
+        return self.capture.models.coverage()
 
     def settle_late(self, timeout_s: float) -> None:
         """Save the step that a device has found to be bad, before the training ends. Stops sampling the machine."""
         if not self.closed:
-            self._machine.close()  # what comes until the end, such as a wait for a replay, isn't the training
-            if self._sentinel.waits:
+            # What comes until the end, such as a wait for a replay, isn't the training.
+            self.capture.collector.machine.close()
+            if self.capture.sentinel.waits:
                 self.worker.flush(timeout_s)
-            with self._lock:
-                self.keeping.settle_late()
+            with self.context.lock:
+                self.capture.keeping.settle_late()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Ship the remaining data, remove every hook, and end the thread."""
         if self.closed:
             return
         self.closed = True
-        self._machine.close()
-        self._observers.snapshots.give_up("the training ended before it arrived")
+        context, capture = self.context, self.capture
+        capture.collector.machine.close()
+        capture.observers.snapshots.give_up("the training ended before it arrived")
         with contextlib.suppress(Exception):
             self.steps.end_early()
-            self._observers.probes.channels.end_step()
+            capture.observers.probes.channels.end_step()
         with contextlib.suppress(Exception):
-            self.models.parameters.look()
-        self.placement.detach()
+            context.parameters.look()
+        capture.placement.detach()
         self.worker.close(timeout_s)
         with contextlib.suppress(Exception):
             self.description.send_coverage()
-        self.shipper.sink.close()
-        self.models.let_go()
+        context.sink.close()
+        capture.models.let_go()
         self.steps.clock.let_go()
-        self.keeping.close()
+        capture.keeping.close()
         if self.worker.has_ended:
             self.shipper.let_go()
 
@@ -218,10 +127,10 @@ class Recorder:
         training loop. Nothing changes for a graph that still lives: its hooks know the statistics and the current step.
         """
         if self.closed and self.worker.has_ended:
-            dispatcher = self._dispatcher
-            for plan in (*dispatcher.plans.live(), *dispatcher.plans.departed):
+            context = self.context
+            for plan in (*context.plans.live(), *context.plans.departed):
                 plan.rows.release()
-            whole = {id(each) for each in (dispatcher.current, dispatcher.statistics, dispatcher.errors)}
+            whole = {id(each) for each in (context.current, context.statistics, context.errors)}
             _take_apart(self, whole)
 
     def stop(self, timeout_s: float) -> None:
@@ -235,17 +144,17 @@ class Recorder:
             waits.set()
             time.sleep(PARK_S)
 
-        self.steps.boundary.put(wait)
+        self.steps.clock.boundary.put(wait)
         waits.wait(STEP_WAIT_S)
-        if self._lock.acquire(timeout=STEP_WAIT_S):
+        if self.context.lock.acquire(timeout=STEP_WAIT_S):
             self.steps.ship_end()
-            self._lock.release()
+            self.context.lock.release()
         self.worker.close(timeout_s)
 
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""
         self.closed = True
-        self.placement.detach()
+        self.capture.placement.detach()
 
 
 def _take_apart(part: object, whole: set[int]) -> None:

@@ -20,7 +20,7 @@ from hookcore.delivery.dashboard.capsules import Saved, saved
 from hookcore.delivery.notify import note_about
 from hookcore.errors import ArgumentError, StopTraining
 from hookcore.reading.replaying import FAILED, Kept, Replaying, events_of
-from hookcore.recorder.clock.passes import Boundary
+from hookcore.recorder.clock.clock import Boundary
 from hookcore.records import SEVERITIES, Event, Severity
 from hookcore.records.vocabulary import counted
 

@@ -137,14 +137,14 @@ class Watcher:
             ranks=ranks,
             facts=self._facts,
         )
-        self._explainer.emit = self._recorder.add_events
-        self._errors = self._recorder.errors
-        self._ending = Ending(lambda: self.current_step, self._recorder.models.path_of)
-        report = Report(self._errors.record, self._recorder.emit)
+        self._explainer.emit = self._recorder.context.add_events
+        self._errors = self._recorder.context.errors
+        self._ending = Ending(lambda: self.current_step, self._recorder.capture.models.path_of)
+        report = Report(self._errors.record, self._recorder.context.emit)
         self._callbacks = Callbacks(
             lambda: self._delivery.sink.incidents_version,
             self.incidents,
-            self._recorder.steps.boundary,
+            self._recorder.steps.clock.boundary,
             report,
         )
         delivery = self._delivery  # the watcher itself would be in a circle
@@ -153,8 +153,8 @@ class Watcher:
         try:
             if open_bridge is not None:
                 self._bridge = Bridge(open_bridge, self._errors.record, self._errors.count_loss)
-            self._recorder.models.watch(model)
-            self._recorder.models.check_patterns(settings.channels)
+            self._recorder.capture.models.watch(model)
+            self._recorder.capture.models.check_patterns(settings.channels)
             self._recorder.attach()
             self._begin_delivery()
             self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
@@ -185,7 +185,7 @@ class Watcher:
 
     def _begin_delivery(self) -> None:
         try:
-            self._delivery.begin(self._recorder.control.current_settings)
+            self._delivery.begin(self._recorder.capture.control.current_settings)
         except ArgumentError:
             raise
         except Exception as error:  # for example, no thread to send from: never a reason not to train
@@ -194,7 +194,7 @@ class Watcher:
             self._delivery = to_the_store(self._delivery, self.settings)
             self._delivery.sink.subscribe(self._recorder.on_command)
             self._recorder.send_to(self._delivery.sink)
-            self._recorder.description.send_modules()
+            self._recorder.capture.models.send()
 
     def _begin_notifying(self) -> None:
         if self._notifier.targets:
@@ -220,7 +220,7 @@ class Watcher:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
         if not self._recorder.closed:
             self._guarded("step", self._recorder.steps.end_by_user)
-            self._recorder.steps.boundary.run()
+            self._recorder.steps.clock.boundary.run()
 
     def sharpness(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
         """Log the curvature of a loss along its gradient as the scalar "sharpness", and return it.
@@ -286,13 +286,13 @@ class Watcher:
 
     def _note_stop(self, message: str) -> None:
         """Add an event that says that the training was stopped. For frameworks."""
-        self._recorder.emit("training-stopped", message)
+        self._recorder.context.emit("training-stopped", message)
 
     def _say_why(self, error: BaseException | None) -> None:
         self._ending.unfollow()
         failure = self._ending.failure(error)
         if failure is not None and isinstance(error, Exception):  # Ctrl+C and exits say nothing about the step
-            self._recorder.keeping.fail(failure.error)
+            self._recorder.capture.keeping.fail(failure.error)
         if failure is not None:
             self._delivery.sink.fail(failure)
             if failure.outcome == CRASHED:  # not if the user interrupted it
@@ -361,7 +361,7 @@ class Watcher:
     @property
     def settings(self) -> Settings:
         """The current settings. The pages can change some of them."""
-        return self._recorder.control.settings
+        return self._recorder.context.settings
 
     @property
     def url(self) -> str | None:
@@ -424,25 +424,25 @@ class Watcher:
     @property
     def errors(self) -> list[Event]:
         """The first errors inside hookcore, with their tracebacks. None of them reached the training."""
-        return list(self._recorder.errors.events)
+        return list(self._recorder.context.errors.events)
 
     @property
     def error_count(self) -> int:
         """The number of all errors inside hookcore."""
-        return self._recorder.errors.count
+        return self._recorder.context.errors.count
 
     @property
     def current_step(self) -> int:
         """The number of steps that have ended."""
-        return self._recorder.step
+        return self._recorder.context.step
 
     @property
     def paused(self) -> bool:
-        return self._recorder.control.paused
+        return self._recorder.context.paused
 
     def __repr__(self) -> str:
         state = "closed" if self._recorder.closed else "paused" if self.paused else "watching"
-        modules = len(self._recorder.models.plans.by_id)
+        modules = len(self._recorder.context.plans.by_id)
         return f"<hookcore.Watcher {state}, {counted(modules, 'module')}, step {self.current_step}>"
 
     # The side of a watch that a script fills. None of it raises, or does anything once the watch is closed
@@ -490,7 +490,7 @@ class Watcher:
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Capture an intermediate tensor of a forward, and its gradient, as taps called `name`. Return the tensor."""
-        if not torch.compiler.is_compiling() and self._recorder.capturing and isinstance(tensor, Tensor):
+        if not torch.compiler.is_compiling() and self._recorder.context.current.captured and isinstance(tensor, Tensor):
             self._guarded("observe", self._recorder.given.observe, name, tensor)
         return tensor
 
@@ -499,7 +499,7 @@ class Watcher:
             try:
                 call(*arguments)
             except Exception as error:
-                self._recorder.errors.record(what, error)
+                self._recorder.context.errors.record(what, error)
 
     # The side of a watch that a script steers. It raises if the watch is closed, or for a wrong request
 
@@ -542,14 +542,14 @@ class Watcher:
         """
         self._check_open()
         probe = probe_of(name, function, include, kinds, every)
-        self._recorder.models.check_patterns(probe.include)
+        self._recorder.capture.models.check_patterns(probe.include)
         if not self._recorder.requests.add_probe(probe):
             raise ArgumentError(f"a watcher has at most {MAX_PROBES} probes: remove one")
 
     def capsule(self) -> None:
         """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""
         self._check_open()
-        self._recorder.keeping.ask()
+        self._recorder.capture.keeping.ask()
 
     def pause(self) -> None:
         """Stop capturing until `resume()`. Steps are still counted."""
@@ -574,10 +574,12 @@ def _versions() -> dict[str, str]:
 def detached() -> Iterator[None]:
     """Remove all of hookcore's hooks in this block. `torch.export.export(..., strict=True)` needs that."""
     attached = [
-        (watcher, watcher._recorder.capturing) for watcher in list(_watchers) if watcher._recorder.placement.attached
+        (watcher, watcher._recorder.context.current.captured)
+        for watcher in list(_watchers)
+        if watcher._recorder.capture.placement.attached
     ]
     for watcher, _ in attached:
-        watcher._recorder.placement.detach()
+        watcher._recorder.capture.placement.detach()
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.recorder.leaving import throughput
+from hookcore.recorder.clock import pace
 from tests.gpus import Nvml, device
 
 SIDE, FEATURES, CLASSES = 8, 16, 4
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rest", type=Path)
     given = parser.parse_args()
     if given.gpus:
-        vars(throughput).update(cuda_devices=lambda: [device(0, "GPU-a"), device(1, "GPU-b")], open_nvml=Nvml)
+        vars(pace).update(cuda_devices=lambda: [device(0, "GPU-a"), device(1, "GPU-b")], open_nvml=Nvml)
     torch.manual_seed(1)
     generator = torch.Generator().manual_seed(2)
     model = Net()

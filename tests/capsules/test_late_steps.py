@@ -66,7 +66,7 @@ def the_capsule(watcher: hookcore.Watcher, device: Device) -> Path:
 
 
 def used(watcher: hookcore.Watcher) -> int:
-    keeper: Any = watcher._recorder._dispatcher.keeper
+    keeper: Any = watcher._recorder.capture.dispatcher.keeper
     return int(keeper._late_steps.used)
 
 
@@ -152,7 +152,7 @@ def test_nothing_is_kept_after_the_close(device: Device) -> None:
     model = Net()
     with watch(model) as watcher:
         train(model, bad=-1)
-        keeper: Any = watcher._recorder._dispatcher.keeper
+        keeper: Any = watcher._recorder.capture.dispatcher.keeper
         device.finish()
     assert keeper._late_steps.used == 0
     weight = weakref.ref(model.first)
@@ -259,7 +259,7 @@ def test_micro_batches_share_the_copy_of_their_weights(device: Device) -> None:
             for _ in range(8):
                 model(torch.randn(1, 64)).sum().backward()
             optimizer.step()
-        keeper: Any = watcher._recorder._dispatcher.keeper
+        keeper: Any = watcher._recorder.capture.dispatcher.keeper
         assert len(keeper._late_steps._slots) <= 2
 
 
@@ -476,7 +476,7 @@ def test_a_step_whose_captured_values_are_bad_is_saved_before_its_loss_is_known(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with watch(model) as watcher:
         train(model, steps=BAD + 1, optimizer=optimizer)
-        keeper: Any = watcher._recorder._dispatcher.keeper
+        keeper: Any = watcher._recorder.capture.dispatcher.keeper
         keeper.alarm(BAD)
         train(model, bad=-1, steps=1, optimizer=optimizer)
         found = replay(the_capsule(watcher, device))
@@ -505,7 +505,7 @@ def test_a_pause_copies_nothing(device: Device) -> None:
         train(model, bad=-1)
         watcher.pause()
         train(model, bad=-1, steps=40)
-        keeper: Any = watcher._recorder._dispatcher.keeper
+        keeper: Any = watcher._recorder.capture.dispatcher.keeper
         before = keeper._late_steps._unasked
         assert before == late_module.MAX_HELD
         watcher.resume()

@@ -74,7 +74,7 @@ def test_keys_that_change_in_every_step_take_no_rows_from_other_modules() -> Non
         assert ("other", "output_grad", "", 0) in read_step(watcher, 900)
         taps = [tap for tap in watcher.store.taps().taps if tap.module == "odd"]
         assert 0 < len(taps) <= 600
-        assert sum(len(plan.rows.slots) for plan in watcher._recorder.models.plans.live()) <= 600
+        assert sum(len(plan.rows.slots) for plan in watcher._recorder.context.plans.live()) <= 600
         assert any("odd" in item.path and item.reason for item in watcher.coverage())
         assert watcher.errors == []
 
@@ -82,19 +82,19 @@ def test_keys_that_change_in_every_step_take_no_rows_from_other_modules() -> Non
 def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -> None:
     def sizes(watcher: hookcore.Watcher) -> int:
         recorder = watcher._recorder
-        statistics = recorder._dispatcher.statistics
+        statistics = recorder.context.statistics
         table, steps = statistics.table, recorder.steps
         tables: list[Any] = [
             recorder,
-            recorder.models,
-            recorder.models.parameters,
-            recorder.models.plans,
+            recorder.capture.models,
+            recorder.context.parameters,
+            recorder.context.plans,
             statistics,
             table,
             steps,
         ]
         values = [value for table in tables for value in vars(table).values() if isinstance(value, (list, dict, set))]
-        kept = [table.taps, table.numbers, recorder.errors.events]
+        kept = [table.taps, table.numbers, recorder.context.errors.events]
         return sum(len(value) for value in values if all(value is not other for other in kept))
 
     with watch() as watcher:

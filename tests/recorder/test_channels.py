@@ -219,7 +219,7 @@ def test_the_setting_captures_channels_from_the_start_and_can_be_changed_in_a_ru
         assert [reader.channels(label).first_step.tolist() for label in labels] == [[0, 10]] * 2 + [[13, 23]] * 2
         (refused,) = [event for event in store.events() if event.name == "settings-refused"]
         assert "nothing.like.it" in refused.message
-        assert watcher._recorder.control.current_settings()["channels"] == []
+        assert watcher._recorder.capture.control.current_settings()["channels"] == []
         assert not watcher.errors
         assert len(reader.series("conv probe [mine]").first_step) == 36
 

@@ -43,7 +43,7 @@ def _parts(watcher: hookcore.Watcher) -> dict[str, weakref.ref[Any]]:
         "watcher": watcher,
         "store": watcher.store,
         "recorder": recorder,
-        "arena": recorder.steps.optimizers._parameters._statistics.arena,
+        "arena": recorder.context.statistics.arena,
     }
     return {name: weakref.ref(part) for name, part in parts.items()}
 

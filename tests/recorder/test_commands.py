@@ -87,7 +87,7 @@ def test_excluding_and_including_take_effect_at_the_next_step(attach: str) -> No
         assert run.steps_of("0", "output_grad") == [0, 1, 2, 5]
         assert run.steps_of("0", "param_grad") == [0, 1, 2, 5]
         assert run.steps_of("2") == [0, 1, 2, 3, 4, 5]
-        assert run.watcher._recorder.control.settings.exclude == ()
+        assert run.watcher._recorder.context.settings.exclude == ()
         assert {row.path: row.captured for row in run.watcher.coverage()}["0"]
 
 
@@ -116,7 +116,7 @@ def test_the_cadence_and_the_budget_can_be_changed() -> None:
         run.change(budget=None)
         run.step(2)
         assert run.steps_of("0") == [0, 1, 2, 3, 4, 8, 12, 13]
-        assert run.recorder.control.settings.every == 1
+        assert run.recorder.context.settings.every == 1
         messages = [event.message for event in run.events("settings-changed")]
     assert messages[0] == "every: 1 -> 4"
     assert messages[1].startswith("every: 4 -> 1; budget: null -> 0.5")
@@ -180,7 +180,7 @@ def test_pause_and_resume_take_effect_at_the_next_step() -> None:
         run.step(2)
         run.change(paused=True)
         run.step(3)
-        assert run.recorder.control.current_settings()["paused"] is True
+        assert run.recorder.capture.control.current_settings()["paused"] is True
         run.change(paused=False)
         run.step(2)
         assert run.steps_of("0") == [0, 1, 2, 6]
@@ -201,10 +201,10 @@ def test_pause_and_resume_take_effect_at_the_next_step() -> None:
 )
 def test_an_invalid_value_changes_nothing_and_is_explained(changes: dict[str, Any], said: str) -> None:
     with training() as run:
-        before = run.recorder.control.current_settings()
+        before = run.recorder.capture.control.current_settings()
         run.change(**{"every": 5, **changes})
         run.step(2)
-        assert run.recorder.control.current_settings() == before
+        assert run.recorder.capture.control.current_settings() == before
         assert not run.events("settings-changed")
         (event,) = run.events("settings-refused")
     assert said in event.message
@@ -270,7 +270,7 @@ def _abouts(run: Training) -> list[dict[str, Any]]:
 
 def test_the_current_settings_are_json() -> None:
     with training(exclude=[nn.ReLU]) as run:
-        shown = run.recorder.control.current_settings()
+        shown = run.recorder.capture.control.current_settings()
         assert json.loads(json.dumps(shown, allow_nan=False)) == shown
         assert {"every", "budget", "include", "exclude", "kinds", "paused", "stride", "cost"} <= shown.keys()
 
@@ -280,12 +280,12 @@ def test_cadence_and_pause_can_be_changed_without_steps() -> None:
         run.step()
         handles = process_state()
         run.change(every=3, paused=True, include=["0"])
-        wait_for(lambda: run.watcher.paused and run.recorder.control.settings.every == 3)
+        wait_for(lambda: run.watcher.paused and run.recorder.context.settings.every == 3)
         wait_for(lambda: run.events("settings-waiting"))
-        assert not run.recorder.control.settings.include  # hooks read it, and a forward may be running
+        assert not run.recorder.context.settings.include  # hooks read it, and a forward may be running
         assert process_state() == handles
         run.step()
-        assert run.recorder.control.settings.include == ("0",)
+        assert run.recorder.context.settings.include == ("0",)
 
 
 def test_a_long_forward_keeps_its_settings_until_it_ends() -> None:
@@ -417,7 +417,7 @@ def test_the_number_of_listed_hooks_is_limited(monkeypatch: pytest.MonkeyPatch) 
     model = net()
     handles = [hooks.on_forward(model[0], lambda *_: None) for _ in range(20)]
     with watch(model) as watcher:
-        assert len(listing.list_hooks(watcher._recorder.models.roots, ())) == 7
+        assert len(listing.list_hooks(watcher._recorder.context.plans.roots, ())) == 7
     for handle in handles:
         handle.remove()
 
@@ -444,14 +444,14 @@ class Telling(StoreSink):
 
 def test_the_first_list_of_hooks_is_made_after_they_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, alive = Recorder(Settings.of({}, server=None), Telling()), []
-    attach = recorder.placement.attach
+    attach = recorder.capture.placement.attach
 
     def attach_and_note(*arguments: Any) -> None:
         attach(*arguments)
         alive.append([thread.name for thread in threading.enumerate() if thread.name == "hookcore-recorder"])
 
-    monkeypatch.setattr(recorder.placement, "attach", attach_and_note)
-    recorder.models.add(net())
+    monkeypatch.setattr(recorder.capture.placement, "attach", attach_and_note)
+    recorder.capture.models.add(net())
     recorder.attach()
     recorder.close()
     assert alive == [[]]
@@ -461,15 +461,15 @@ def test_the_recorder_listens_and_lists_hooks_in_its_own_thread() -> None:
     model, sink = net(), Telling()
     settings = Settings.of({}, server=None)
     recorder = Recorder(settings, sink)
-    recorder.models.add(model)
+    recorder.capture.models.add(model)
     recorder.attach()
     try:
         assert sink.on_command is not None
         wait_for(lambda: sink.store.hooks())
         assert sink.threads == {"hookcore-recorder"}
         sink.on_command(Command(1, "settings", changes={"budget": 0.2}))
-        wait_for(lambda: recorder.control.settings.budget == 0.2)
+        wait_for(lambda: recorder.context.settings.budget == 0.2)
     finally:
         recorder.close()
     sink.on_command(Command(2, "settings", changes={"budget": 0.3}))
-    assert recorder.control.settings.budget == 0.2
+    assert recorder.context.settings.budget == 0.2

@@ -350,7 +350,7 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
     with watch(model) as watcher:
         for step in range(STEPS + 3):
             for _ in range(60):
-                watcher._recorder.emit("own", str(step))
+                watcher._recorder.context.emit("own", str(step))
             mean_square(model(inputs)).backward()
             optimizer.step()
             waiting = [len(each.events) for each in watcher._recorder.worker.queue.frames]

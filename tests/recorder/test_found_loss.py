@@ -366,7 +366,7 @@ def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
             yield optimizer.step()
 
     watcher, _ = trained(loop)
-    finder = watcher._recorder.steps._collector.loss
+    finder = watcher._recorder.capture.collector.loss
     finder.begin_pass([torch.empty((), device="meta")], [torch.ones(())])
     finder.end_pass(counts=True)
     assert finder.take(FIRST_STEPS, None) is None
@@ -508,7 +508,7 @@ def test_the_loss_of_every_step_is_found_if_the_script_ends_steps_or_the_optimiz
 
 def test_a_pause_records_no_loss() -> None:
     watcher, _ = train_alone(3)
-    finder = watcher._recorder.steps._collector.loss
+    finder = watcher._recorder.capture.collector.loss
     finder.begin_step(paused=True)
     assert not finder.reads
 

@@ -462,7 +462,7 @@ def test_keeping_the_weights_of_the_last_steps_never_waits_for_the_gpu() -> None
                 run.optimizer.zero_grad()
                 run.model(x).square().mean().backward()
                 run.optimizer.step()
-        keeper: Any = watcher._recorder._dispatcher.keeper
+        keeper: Any = watcher._recorder.capture.dispatcher.keeper
         assert keeper._late_steps.used > 0
         assert [event.message for event in watcher.errors] == []
 

@@ -83,7 +83,7 @@ class Counting(nn.Module):
 
 
 def holds(watcher: hookcore.Watcher) -> bool:
-    keeper: Any = watcher._recorder._dispatcher.keeper
+    keeper: Any = watcher._recorder.capture.dispatcher.keeper
     return any(each.held is not None for each in keeper._models.values())
 
 
@@ -132,7 +132,7 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
                 for _ in range(1 + step % 2):
                     output = model(torch.randn(3, 4))
                     nn.MSELoss()(output, torch.zeros(3, 4)).backward()
-                    keeper: Any = watcher._recorder._dispatcher.keeper
+                    keeper: Any = watcher._recorder.capture.dispatcher.keeper
                     held = keeper.newest.held
                     assert (held is None) == (step == 0), way  # a captured one
                     if held is not None:
@@ -142,7 +142,7 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
                         assert [type(hook) for hook in output._backward_hooks.values()] == [calls.Arrival]
                 optimizer.step()
                 optimizer.zero_grad()
-            quick = watcher._recorder.placement.holding._quick  # type: ignore[union-attr]
+            quick = watcher._recorder.capture.placement.holding._quick  # type: ignore[union-attr]
             assert (quick.facts is not None) == by_extension
             assert not watcher.errors
         return found
@@ -275,7 +275,7 @@ def test_the_model_of_the_module_that_went_bad_is_saved() -> None:
                 first[0].bias.data.zero_()
             loss = second(first(x)).sum()
             if step == 3:
-                name = next(root.name for root in watcher._recorder.models.roots if root.ref() is first)
+                name = next(root.name for root in watcher._recorder.context.plans.roots if root.ref() is first)
                 fire(watcher, f"{name}/0")
             loss.backward()
             optimizer.step()

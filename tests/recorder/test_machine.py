@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import hookcore
+from hookcore.recorder.clock.pace import Throughput, cuda_devices
+from hookcore.recorder.context import Ended
 from hookcore.recorder.leaving import thread
 from hookcore.recorder.leaving.thread import IDLE_S, Idle, Rounds
-from hookcore.recorder.leaving.throughput import Ended, Throughput, cuda_devices
 from hookcore.recorder.machine import MAX_FAILURES, Gpus, Host, Sample, Sampler, open_host
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
@@ -275,10 +276,10 @@ def train(model: nn.Module, steps: int = 1, rows: int = 4, micro: int = 1) -> No
 
 
 def test_samples_are_part_of_the_step_in_which_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore.recorder.leaving.throughput.Sampler", Given)
+    monkeypatch.setattr("hookcore.recorder.clock.pace.Sampler", Given)
     model = nn.Linear(2, 1)
     watcher = hookcore.watch(model, server=None, every=2, budget=None)
-    machine: Any = watcher._recorder._machine
+    machine: Any = watcher._recorder.capture.collector.machine
     assert machine.is_open
     train(model)  # step 0
     machine.waiting.append(Sample({CPU_PROCESS: 1.5}, {MACHINE_LABEL: "2 cores"}))
@@ -316,30 +317,31 @@ def test_a_batch_is_counted_with_its_parts_and_keywords_and_not_in_evaluation() 
         optimizer.step()
     watcher.close()
     other.close()
-    assert [root.samples for root in watcher._recorder.models.roots] == [18]
-    assert [root.samples for root in other._recorder.models.roots] == [5]
+    assert [root.samples for root in watcher._recorder.context.plans.roots] == [18]
+    assert [root.samples for root in other._recorder.context.plans.roots] == [5]
 
 
 def test_throughput_counts_the_samples_of_the_model_that_received_the_fewest() -> None:
-    ended = Ended()
     roots = [SimpleNamespace(samples=samples, tokens=0) for samples in (64, 32, 0)]
-    speed = Throughput(lambda: ended, lambda: roots)  # type: ignore[arg-type, return-value]
+    context: Any = SimpleNamespace(ended=Ended(), plans=SimpleNamespace(roots=roots))
+    speed = Throughput(context)
     assert speed.read(10.0) == Sample()  # no step has ended yet
-    ended = Ended(2, 11.0)
+    context.ended = Ended(2, 11.0)
     assert speed.read(12.0) == Sample()  # the first ends: it is unknown when their steps began
-    ended = Ended(12, 13.0)
+    context.ended = Ended(12, 13.0)
     assert speed.read(14.0).numbers == {STEPS_RATE: 5.0, SAMPLES_RATE: 160.0}
     roots.clear()
-    ended = Ended(13, 14.0)
+    context.ended = Ended(13, 14.0)
     assert speed.read(17.0).numbers == {STEPS_RATE: 1.0}
 
 
 def test_a_step_that_takes_longer_than_a_sample_of_the_machine_does_not_look_like_none() -> None:
-    ended = Ended(1, 0.5)
-    speed = Throughput(lambda: ended, lambda: [SimpleNamespace(samples=8, tokens=0)])  # type: ignore[arg-type, list-item]
+    plans = SimpleNamespace(roots=[SimpleNamespace(samples=8, tokens=0)])
+    context: Any = SimpleNamespace(ended=Ended(1, 0.5), plans=plans)
+    speed = Throughput(context)
     found = []
     for now in range(0, 40, 2):  # every two seconds; a step takes five
-        ended = Ended(1 + now // 5, 0.5 + 5 * (now // 5))
+        context.ended = Ended(1 + now // 5, 0.5 + 5 * (now // 5))
         found.append(speed.read(float(now)).numbers)
     assert {tuple(each.items()) for each in found if each} == {((STEPS_RATE, 0.2), (SAMPLES_RATE, 1.6))}
 
@@ -349,13 +351,13 @@ class Idling:
 
     def __init__(self) -> None:
         self.now, self.machine, self.shipped, self.times = 0.0, Given(), list[float](), list[float]()
-        self.steps = SimpleNamespace(ended=Ended(), clock=None, steady=SimpleNamespace(leave=lambda: None))
-        self.collector = SimpleNamespace(has_events=False, take_between=self.take)
+        queue = SimpleNamespace(put=self.shipped.append)
+        collector = SimpleNamespace(machine=self.machine, queue=queue, take_between=self.take)
         nothing = SimpleNamespace(changes=[], apply_while_idle=lambda: None)
-        ship: Any = self.shipped.append
-        parts: Any = (nothing, nothing, self.collector, self.machine, threading.RLock(), ship, lambda: self.now)
-        steps: Any = self.steps
-        self.idle = Idle(steps, *parts)
+        self.context: Any = SimpleNamespace(ended=Ended(), events=[], lock=threading.RLock(), now=lambda: self.now)
+        self.capture: Any = SimpleNamespace(commands=nothing, control=nothing, collector=collector)
+        steady: Any = SimpleNamespace(leave=lambda: None)
+        self.idle = Idle(self.context, self.capture, steady)
 
     def take(self, time_s: float) -> float:
         self.machine.take()
@@ -374,7 +376,7 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     world = Idling()
     world.pass_time(10)
     assert world.shipped == []  # before the first step, there is no step that they could belong to
-    world.steps.ended = Ended(1, world.now)
+    world.context.ended = Ended(1, world.now)
     world.now += IDLE_S / 2
     world.idle.tick()
     assert world.shipped == []
@@ -382,14 +384,14 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     assert len(world.shipped) == 10
     world.pass_time(24 * 3600)
     assert 100 < len(world.shipped) < 600
-    world.steps.ended, world.shipped[:] = Ended(1, world.now), []
+    world.context.ended, world.shipped[:] = Ended(1, world.now), []
     world.pass_time(3, every=0.5)
     assert world.shipped  # the next pause starts over
 
 
 def test_the_machine_is_not_sampled_while_the_end_waits_for_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = hookcore.watch(nn.Linear(4, 1), server=None)
-    sampler = watcher._recorder._machine
+    sampler = watcher._recorder.capture.collector.machine
     ended: list[bool] = []
     monkeypatch.setattr(watcher._explainer, "wait", lambda: ended.append(not sampler._thread.is_alive()))
     watcher.close()
@@ -397,13 +399,19 @@ def test_the_machine_is_not_sampled_while_the_end_waits_for_a_replay(monkeypatch
 
 
 def test_what_arrives_after_the_last_step_has_the_time_at_which_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, ready = Idling(), SimpleNamespace(read_late=lambda *_, **__: None, news=lambda _: [])
-    told: Any = SimpleNamespace(send_news=lambda ended: None, emit_new=lambda: None)
+    world = Idling()
     monkeypatch.setattr(thread, "time", SimpleNamespace(time=lambda: 1000.0))
-    world.collector.has_events = True
-    world.steps.ended, world.now = Ended(3, 5.0), 65.0  # such as after the replay of a step
-    parts: Any = (None, world.steps, world.collector, (), told, told, world.idle, ready, ready, world.shipped.append)
-    Rounds(*parts).end()
+    world.context.events.append("such as an error")
+    world.context.ended, world.now = Ended(3, 5.0), 65.0  # such as after the replay of a step
+    world.context.errors = SimpleNamespace(news=lambda _: [])
+    world.capture.sentinel = SimpleNamespace(read_late=lambda *_, **__: None)
+    world.capture.observers = SimpleNamespace(
+        snapshots=SimpleNamespace(copies=None), probes=SimpleNamespace(channels=None)
+    )
+    world.capture.media = None
+    steps: Any = SimpleNamespace(clock=None, steady=None)
+    description: Any = SimpleNamespace(send_news=lambda ended: None, problems=SimpleNamespace(emit_new=lambda: None))
+    Rounds(world.context, world.capture, steps, world.context, description).end()
     assert world.times == [940.0]
 
 

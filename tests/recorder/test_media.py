@@ -20,7 +20,7 @@ import hookcore
 from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
 from hookcore.recorder.clock.errors import ErrorLog
-from hookcore.recorder.leaving.given import MAX_WAITING, MediaQueue
+from hookcore.recorder.measured.snapshots import MAX_MEDIA, MediaQueue
 from hookcore.records import Snapshot, Tap, wire
 from hookcore.records.vocabulary import MAX_MEDIA_BYTES, TABLE_TYPE
 from hookcore.store import Store
@@ -134,11 +134,11 @@ def test_figures_are_recognized_by_their_methods() -> None:
 def test_media_beyond_the_queue_limit_are_left_out_and_counted() -> None:
     errors = ErrorLog(SimpleNamespace(number=7))  # type: ignore[arg-type]
     queue = MediaQueue(errors)
-    for step in range(MAX_WAITING + 3):
+    for step in range(MAX_MEDIA + 3):
         queue.put("x", step, "text/plain", b"x", 1)
     sent: list[Snapshot] = []
     queue.ship(sent.append)  # type: ignore[arg-type]
-    assert len(sent) == MAX_WAITING
+    assert len(sent) == MAX_MEDIA
     [event] = errors.news()
     assert (event.name, event.step, event.count) == ("media-dropped", 7, 3)
     assert event.message.startswith("3 logged items dropped")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.errors import ArgumentError, ClosedError, ServerError, StopTraining
 from hookcore.reading.answers import Incident, Incidents
-from hookcore.recorder.clock.passes import MAX_WAITING, Boundary
+from hookcore.recorder.clock.clock import MAX_WAITING, Boundary
 from hookcore.store.incidents.incident import SCALER_SEARCH
 from hookcore.watcher.callbacks import Callbacks
 from hookcore_app.serving import server_thread
@@ -131,7 +131,7 @@ def test_the_training_thread_calls_when_a_step_ends_and_stop_training_leaves_it(
     def wait(step: int) -> None:
         before.append(weights())
         if step == BAD:
-            wait_for(lambda: watcher._recorder.steps.boundary.waiting, "the incident")
+            wait_for(lambda: watcher._recorder.steps.clock.boundary.waiting, "the incident")
 
     with pytest.raises(StopTraining, match=f"bad since {BAD}"), watcher:
         train(model, 100, wait)
@@ -207,7 +207,7 @@ def test_a_fault_in_a_callback_is_counted_and_shown_and_others_are_still_called(
         watcher.on_incident(calls.append, at=at)
         train(model, BAD + 1)
         if at == "step":
-            wait_for(lambda: len(watcher._recorder.steps.boundary.waiting) >= 2)
+            wait_for(lambda: len(watcher._recorder.steps.clock.boundary.waiting) >= 2)
         train(model, 3)
         wait_for(lambda: calls, "the other callback")
     (error, *_) = watcher.errors

@@ -386,7 +386,7 @@ def test_a_step_whose_device_spoke_after_its_update_is_said_to_be_beyond_saving(
     model = _net(lambda x: x)
     with _watched(model, capsule="error") as watcher:
         _train(model, 3)
-        keeping = watcher._recorder.keeping
+        keeping = watcher._recorder.capture.keeping
         keeper = keeping._dispatcher.keeper
         assert keeper is not None
         keeper.alarm(1)

@@ -358,7 +358,7 @@ def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPat
         for _ in range(6):
             step(model, optimizer, torch.randn(3, 4))
         said = _missed(watcher)
-        assert not watcher._recorder._observers.snapshots.active
+        assert not watcher._recorder.capture.observers.snapshots.active
     assert "did not arrive within 5 steps: there is no output '7'; the module has ''" in said
     assert "there is no parameter 'wieght'; the module has 'weight', 'bias'" in said
 
@@ -401,7 +401,7 @@ def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.Mon
         monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1500)
     model, optimizer = net(), torch.optim.SGD(net().parameters(), lr=0.1)
     with watch(model) as watcher:
-        snapshots = watcher._recorder._observers.snapshots
+        snapshots = watcher._recorder.capture.observers.snapshots
         for call in range(limits.MAX_PENDING + 3):
             ask(watcher, "0", call=call)
         assert len(snapshots._pending) == limits.MAX_PENDING
@@ -496,7 +496,7 @@ def _asking(settings: dict[str, Any], watchers: list[hookcore.Watcher]) -> Attac
 
 
 def _ask_for_everything(watcher: hookcore.Watcher) -> None:
-    for plan in watcher._recorder.models.plans.live():
+    for plan in watcher._recorder.context.plans.live():
         for kind in ("output", "output_grad", "input", "input_grad"):
             ask(watcher, plan.path, kind, "0" if kind.startswith("input") else "")
         module = plan.ref()

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 import hookcore
 from hookcore.findings import findings_of
 from hookcore.hooks.loading import observe_loading
-from hookcore.recorder.clock.steptimes import FACTOR, FIRST_STEP, LOOK_S, MIN_S, QUIET_S, WORK, Stalls
+from hookcore.recorder.clock.pace import FACTOR, FIRST_STEP, LOOK_S, MIN_S, QUIET_S, WORK, Stalls
+from hookcore.recorder.context import Context
 from hookcore.records.vocabulary import ENDED, STALLED
 
 
@@ -24,22 +27,24 @@ class World:
     """A training in a separate thread, whose clock only the test moves."""
 
     def __init__(self) -> None:
-        self.now, self.step, self.ended_at, self.rests = 0.0, 0, float("nan"), False
+        self.time_s, self.step, self.ended_at, self.paused = 0.0, 0, float("nan"), False
         self.told: list[tuple[str, str]] = []
-        self.stalls = Stalls(
-            lambda: self.now,
-            lambda: self.step,
-            lambda: self.rests,
-            lambda name, message: self.told.append((name, message)),
-        )
+        self.plans = SimpleNamespace(roots=[])
+        self.stalls = Stalls(cast("Context", self))
         self.spent = 0.0
         self.stalls._spent = lambda: self.spent  # type: ignore[method-assign]
         self.arrived, self.goes_on = threading.Event(), threading.Event()
 
+    def now(self) -> float:
+        return self.time_s
+
+    def emit(self, name: str, message: str) -> None:
+        self.told.append((name, message))
+
     def end_step(self, took: float = 1.0) -> None:
-        self.now += took
+        self.time_s += took
         self.step += 1
-        self.ended_at = self.now
+        self.ended_at = self.time_s
         self.stalls.mark(self.step)
         self.stalls.look(self.ended_at)
 
@@ -58,7 +63,7 @@ class World:
 
     def pass_time(self, seconds: float, look: Callable[[], None] = lambda: None) -> None:
         for _ in range(int(seconds / LOOK_S)):
-            self.now += LOOK_S
+            self.time_s += LOOK_S
             look()
             self.stalls.look(self.ended_at)
 
@@ -226,9 +231,9 @@ def test_a_young_run_is_not_judged_for_stalls(steps: int) -> None:
 
 def test_a_pause_or_an_evaluation_is_not_a_stall_and_restarts_the_timer() -> None:
     with training(waits_in_loop) as world:
-        world.rests = True
+        world.paused = True
         world.pass_time(20 * MIN_S)
-        world.rests = False
+        world.paused = False
         world.pass_time(MIN_S)
         assert world.told == []
         world.pass_time(2 * LOOK_S)
@@ -238,7 +243,7 @@ def test_a_pause_or_an_evaluation_is_not_a_stall_and_restarts_the_timer() -> Non
 def test_a_suspended_process_restarts_the_timer() -> None:
     with training(waits_in_loop) as world:
         world.pass_time(MIN_S)
-        world.now += 10_000.0  # SIGSTOP, or a laptop that sleeps
+        world.time_s += 10_000.0  # SIGSTOP, or a laptop that sleeps
         world.pass_time(MIN_S)
         assert world.told == []
 
@@ -275,17 +280,17 @@ def test_a_watched_model_rests_in_eval_mode_and_while_paused() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with hookcore.watch(model, server=None, budget=None) as watcher:
-        rests = watcher._recorder.steps._rests
+        stalls = watcher._recorder.steps.stalls
         for _ in range(3):
             model(torch.randn(2, 4)).sum().backward()
             optimizer.step()
-        assert not rests()
+        assert not stalls.rests
         model.eval()
-        assert rests()
+        assert stalls.rests
         model.train()
-        assert not rests()
+        assert not stalls.rests
         watcher.pause()
-        assert rests()
+        assert stalls.rests
 
 
 def test_a_stall_is_an_incident_immediately_and_ends_when_training_resumes() -> None:
@@ -300,16 +305,16 @@ def test_a_stall_is_an_incident_immediately_and_ends_when_training_resumes() -> 
             watcher.flush()
 
         train(20)
-        watcher._recorder.emit(STALLED, "no step has ended for 6 min")
+        watcher._recorder.context.emit(STALLED, "no step has ended for 6 min")
         train(1)
         (told,) = [each for each in findings_of(watcher.store) if each.rule == STALLED]
         assert (told.severity, told.since_step) == ("warning", 20)
         (incident,) = [each for each in watcher.store.incidents() if each.rule == STALLED]
         assert incident.sentence == "No step has ended for 6 min."
-        watcher._recorder.emit(ENDED[STALLED], "the training continues")
+        watcher._recorder.context.emit(ENDED[STALLED], "the training continues")
         train(1)
         assert [each for each in findings_of(watcher.store) if each.rule == STALLED] == []
-        watcher._recorder.emit(STALLED, "no step has ended for 9 min")
+        watcher._recorder.context.emit(STALLED, "no step has ended for 9 min")
         train(1)
         (told,) = [each for each in findings_of(watcher.store) if each.rule == STALLED]
         assert told.message == "no step has ended for 9 min"

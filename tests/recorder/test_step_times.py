@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
+from hookcore.recorder.clock.pace import Throughput
 from hookcore.recorder.clock.steptimes import Meter, StepTimes
+from hookcore.recorder.context import Ended
 from hookcore.recorder.known.parameters import Parameters
-from hookcore.recorder.leaving.throughput import Ended, Throughput
 from hookcore.records.vocabulary import (
     SAMPLES_RATE,
     STEPS_RATE,
@@ -94,7 +95,7 @@ def world() -> Iterator[SimpleNamespace]:
     model = Model(clock)
     optimizer = Sgd(model.parameters(), lr=0.1)
     optimizer.clock = clock
-    recorder.models.watch(model)
+    recorder.capture.models.watch(model)
     recorder.attach()
     try:
         yield SimpleNamespace(clock=clock, store=store, recorder=recorder, model=model, optimizer=optimizer)
@@ -296,7 +297,7 @@ def test_two_watchers_see_the_same_loading(world: SimpleNamespace) -> None:
     other = Recorder(
         Settings.of({}, kinds=("output",), every=1, budget=None, server=None), StoreSink(store), world.clock
     )
-    other.models.watch(world.model)
+    other.capture.models.watch(world.model)
     other.attach()
     train(world, batches=loader_of(world))
     other.close()
@@ -454,7 +455,7 @@ def test_a_step_without_a_call_of_the_model_has_no_parts(world: SimpleNamespace)
 def test_a_compiled_model_is_measured_at_its_boundary(world: SimpleNamespace) -> None:
     compiled = torch.compile(nn.Linear(4, 4), backend="eager")
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
-    world.recorder.models.watch(compiled)
+    world.recorder.capture.models.watch(compiled)
     for _ in range(4):
         world.clock.now += 1
         compiled(torch.randn(2, 4)).sum().backward()
@@ -485,7 +486,7 @@ def test_steps_are_measured_less_and_less_often(world: SimpleNamespace) -> None:
 
     model = Quick(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    world.recorder.models.watch(model)
+    world.recorder.capture.models.watch(model)
     for _ in range(100):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
@@ -500,15 +501,16 @@ def test_integers_in_rows_are_tokens(given: Tensor, tokens: int) -> None:
     store = Store(2**22)
     recorder = Recorder(Settings.of({}, server=None), StoreSink(store))
     model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 1)) if tokens else nn.Linear(32, 1)
-    recorder.models.watch(model)
+    recorder.capture.models.watch(model)
     recorder.attach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         model(given).sum().backward()
         optimizer.step()
-    ended = iter((Ended(1, 0.5), Ended(21, 2.5)))
-    throughput = Throughput(lambda: next(ended), lambda: recorder.models.roots)
+    context: Any = SimpleNamespace(ended=Ended(1, 0.5), plans=recorder.context.plans)
+    throughput = Throughput(context)
     throughput.read(0.0)
+    context.ended = Ended(21, 2.5)
     found = throughput.read(2.0).numbers
     recorder.close()
     expected = {STEPS_RATE: 10.0, SAMPLES_RATE: 80.0} | ({TOKENS_RATE: 10.0 * tokens} if tokens else {})

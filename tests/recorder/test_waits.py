@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hookcore.findings import Finding, findings_of
-from hookcore.recorder.leaving.throughput import Evaluations
+from hookcore.recorder.clock.pace import Evaluations
 from hookcore.records import Tap
 from hookcore.records.vocabulary import (
     EVALUATED,
@@ -77,7 +79,7 @@ def test_the_time_in_evaluation_mode_is_sampled_of_models_that_train() -> None:
         evaluates = False
 
     root = Mode()
-    evaluations = Evaluations(lambda: [root])  # type: ignore[list-item]
+    evaluations = Evaluations(SimpleNamespace(roots=[root]))  # type: ignore[arg-type]
     samples = []
     for place, root.evaluates in enumerate((False, False, True, True, False)):
         samples.append(evaluations.read(2.0 * place).numbers)

@@ -418,6 +418,18 @@ def test_no_class_has_more_than_about_a_dozen_public_attributes() -> None:
                 assert len(public) <= MAX_ATTRIBUTES, f"{node.name} in {file.name} has {sorted(public)}"
 
 
+MAX_GIVEN = 5
+
+
+def test_no_part_of_the_recorder_is_given_more_than_a_few_others() -> None:
+    """What many parts use is in the context, and what sees the training in the capture."""
+    for file in _files("hookcore/recorder"):
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                given = [each.arg for each in node.args.args[1 : len(node.args.args) - len(node.args.defaults)]]
+                assert len(given) <= MAX_GIVEN, f"{file.relative_to(ROOT)}:{node.lineno} takes {given}"
+
+
 def test_the_legacy_backward_hook_is_never_registered() -> None:
     for file in _files("hookcore") + _files("app"):
         legacy = {"register_backward_hook", "register_module_backward_hook"} & set(_calls(file))

@@ -385,19 +385,18 @@ def test_a_saved_run_has_its_configuration_and_facts(tmp_path: Path) -> None:
     assert (run.facts["batch.size"], run.facts["batch.shape"], run.facts["steps.trained"]) == (2, "[2, 3]", 1)
 
 
-NO_MODELS: Any = SimpleNamespace(roots=(), changes=0, parameters=SimpleNamespace(forms=0))
-
-
 def met(*optimizers: torch.optim.Optimizer, times: int = 0) -> Any:
     """Return what a recorder knows about optimizers: these, and how many it has met so far, if more."""
-    return SimpleNamespace(met=times or len(optimizers), optimizers=lambda: list(optimizers))
+    owners = SimpleNamespace(met=times or len(optimizers), optimizers=lambda: list(optimizers))
+    plans, parameters = SimpleNamespace(roots=(), changes=0), SimpleNamespace(forms=0)
+    return SimpleNamespace(owners=owners, plans=plans, parameters=parameters)
 
 
 def test_facts_of_a_replaced_optimizer_are_dropped() -> None:
     facts, weights = Facts(), list(nn.Linear(3, 1).parameters())
-    assert (facts.news(NO_MODELS, met(torch.optim.Adam(weights))) or {})["facts"]["optimizer"] == "Adam"
+    assert (facts.news(met(torch.optim.Adam(weights))) or {})["facts"]["optimizer"] == "Adam"
     replaced = torch.optim.SGD(weights, lr=0.25)
-    found = (facts.news(NO_MODELS, met(replaced, times=2)) or {})["facts"]
+    found = (facts.news(met(replaced, times=2)) or {})["facts"]
     assert {name: value for name, value in found.items() if name.startswith("optimizer")} == facts_of_optimizers(
         [replaced]
     ).values
@@ -406,10 +405,10 @@ def test_facts_of_a_replaced_optimizer_are_dropped() -> None:
 def test_facts_are_looked_up_again_if_the_first_lookup_failed() -> None:
     facts, optimizer = Facts(), torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.25)
     changing: Any = met(optimizer)
-    changing.optimizers = lambda: [None]  # like a dict that the training changes at the same time
+    changing.owners.optimizers = lambda: [None]  # like a dict that the training changes at the same time
     with pytest.raises(AttributeError):
-        facts.news(NO_MODELS, changing)
-    assert (facts.news(NO_MODELS, met(optimizer)) or {})["facts"]["optimizer.lr"] == 0.25
+        facts.news(changing)
+    assert (facts.news(met(optimizer)) or {})["facts"]["optimizer.lr"] == 0.25
 
 
 def test_facts_fit_into_a_message_and_what_is_left_out_is_counted() -> None:
@@ -419,9 +418,9 @@ def test_facts_fit_into_a_message_and_what_is_left_out_is_counted() -> None:
         optimizers.append(torch.optim.SGD(groups))
     facts = Facts()
     facts.hear({f"launcher.{number}": number for number in range(MAX_IN_MESSAGE - 200)})
-    assert facts.news(NO_MODELS, met(*optimizers))
+    assert facts.news(met(*optimizers))
     facts.hear({"steps.trained": 7})
-    known = facts.news(NO_MODELS, met(*optimizers)) or {}
+    known = facts.news(met(*optimizers)) or {}
     assert len(known["facts"]) == MAX_IN_MESSAGE
     assert known["facts"]["steps.trained"] == 7
     said = facts_of_optimizers(optimizers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -20,14 +18,12 @@ from hookcore.hooks.internals import (
     transform,
 )
 from hookcore.observe.plain import INSIDE_FUNC, why_empty
-from hookcore.recorder.calls.plans import Call, Observer, Plan, PlanTable, StepKeeper
-from hookcore.recorder.clock.current import CurrentStep
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.calls.plans import Call, Observer, Plan, StepKeeper
 from hookcore.recorder.clock.steptimes import StepTimes
-from hookcore.recorder.known.roots import Root, find_tensors
+from hookcore.recorder.context import Context
+from hookcore.recorder.known.roots import find_tensors
 from hookcore.recorder.measured.flows import Flows
 from hookcore.recorder.measured.snapshots import BatchNames
-from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
@@ -35,25 +31,17 @@ MAX_MODEL_DEPTH: Final = 4
 ONLY_IN_BACKWARD: Final = "called only inside a backward pass, which counts as a checkpoint's recomputation"
 
 
-@dataclass(slots=True, eq=False)
 class Dispatcher:
     """Passes every call to the statistics, and to other observers while they look for something."""
 
-    plans: PlanTable
-    current: CurrentStep
-    statistics: Statistics
-    errors: ErrorLog
-    on_pending: Callable[[], None]  # called when a module runs and `current.pending` is set
-    times: StepTimes
-    names: BatchNames
-    keeper: StepKeeper | None = field(default=None, init=False)
-    others: tuple[Observer, ...] = field(default=(), init=False)
-    flows: Flows | None = field(default=None, init=False)  # if it is among them: it sees calls before they run
-    _observers: tuple[Observer, ...] = field(init=False)
-    _saw_eval: bool = field(default=False, init=False)  # whether a call in evaluation was counted in this step
-
-    def __post_init__(self) -> None:
-        self._observers = (self.statistics,)
+    def __init__(self, context: Context, keeper: StepKeeper | None) -> None:
+        self.plans, self.current = context.plans, context.current
+        self.statistics, self.errors = context.statistics, context.errors
+        self.times, self.names, self.keeper = StepTimes(context.now), BatchNames(), keeper
+        self.others: tuple[Observer, ...] = ()
+        self.flows: Flows | None = None  # if it is among them: it sees calls before they run
+        self._observers: tuple[Observer, ...] = (self.statistics,)
+        self._saw_eval = False  # whether a call in evaluation was counted in this step
 
     # Observers
 
@@ -89,9 +77,9 @@ class Dispatcher:
         if captured:
             self.statistics.begin_step()
 
-    def look_for_models(self, roots: Iterable[Root]) -> None:
+    def look_for_models(self) -> None:
         """Take parts for models if the training calls them and never the whole, as with a Lightning module."""
-        for root in roots:
+        for root in self.plans.roots:
             if not root.called and root.depth < MAX_MODEL_DEPTH:
                 parts = [plan for plan in self.plans.live() if plan.root is root]
                 if any(plan.history.seen for plan in parts):

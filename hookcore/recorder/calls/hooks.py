@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -37,6 +37,14 @@ from hookcore.recorder.known.models import Models
 # module really receives and returns. Modules without their own hooks never get one.
 
 _is_compiling = torch.compiler.is_compiling
+
+
+class SeesPending(Protocol):
+    """Whoever follows the backward passes."""
+
+    def saw_pending_call(self) -> None:
+        """Handle a module that is about to run while `CurrentStep.pending` is set."""
+
 
 LATE_PRE_HOOK = "a hook was added to it during the step, so the input of that call was not captured"
 
@@ -163,9 +171,10 @@ class ModuleAttachment:
     are off.
     """
 
-    def __init__(self, dispatcher: Dispatcher, models: Models) -> None:
+    def __init__(self, dispatcher: Dispatcher, models: Models, passes: SeesPending) -> None:
         self._dispatcher = dispatcher
         self._models = models
+        self.passes = passes
         self._handles: list[hooks.HookHandle] = []
         self._attached: set[int] = set()  # by id(plan)
         self._borrowed: list[hooks.HookHandle] = []  # for the observers other than the statistics
@@ -175,10 +184,11 @@ class ModuleAttachment:
         self._follow_tree()
 
     def _follow_tree(self) -> None:
-        if self._tree == self._models.changes:
+        plans = self._dispatcher.plans
+        if self._tree == plans.changes:
             return
-        self._tree = self._models.changes
-        for plan in self._dispatcher.plans.live():
+        self._tree = plans.changes
+        for plan in plans.live():
             if id(plan) not in self._attached and (plan.wants_output or plan.acts_before):
                 self._attached.add(id(plan))
                 self._handles += self._put_on(plan, plan.acts_before, after=True)
@@ -258,7 +268,7 @@ class ModulePreHook(InertInCopies):
             meter.enter()
         try:
             if current.pending:
-                dispatcher.on_pending()
+                self._attachment.passes.saw_pending_call()
             if plan.is_model:
                 if plan.is_root:
                     self._attachment.check_tree()
@@ -325,9 +335,9 @@ class ProcessAttachment:
     function calls a model: Dynamo guards on their number, so without them the function would be compiled again.
     """
 
-    def __init__(self, dispatcher: Dispatcher, models: Models) -> None:
+    def __init__(self, dispatcher: Dispatcher, models: Models, passes: SeesPending) -> None:
         self._dispatcher = dispatcher
-        self._current = dispatcher.current
+        self._current, self._passes = dispatcher.current, passes
         self._models = models
         self._handles: list[hooks.HookHandle] = []
         self._has_keywords = False  # whether the hook after calls gets keyword arguments
@@ -429,7 +439,7 @@ class ProcessAttachment:
     def _seeing_calls(self) -> See:
         """Return a plain function over local names: torch's most frequent call must look up as little as possible."""
         dispatcher, current, models, companions = self._dispatcher, self._current, self._models, self._companions
-        plans_get, is_entered = dispatcher.plans.by_id.get, self._is_entered
+        plans_get, is_entered, passes = dispatcher.plans.by_id.get, self._is_entered, self._passes
 
         def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan, entered = plans_get(id(module)), False
@@ -441,7 +451,7 @@ class ProcessAttachment:
                     plan = self._find(module)
                 if plan is not None:
                     if current.pending:
-                        dispatcher.on_pending()
+                        passes.saw_pending_call()
                     if plan.acts_before or dispatcher.others:
                         self._act_before(plan, module, args)
                     if module._forward_hooks and not entered:

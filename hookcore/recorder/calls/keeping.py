@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -30,33 +29,31 @@ from hookcore.hooks.nextcalls import NextCalls, can_be_hooked
 from hookcore.observe import cpu
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.plans import LateStep, Plan, Routine, StepKeeper
-from hookcore.recorder.clock.cadence import Cadence
-from hookcore.recorder.clock.clock import Clock
-from hookcore.recorder.known.roots import Root
+from hookcore.recorder.context import Context
 from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS, Frame, Occasion
 
 _KINDS: Final = frozenset(TENSOR_KINDS)
 
 
-@dataclass(slots=True, eq=False)
 class Keeping:
     """Asks the dispatcher for the keeper each time: a run without one pays nothing else."""
 
-    _dispatcher: Dispatcher
-    _cadence: Cadence
-    _lock: AbstractContextManager[Any]
+    def __init__(self, context: Context, dispatcher: Dispatcher) -> None:
+        self._context, self._dispatcher = context, dispatcher
 
     def ask(self, occasion: Occasion | None = None) -> None:
         """Capture the next step, and let the keeper save it. After an incident, the keeper decides whether to."""
         if self._dispatcher.keeper is not None and self._dispatcher.keeper.ask(occasion):
-            self._cadence.alarm("it was requested" if occasion is None else f"a step is saved {occasion.reason}")
+            why = "it was requested" if occasion is None else f"a step is saved {occasion.reason}"
+            self._context.cadence.alarm(why)
 
-    def look(self, where: str, clock: Clock, is_whole: bool = True) -> None:
+    def look(self, where: str, is_whole: bool = True) -> None:
         """Let it see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""
         keeper = self._dispatcher.keeper
         if keeper is not None and keeper.armed:
-            kinds = _KINDS - GRADIENT_KINDS if clock.owners.scalers() else _KINDS
-            keeper.look(partial(self._dispatcher.statistics.first_bad, kinds, clock.step, is_whole), where)
+            context = self._context
+            kinds = _KINDS - GRADIENT_KINDS if context.owners.scalers() else _KINDS
+            keeper.look(partial(context.statistics.first_bad, kinds, context.step, is_whole), where)
 
     def fire(self, what: str, module: str | None = None) -> bool:
         """Save the running step, captured or not: `what` became non-finite in it. Return whether it will be tried.
@@ -72,24 +69,24 @@ class Keeping:
         if keeper is not None and keeper.has_fired:
             keeper.settle(where)
 
-    def end_step(self, roots: Sequence[Root]) -> None:
+    def end_step(self) -> None:
         """End the step."""
         assert self._dispatcher.keeper is not None
         self._dispatcher.keeper.end_step()
-        if self._dispatcher.current.captured:
-            self._dispatcher.look_for_models(roots)
+        if self._context.current.captured:
+            self._dispatcher.look_for_models()
 
     @guarded
     def fail(self, error: str) -> None:
         """Let it see a step that an exception ended."""
-        with self._lock, DisableTorchFunction():
+        with self._context.lock, DisableTorchFunction():
             if self._dispatcher.keeper is not None:
                 self._dispatcher.keeper.fail(error)
 
-    def alarm(self, step: int, clock: Clock) -> None:
+    def alarm(self, step: int) -> None:
         """Pass on what another device measured; what the CPU measured was seen in the step."""
-        keeper, statistics = self._dispatcher.keeper, self._dispatcher.statistics
-        if keeper is not None and statistics.devices.arenas and not clock.owners.scalers():
+        keeper = self._dispatcher.keeper
+        if keeper is not None and self._context.statistics.devices.arenas and not self._context.owners.scalers():
             keeper.alarm(step)
 
     def defer(self) -> LateStep | None:

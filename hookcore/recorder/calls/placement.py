@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -21,13 +20,18 @@ from hookcore.hooks.loading import UNSEEN, observe_loading
 from hookcore.hooks.modules import hold_headroom, release_headroom
 from hookcore.hooks.optimizers import StepObserver, observe_steps
 from hookcore.recorder.calls.dispatch import Dispatcher
-from hookcore.recorder.calls.hooks import ModuleAttachment, ProcessAttachment
+from hookcore.recorder.calls.hooks import ModuleAttachment, ProcessAttachment, SeesPending
 from hookcore.recorder.calls.keeping import Holding
 from hookcore.recorder.calls.plans import Observer, Plan
-from hookcore.recorder.clock.current import CurrentStep
-from hookcore.recorder.clock.errors import ErrorLog, entry
+from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.steptimes import StepTimes
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
+from hookcore.recorder.known.parameters import Parameter
+from hookcore.recorder.leaving.frames import Collector
+from hookcore.recorder.measured.flows import Flows
+from hookcore.recorder.measured.probes import Probes
+from hookcore.recorder.measured.snapshots import Snapshots, WaitingCopies
 from hookcore.records.vocabulary import counted
 
 # Hooks that are traced into compiled graphs, and called directly outside of them.
@@ -108,14 +112,12 @@ class GraphReporter:
             self._dispatcher.errors.record("op in a compiled graph", error, plan)
 
 
-@dataclass(slots=True, eq=False)
 class Loading:
     """Reports the calls of loaders that a step waits for. Those of other threads cost the training no time."""
 
-    _times: StepTimes
-    _current: CurrentStep
-    _errors: ErrorLog
-    _lock: AbstractContextManager[Any]
+    def __init__(self, context: Context, times: StepTimes) -> None:
+        self._current, self._errors, self._lock = context.current, context.errors, context.lock
+        self._times = times
 
     def loading_begins(self) -> None:
         if self._times.active:
@@ -159,56 +161,50 @@ class Attachment(Protocol):
         """Remove every hook."""
 
 
+class Front(StepObserver, BackwardObserver, Protocol):
+    """Who sees torch's calls."""
+
+
 class Placement:
     """Registers the hooks of one recorder, and removes them."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        dispatcher: Dispatcher,
-        models: Models,
-        emit: Callable[[str, str], None],
-        lock: AbstractContextManager[Any],
-    ) -> None:
-        self._compiled, self._attach = settings.compiled, settings.attach
-        self._dispatcher = dispatcher
-        self._models = models
-        self._loading = Loading(dispatcher.times, dispatcher.current, dispatcher.errors, lock)
-        self._emit = emit
+    def __init__(self, context: Context, dispatcher: Dispatcher, models: Models) -> None:
+        self._context, self._dispatcher, self._models = context, dispatcher, models
+        self._loading = Loading(context, dispatcher.times)
         self._attachment: Attachment | None = None
         self.holding: Holding | None = None  # with hooks on the process only
         self._closed: Attachment | None = None  # the last one, in circles until the recorder is taken apart
         self._handles: list[hooks.HookHandle | ObserverHandle[Any]] = []
 
-    def attach(self, steps: StepObserver, passes: BackwardObserver, step: int, captured: bool) -> None:
-        """Register every hook."""
-        self._handles = [observe_steps(steps), observe_backward(passes), observe_loading(self._loading)]
+    def attach(self, front: Front, passes: SeesPending, captured: bool) -> None:
+        """Register every hook. `front` sees torch's calls first."""
+        self._handles = [observe_steps(front), observe_backward(front), observe_loading(self._loading)]
         if UNSEEN:
-            self._emit("loading-unseen", UNSEEN)
+            self._context.emit("loading-unseen", UNSEEN)
         if self._models.discovers:
             self._handles.append(hooks.on_module_registration(self._models.registrations.saw))
-        self._attachment = self._new_attachment()
+        self._attachment = self._new_attachment(passes)
         if self._dispatcher.keeper is not None and isinstance(self._attachment, ProcessAttachment):
             self.holding = Holding(self._dispatcher)
-        self.begin_step(step, captured)
+        self.begin_step(self._context.step, captured)
         self._attachment.follow_observers()
 
-    def _new_attachment(self) -> Attachment:
-        if self._compiled == "inside":
+    def _new_attachment(self, passes: SeesPending) -> Attachment:
+        if self._context.settings.compiled == "inside":
             inside = InsideAttachment(self._dispatcher)
             if inside.compiled_before:
-                self._emit(
+                self._context.emit(
                     "compiled-again",
                     "the model was compiled earlier; it is compiled again so that its inner modules can be captured",
                 )
             return inside
-        if self._attach == "module":
-            return ModuleAttachment(self._dispatcher, self._models)
-        return ProcessAttachment(self._dispatcher, self._models)
+        if self._context.settings.attach == "module":
+            return ModuleAttachment(self._dispatcher, self._models, passes)
+        return ProcessAttachment(self._dispatcher, self._models, passes)
 
     def detach(self) -> None:
         """Remove every hook."""
-        self._dispatcher.current.stop()
+        self._context.current.stop()
         if self._attachment is not None:
             self._attachment.close()
             self._closed, self._attachment = self._attachment, None
@@ -226,8 +222,9 @@ class Placement:
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Start a step; hooks on modules are on in captured steps only."""
-        was_captured = self._dispatcher.current.captured
-        self._dispatcher.current.begin(step, captured)
+        current = self._context.current
+        was_captured = current.captured
+        current.begin(step, captured)
         if captured or was_captured:
             self._dispatcher.begin_step(captured)
         if self._attachment is not None and (captured or was_captured):
@@ -244,3 +241,58 @@ class Placement:
     def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
         """Follow a new selection of modules. Return why that's impossible for some."""
         return None if self._attachment is None else self._attachment.follow_choice(chosen)
+
+
+# The observers that are there in some steps only: snapshots, probes, and what learns the data flow.
+
+
+class Observers:
+    """Chooses the observers of a step's calls, in addition to the statistics."""
+
+    def __init__(self, context: Context, dispatcher: Dispatcher, collector: Collector, placement: Placement) -> None:
+        self.snapshots = Snapshots(context, WaitingCopies(context, collector.scale, dispatcher.names))
+        self.probes = Probes(context, collector)
+        self.flows = Flows(context)
+        self._cadence, self._placement = context.cadence, placement
+
+    def begin_step(self, step: int, captured: bool) -> None:
+        """Choose who observes the calls of a step."""
+        learns = self.flows.begin_step(captured)
+        if self.probes.begin_step(step, captured, self._cadence.block) or learns:
+            self._follow()
+
+    def begin_snapshots(self) -> None:
+        """Look for the requested tensors."""
+        self.snapshots.begin()
+        self._follow()
+
+    def _follow(self) -> None:
+        snapshots: tuple[Observer, ...] = (self.snapshots,) if self.snapshots.looks_at_calls else ()
+        probes: tuple[Observer, ...] = (self.probes,) if self.probes.due else ()
+        flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
+        self._placement.follow_observers(*snapshots, *probes, *flows)
+
+    def hurries(self, step: int) -> bool:
+        """Return whether to capture a step, whatever the cadence says."""
+        if self.probes.added and self.probes.hurries(step):
+            return True
+        return self.snapshots.active and self.snapshots.hurries
+
+    # Parameters
+
+    def before_step(self, owned: Sequence[Parameter], with_gradients: bool) -> None:
+        """Look at weights and gradients as the optimizer is about to use them."""
+        if self.snapshots.active:
+            self.snapshots.before_step(owned, with_gradients)
+        if self.probes.due:
+            self.probes.before_step(owned, with_gradients)
+
+    def read_gradients(self, owned: Sequence[Parameter]) -> None:
+        """Look at the gradients that a closure has left."""
+        self.snapshots.read_gradients(owned)
+        self.probes.read_gradients(owned)
+
+    def after_step(self, owned: Sequence[Parameter]) -> None:
+        """Look at what the optimizer has changed."""
+        if self.snapshots.active:
+            self.snapshots.after_step(owned)

@@ -269,9 +269,11 @@ class Departed:
 
 
 class PlanTable:
-    """Every plan of one watcher."""
+    """Every model and every plan of one watcher."""
 
     def __init__(self) -> None:
+        self.roots: list[Root] = []  # replaced, never changed
+        self.changes = 0  # number of detected changes of a model's tree
         self.by_id: dict[int, Plan] = {}  # by id(module); a dead module's plan is taken out by its weak reference
         self.departed = Departed()  # of modules that are gone
         self.named: list[Plan] = []  # of tensors that the user named
@@ -344,9 +346,6 @@ class Observer(Protocol):
 
 # What keeps the running step, so that it can be run again elsewhere.
 
-Emit = Callable[..., None]  # adds an event: name, message, severity, module, at, and what it is about
-# Makes a keeper from functions that return the running step, emit an event, and count the changes of models.
-MakeKeeper = Callable[[Callable[[], int], Emit, Callable[[], int]], "StepKeeper | None"]
 FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-finite value
 
 

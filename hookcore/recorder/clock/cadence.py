@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hookcore.records import vocabulary
@@ -33,6 +32,7 @@ RARE_EVERY: Final = 50  # captured steps between two in which updates are measur
 RARE_FIRST: Final = 16
 MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
 MINUTE_S: Final = 60.0
+MAX_FINDERS: Final = 256  # scalars that are checked for jumps
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
 
 
@@ -62,6 +62,7 @@ class Cadence:
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
+        self._finders: dict[str, JumpFinder] = {}  # by name of a scalar
         self._spent: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of timed steps
         self._rest: deque[float] = deque(maxlen=WINDOW)  # the user's share
 
@@ -122,6 +123,18 @@ class Cadence:
     def alarm(self, why: str) -> None:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
         self.alarmed = self.alarmed or why
+
+    def look_for_jumps(self, scalars: dict[str, Any]) -> None:
+        """Capture the next step if a logged loss jumps, or a number becomes non-finite or was so before."""
+        for name, value in scalars.items():
+            if not isinstance(value, float) or name.startswith(OWN):
+                continue
+            if "loss" in name.lower() or not math.isfinite(value) or name in self._finders:
+                finder = self._finders.get(name)
+                if finder is None and len(self._finders) < MAX_FINDERS:
+                    finder = self._finders[name] = JumpFinder()
+                if finder is not None and finder.jumped(value):
+                    self.alarm(f"{name} jumped to {value:.6g}" if math.isfinite(value) else f"{name} was {value}")
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
@@ -240,33 +253,6 @@ class Cadence:
 
 def _lower_quartile(times: deque[float]) -> float:
     return sorted(times)[len(times) // 4]
-
-
-# Jumps of logged numbers, after which the next step is captured.
-
-MAX_FINDERS: Final = 256  # scalars that are checked
-
-
-@dataclass(slots=True, eq=False)
-class Jumps:
-    """Checks losses, and any number that has ever been non-finite."""
-
-    _cadence: Cadence
-    _finders: dict[str, JumpFinder] = field(default_factory=dict, init=False)
-
-    def check(self, scalars: dict[str, Any]) -> None:
-        """Capture the next step if a loss jumps or a number becomes non-finite."""
-        for name, value in scalars.items():
-            if not isinstance(value, float) or name.startswith(OWN):
-                continue
-            if "loss" in name.lower() or not math.isfinite(value) or name in self._finders:
-                finder = self._finders.get(name)
-                if finder is None and len(self._finders) < MAX_FINDERS:
-                    finder = self._finders[name] = JumpFinder()
-                if finder is not None and finder.jumped(value):
-                    self._cadence.alarm(
-                        f"{name} jumped to {value:.6g}" if math.isfinite(value) else f"{name} was {value}"
-                    )
 
 
 class JumpFinder:

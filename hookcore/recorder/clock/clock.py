@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Final, Protocol
 
@@ -12,9 +13,8 @@ from torch.optim import Optimizer
 
 from hookcore.hooks.handle import STEP_LOOP
 from hookcore.hooks.internals import current_graph_task
-from hookcore.observe import cpu
-from hookcore.recorder.clock.owners import Owner, Owners, Reach, scales_until_now
-from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.clock.owners import Owner, Reach, scales_until_now
+from hookcore.recorder.context import Context
 
 # The optimizers' steps that are running, because one optimizer may call another one's step.
 
@@ -97,6 +97,32 @@ SCALER_DEPTH: Final = 64  # frames up the stack
 SCALER_NEAR: Final = 7  # in all other steps, because a loop may start to use a scaler at any time
 
 
+MAX_WAITING: Final = 256
+
+
+class Boundary:
+    """Calls that wait for the end of a step. Their exceptions leave the training step, so they catch others."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def put(self, call: Callable[[], None]) -> bool:
+        """Queue a call, from any thread. Return False if too many are waiting."""
+        if len(self.waiting) >= MAX_WAITING:
+            return False
+        self.waiting.append(call)
+        return True
+
+    def run(self) -> None:
+        """Make all calls that wait. If one raises, the others wait for the end of the next step."""
+        while self.waiting:
+            try:
+                call = self.waiting.popleft()
+            except IndexError:  # another thread that trains took it
+                return
+            call()
+
+
 class Host(Protocol):
     """The receiver of the clock's steps."""
 
@@ -125,15 +151,14 @@ class Host(Protocol):
 class Clock:
     """Counts the steps of one watcher. The recorder calls it under its lock, outside of the user's modes."""
 
-    def __init__(self, parameters: Parameters, host: Host, emit: Callable[[str, str], None]) -> None:
-        self.owners = Owners(parameters, host.find_model)
-        parameters.when_gone = self._release
-        self._parameters, self._host, self._emit = parameters, host, emit
-        self.track = cpu.Track()
-        self.track.at = float("nan")
+    def __init__(self, context: Context, host: Host) -> None:
+        self.owners, self.track = context.owners, context.track
+        self._parameters, self._host, self._emit = context.parameters, host, context.emit
+        self._parameters.when_gone = self._release
+        self.boundary = Boundary()
         self.manual = False  # only the user ends steps, by `watcher.step()`
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
-        self.reach = Reach(self.owners, parameters)
+        self.reach = Reach(self.owners, self._parameters)
         self.begins_late = False  # the forward pass of a step that begins now has already run
         self._due = False  # an optimizer stepped inside the running pass
         self._decided = False  # whether an optimizer ever stepped
@@ -160,7 +185,7 @@ class Clock:
 
     def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
         """Return the owner, if this call is not inside another owner's step and steps watched parameters."""
-        owner = self.owners.meet(optimizer, self.alone is None, closure)
+        owner = self.owners.meet(optimizer, self._host.find_model, self.alone is None, closure)
         if not owner.owns or not self.nesting.enter(optimizer):
             return None
         if owner.steps % RENEW_EVERY == 0:
@@ -182,7 +207,7 @@ class Clock:
             return None
         if not owner.owns:
             # A closure may have run its model for the first time, inside the step that ends now.
-            owner = self.owners.meet(optimizer, self.alone is None)
+            owner = self.owners.meet(optimizer, self._host.find_model, self.alone is None)
             owner.inner_passes, owner.late = True, False
             return owner if owner.owns and not self.nesting.is_inside else None
         if not self.nesting.leave(optimizer):

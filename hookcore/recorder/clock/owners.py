@@ -25,6 +25,7 @@ READABLE: Final = 4096  # values of a gradient that are read to see whether they
 
 Mark = tuple[int, int] | None  # a gradient's identity and version
 Fate = Literal["kept", "reset", "unknown"]  # of gradients
+FindModel = Callable[[Optimizer, bool], bool]  # whether a model has its tensors; and whether one may be found later
 
 
 class Witnesses:
@@ -355,9 +356,8 @@ class Owner:
 class Owners:
     """Every optimizer that was seen to step, and the witnesses of them all."""
 
-    def __init__(self, parameters: Parameters, find_model: Callable[[Optimizer, bool], bool]) -> None:
+    def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
-        self._find_model = find_model
         self._owners: dict[int, Owner] = {}
         self.met = 0  # optimizers so far, those included that are gone
         self._witnesses: list[Parameter] = []
@@ -391,7 +391,7 @@ class Owners:
         """Return the place of an optimizer among those that step watched parameters."""
         return next((place for place, each in enumerate(each for each in self if each.owns) if each is owner), 0)
 
-    def meet(self, optimizer: Optimizer, compares: bool, has_closure: bool = False) -> Owner:
+    def meet(self, optimizer: Optimizer, find_model: FindModel, compares: bool, has_closure: bool = False) -> Owner:
         """Return the known facts about an optimizer that steps. `compares`: whether witnesses compare gradients.
 
         `has_closure`: it begins a step with a closure, which may run its model for the first time.
@@ -409,7 +409,7 @@ class Owners:
         if owner.state != (*state, self._parameters.adopted):
             owned = self._parameters.owned(optimizer)  # which may adopt some
             may_run = has_closure and not owner.was_sought
-            if not owned and self._find_model(optimizer, may_run):
+            if not owned and find_model(optimizer, may_run):
                 owned = self._parameters.owned(optimizer)
             owner.was_sought = not may_run
             owner.owns, owner.settled = bool(owned), -1

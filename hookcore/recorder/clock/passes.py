@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import isfinite
-from typing import Any, Final
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -19,69 +17,26 @@ from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.distributed import newest_reduction
 from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
 from hookcore.hooks.optimizers import begin_step, end_step
-from hookcore.recorder.calls.dispatch import Dispatcher
-from hookcore.recorder.calls.keeping import Keeping
-from hookcore.recorder.calls.observers import Observers
-from hookcore.recorder.calls.placement import Placement
-from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.capture import Capture
 from hookcore.recorder.clock.clock import Clock
-from hookcore.recorder.clock.current import CurrentStep
-from hookcore.recorder.clock.errors import ErrorLog, entry
+from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
-from hookcore.recorder.clock.steptimes import StepTimes
-from hookcore.recorder.known.parameters import Parameter, Parameters
-from hookcore.recorder.known.place import Replicas
+from hookcore.recorder.context import Context
+from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
-from hookcore.recorder.measured.passprobes import PassProbes
-from hookcore.recorder.measured.scalars import FoundLoss, LossScale, name_of_rate
-from hookcore.recorder.measured.sentinel import Sentinel
+from hookcore.recorder.measured.scalars import name_of_rate
 from hookcore.records.vocabulary import GRADIENT_WAIT, REDUCTION_WAIT, TIME_BACKWARD, TIME_OPTIMIZER
 
-# Calls that wait for the end of a step, and are made by the thread that trains.
 
-MAX_WAITING: Final = 256
-
-Call = Callable[[], None]
-
-
-class Boundary:
-    """A bounded queue of calls. Their exceptions leave the training step, so they catch those that must not."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[Call] = deque()
-
-    def put(self, call: Call) -> bool:
-        """Queue a call, from any thread. Return False if too many are waiting."""
-        if len(self.waiting) >= MAX_WAITING:
-            return False
-        self.waiting.append(call)
-        return True
-
-    def run(self) -> None:
-        """Make all calls that wait. If one raises, the others wait for the end of the next step."""
-        while self.waiting:
-            try:
-                call = self.waiting.popleft()
-            except IndexError:  # another thread that trains took it
-                return
-            call()
-
-
-@dataclass(slots=True, eq=False)
 class EndsSteps:
     """A part whose methods torch calls, and that can end a step."""
 
-    clock: Clock
-    boundary: Boundary
-    _dispatcher: Dispatcher
-    _lock: AbstractContextManager[Any]
-    _current: CurrentStep = field(init=False)
-    _errors: ErrorLog = field(init=False)
-    _times: StepTimes = field(init=False)
-
-    def __post_init__(self) -> None:
-        known = self._dispatcher
-        self._current, self._errors, self._times = known.current, known.errors, known.times
+    def __init__(self, context: Context, capture: Capture, clock: Clock) -> None:
+        self.clock, self.boundary = clock, clock.boundary
+        self._current, self._errors, self._lock = context.current, context.errors, context.lock
+        self._collector, self._dispatcher, self._times = capture.collector, capture.dispatcher, capture.dispatcher.times
+        self._keeping, self._sentinel = capture.keeping, capture.sentinel
+        self._scale, self._loss = self._collector.scale, self._collector.loss
 
 
 def ends_steps(method: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +53,6 @@ def ends_steps(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-@dataclass(slots=True, eq=False)
 class Waiting:
     """Measures captured steps of models in `DistributedDataParallel`. Asks no other rank, and waits for none.
 
@@ -106,11 +60,10 @@ class Waiting:
     nothing about who is late; of those, nothing is measured.
     """
 
-    _replicas: Replicas
-    _current: CurrentStep
-    _add_scalars: Callable[[dict[str, Any]], None]
-    _now: Callable[[], float]
-    _reported_s: float = field(default=float("-inf"), init=False)  # when the last bucket of the last reported pass came
+    def __init__(self, context: Context, collector: Collector) -> None:
+        self._current, self._now = context.current, context.now
+        self._collector, self._replicas = collector, collector.replicas
+        self._reported_s = float("-inf")  # when the last bucket of the last reported pass came
 
     def begin_step(self) -> None:
         """Time the gradients of this step if it is captured and some ranks wait for each other."""
@@ -124,24 +77,20 @@ class Waiting:
         newest = max(reductions, key=lambda each: each.ready_s, default=None)
         if newest is not None and newest.ready_s > self._reported_s:
             self._reported_s = newest.ready_s
-            self._add_scalars({REDUCTION_WAIT: newest})
+            self._collector.add_scalars({REDUCTION_WAIT: newest})
         elif isfinite(waited) and self._replicas.reduces:
-            self._add_scalars({GRADIENT_WAIT: waited})
+            self._collector.add_scalars({GRADIENT_WAIT: waited})
 
 
-@dataclass(slots=True, eq=False)
 class OptimizerSteps(EndsSteps):
     """Reads what optimizers use and change, and reports their steps to the clock, which may end a step."""
 
-    _parameters: Parameters
-    _observers: Observers
-    _collector: Collector
-    _scale: LossScale
-    _keeping: Keeping
-    _sentinel: Sentinel
-    _waiting: Waiting
-    _ship: Callable[[RawFrame], None]
-    last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
+    def __init__(self, context: Context, capture: Capture, clock: Clock) -> None:
+        super().__init__(context, capture, clock)
+        self._parameters, self._observers = context.parameters, capture.observers
+        self._ship = self._collector.queue.put
+        self.waiting = Waiting(context, self._collector)
+        self.last_captured = False  # whether the step that ended last was captured
 
     @entry("optimizer pre-hook")
     def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -152,7 +101,7 @@ class OptimizerSteps(EndsSteps):
             return
         with_gradients = not owner.inner_passes  # forward and backward run inside the step: the gradients come later
         if with_gradients and not owner.late and self._current.clock is not None:
-            self._waiting.before_step()
+            self.waiting.before_step()
         if with_gradients and not owner.late and current_graph_task() == -1:
             self._sentinel.look_before_step(self.clock)
         self.read_rates(owner, optimizer)
@@ -167,12 +116,12 @@ class OptimizerSteps(EndsSteps):
             owner.copies = self._parameters.before_step(owned, with_gradients, step)
             if owned:
                 self._observers.before_step(owned, with_gradients)
-            self._keeping.look("before an optimizer's step", self.clock)
+            self._keeping.look("before an optimizer's step")
         self._keeping.settle("before an optimizer's step")
 
     def read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
         """Add the learning rates that have changed to the step that they are used in."""
-        if not self._collector.loss.reads or not (changed := self._collector.rates.read(owner, optimizer)):
+        if not self._loss.reads or not (changed := self._collector.rates.read(owner, optimizer)):
             return
         places, step = self.clock.owners.optimizers(), self.clock.step - owner.late
         place = next(place for place, each in enumerate(places) if each is optimizer)
@@ -256,19 +205,16 @@ def _closure(args: Any, kwargs: Any) -> Any:
 guard_functions(begin_step, end_step)
 
 
-@dataclass(slots=True, eq=False)
 class Parts:
     """Cuts the running step into parts, and ships them when the clock has decided what they are."""
 
-    _current: CurrentStep
-    _collector: Collector
-    _cadence: Cadence
-    _scale: LossScale
-    _ship: Callable[[RawFrame], None]
-    _held: list[list[RawFrame]] = field(default_factory=list, init=False)
-    open: list[RawFrame] = field(default_factory=list, init=False)  # of the newest part, which isn't held yet
-    is_cut: bool = field(default=False, init=False)  # whether the arena holds only data after the open ones
-    has_new_held: bool = field(default=False, init=False)  # whether no backward pass has ended since a part was held
+    def __init__(self, context: Context, collector: Collector) -> None:
+        self._current, self._cadence = context.current, context.cadence
+        self._collector, self._scale, self._ship = collector, collector.scale, collector.queue.put
+        self._held: list[list[RawFrame]] = []
+        self.open: list[RawFrame] = []  # of the newest part, which isn't held yet
+        self.is_cut = False  # whether the arena holds only data after the open ones
+        self.has_new_held = False  # whether no backward pass has ended since a part was held
 
     def saw_pass(self) -> None:
         """Note that the arena holds data of the open part again."""
@@ -330,17 +276,13 @@ class Parts:
             self._ship(part)
 
 
-@dataclass(slots=True, eq=False)
 class BackwardPasses(EndsSteps):
     """Tells the clock of the passes, which may end a step."""
 
-    _loss: FoundLoss
-    _parts: Parts
-    _scale: LossScale
-    _probes: PassProbes
-    _keeping: Keeping
-    _placement: Placement
-    _sentinel: Sentinel
+    def __init__(self, context: Context, capture: Capture, clock: Clock, parts: Parts) -> None:
+        super().__init__(context, capture, clock)
+        self._placement, self._probes = capture.placement, capture.observers.probes.passes
+        self.parts = parts
 
     @entry("begin of a backward pass")
     def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
@@ -367,7 +309,7 @@ class BackwardPasses(EndsSteps):
         if reached or (raised and accumulates):  # a pass that failed is given up, wherever it got to
             self._dispatcher.reset_calls()
         if reached:
-            self._keeping.look("at the end of a backward pass", self.clock, is_whole=False)
+            self._keeping.look("at the end of a backward pass", is_whole=False)
         if (holding := self._placement.holding) is not None:
             holding.end_pass()
         if accumulates:
@@ -377,8 +319,8 @@ class BackwardPasses(EndsSteps):
     def _end_accumulating(self, reached: bool) -> None:
         if self._probes.due:
             self._probes.end()
-        if self._parts.is_cut or self._parts.has_new_held:
-            self._parts.saw_pass()
+        if self.parts.is_cut or self.parts.has_new_held:
+            self.parts.saw_pass()
         if reached or self.clock.ends_with_pass:  # now, because an optimizer that steps inside the pass ends the step
             self._loss.end_pass(counts=True)
         if self.clock.stepping:
@@ -417,7 +359,7 @@ class BackwardPasses(EndsSteps):
                 return
             self._current.pending = self._times.prompt = False
             if not self.clock.notice_end() and self.clock.undecided:
-                self._parts.cut(self.clock.step)
+                self.parts.cut(self.clock.step)
 
 
 guard_functions(ObservedEngine.run_backward)

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,21 +30,20 @@ from hookcore.hooks.compiled import guard_functions, until_compiled
 from hookcore.hooks.handle import STEP_LOOP
 from hookcore.hooks.internals import SCALER_STEPS, current_graph_task, dispatch_modes, function_modes
 from hookcore.observe import cpu
-from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.keeping import Holding, Keeping
-from hookcore.recorder.calls.observers import Observers
-from hookcore.recorder.calls.placement import Placement
 from hookcore.recorder.calls.plans import StepKeeper
+from hookcore.recorder.capture import Capture
 from hookcore.recorder.clock.cadence import Cadence
-from hookcore.recorder.clock.clock import RENEW_EVERY, Clock
+from hookcore.recorder.clock.clock import RENEW_EVERY, Boundary, Clock
 from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.clock.owners import FIRST_WITNESSES, Owner
-from hookcore.recorder.clock.passes import BackwardPasses, Boundary, OptimizerSteps, Parts
+from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps
+from hookcore.recorder.clock.steptimes import StepTimes
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.leaving.commands import Control
 from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue
 from hookcore.recorder.measured.scalars import FIRST_STEPS, product_of
 from hookcore.recorder.measured.sentinel import Sentinel
@@ -66,12 +65,6 @@ _SCALERS: Final = frozenset(code.co_name for code in SCALER_STEPS)
 _TRACKS: Final = hasattr(cpu.Track, "saw_step_begin")
 _MOST_WITNESSES: Final = FIRST_WITNESSES  # of an optimizer whose steps the track handles; the extension has the same
 _float32: Final = torch.float32
-
-
-class Progress(Protocol):
-    """Where the training is, as other threads read it."""
-
-    shipped: int
 
 
 class TrackFacts(NamedTuple):
@@ -103,33 +96,32 @@ class TrackFacts(NamedTuple):
 class Steady:
     """Sees torch's calls first, and passes those on that it doesn't handle itself."""
 
-    clock: Clock
-    boundary: Boundary
-    _progress: Progress
+    _context: Context
+    _capture: Capture
     _passes: BackwardPasses
     _optimizers: OptimizerSteps
-    _dispatcher: Dispatcher
-    _parameters: Parameters
-    _observers: Observers
-    _cadence: Cadence
-    _collector: Collector
-    _control: Control
-    _placement: Placement
     _ownership: Ownership
-    _parts: Parts
-    _keeping: Keeping
-    _sentinel: Sentinel
-    _queue: FrameQueue
-    _lock: AbstractContextManager[Any]
-    _now: Callable[[], float]
-    _next: int = field(default=_OFF, init=False)
+    clock: Clock = field(init=False)
+    boundary: Boundary = field(init=False)
+    _collector: Collector = field(init=False)  # and what else each step uses
+    _cadence: Cadence = field(init=False)
+    _parameters: Parameters = field(init=False)
+    _keeping: Keeping = field(init=False)
+    _sentinel: Sentinel = field(init=False)
+    _queue: FrameQueue = field(init=False)
+    _times: StepTimes = field(init=False)
+    _lock: AbstractContextManager[Any] = field(init=False)
+    _now: Callable[[], float] = field(init=False)
     _current: CurrentStep = field(init=False)
     _errors: ErrorLog = field(init=False)
     _stacks: dict[int, list[tuple[int, int]]] = field(init=False)  # the optimizers' steps that are running, by thread
-    _keeper: StepKeeper | None = field(default=None, init=False)  # if it keeps the calls of uncaptured steps
-    _holding: Holding | None = field(default=None, init=False)  # likewise
+    _events: Sized = field(init=False)  # for the next frame
     _changes: Sized = field(init=False)  # commands that wait
     _snapshots: Snapshots = field(init=False)
+    _track: Any = field(init=False)
+    _next: int = field(default=_OFF, init=False)
+    _keeper: StepKeeper | None = field(default=None, init=False)  # if it keeps the calls of uncaptured steps
+    _holding: Holding | None = field(default=None, init=False)  # likewise
     _thread: int = field(default=0, init=False)
     _until: int = field(default=0, init=False)  # the first step that ends the long way
     _until_s: float = field(default=0.0, init=False)
@@ -138,16 +130,19 @@ class Steady:
     _reads: bool = field(default=False, init=False)  # the loss
     _paused: bool = field(default=False, init=False)
     _name: str = field(default="", init=False)  # of the loss
-    _track: Any = field(init=False)
     _witnessed: frozenset[int] = field(default=frozenset(), init=False)  # the witnesses that the track looks at, by id
     _modes: list[tuple[Root, bool]] = field(default_factory=list, init=False)  # of their models
 
     def __post_init__(self) -> None:
-        self._track = self.clock.track
+        context, capture, clock = self._context, self._capture, self._passes.clock
+        self.clock, self.boundary, self._stacks = clock, clock.boundary, clock.nesting.stacks
+        self._collector, self._queue = capture.collector, capture.collector.queue
+        self._cadence, self._parameters = context.cadence, context.parameters
+        self._keeping, self._sentinel, self._times = capture.keeping, capture.sentinel, capture.dispatcher.times
+        self._lock, self._now, self._current, self._errors = context.lock, context.now, context.current, context.errors
+        self._events, self._changes = context.events, capture.commands.changes
+        self._snapshots, self._track = capture.observers.snapshots, context.track
         self._track.serve(self)
-        self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
-        self._stacks = self.clock.nesting.stacks
-        self._changes, self._snapshots = self._control.changes, self._observers.snapshots
 
     @property
     def front(self) -> Any:
@@ -169,26 +164,27 @@ class Steady:
 
     def _is_quiet(self) -> bool:
         """Return whether nothing waits that needs the end of a step, and nobody looks at this one."""
-        current, loss, observers = self._current, self._collector.loss, self._observers
+        current, loss, parts = self._current, self._collector.loss, self._passes.parts
+        capture, observers = self._capture, self._capture.observers
         return (
-            self._placement.attached
+            capture.placement.attached
             and current.meter is None
             and not (current.running or current.ignoring or current.pending)
-            and not (self._parts.open or self._parts.is_cut or self._parts.has_new_held)
+            and not (parts.open or parts.is_cut or parts.has_new_held)
             and not (observers.snapshots.active or observers.flows.is_learning or observers.probes.has_any)
-            and not (loss.holds or self._dispatcher.names.has_any)
+            and not (loss.holds or capture.dispatcher.names.has_any)
             and self.clock.step > FIRST_STEPS
         )
 
     def _enter(self) -> None:
         step, owner = self.clock.step, self.clock.alone
-        keeper = self._dispatcher.keeper
+        keeper = self._capture.dispatcher.keeper
         assert owner is not None
         if (keeper is not None and keeper.has_fired) or not self._know_witnesses(owner):
             return
         is_armed = keeper is not None and keeper.armed
-        self._keeper, self._holding = (keeper, self._placement.holding) if is_armed else (None, None)
-        self._thread, self._paused = get_ident(), self._control.paused
+        self._keeper, self._holding = (keeper, self._capture.placement.holding) if is_armed else (None, None)
+        self._thread, self._paused = get_ident(), self._context.paused
         self._looks, self._reads = self._sentinel.is_on, self._collector.loss.reads
         if self._looks and not self._sentinel.prepare():
             return
@@ -313,7 +309,7 @@ class Steady:
             if owner.witnesses.keys is self._witnessed:
                 owner.witnesses.explain(in_step)
         (self._current.running.add if now_next == _IN_PASS else self._current.running.discard)(self._thread)
-        self._dispatcher.times.prompt = now_next in (_PASS, _STEP)
+        self._times.prompt = now_next in (_PASS, _STEP)
         self.clock.passes, self.clock.reach.passed = int(passed), passed
         for root, training in self._modes:
             root.passed_in_training = training if passed else None
@@ -329,7 +325,7 @@ class Steady:
     ) -> None:
         many, wanted = len(elapsed_s), self._collector.loss.wanted
         if not self._paused:
-            self._progress.shipped = step - 1
+            self._queue.shipped = step - 1
             parts = [[each] if wanted else None for each in losses]
             numbers = range(step - many, step)
             rest = [None] * many, [self._name] * many
@@ -387,7 +383,7 @@ class Steady:
         current.reached = False
         if self._holding is not None:
             self._holding.begin_pass()
-        self._dispatcher.times.prompt = False
+        self._times.prompt = False
         if self._reads:
             loss = self._collector.loss
             is_one = reach.fate == "kept" and len(tensors) == len(weights) == 1
@@ -420,7 +416,7 @@ class Steady:
         if not is_fine:
             self._sentinel.look(clock, loss.running)
         current.running.discard(self._thread)
-        self._dispatcher.times.prompt = True
+        self._times.prompt = True
         if self._holding is not None:
             self._holding.end_pass()
         if loss.wanted:
@@ -495,7 +491,7 @@ class Steady:
                     break
         owner.late = owner.inner_passes = False
         self._stacks[self._thread] = [(id(optimizer), id(frame))]
-        self._dispatcher.times.prompt = False
+        self._times.prompt = False
         self._next = _IN_STEP
         return True
 
@@ -541,17 +537,17 @@ class Steady:
         ):
             return False
         del self._stacks[self._thread]
-        self._dispatcher.times.prompt = True
-        progress, loss = self._progress, collector.loss
+        self._times.prompt = True
+        queue, loss = self._queue, collector.loss
         elapsed_s = now - self._track.at
         found, loss.of_step = loss.of_step, []
         scalars = None
         if collector.scalars:
             scalars, collector.scalars = collector.scalars, {}
         if not self._paused or scalars:
-            progress.shipped = step
+            queue.shipped = step
             parts = None if loss.is_logged else found
-            self._queue.frames.append((step, time.time(), elapsed_s, scalars, self._name, parts))
+            queue.frames.append((step, time.time(), elapsed_s, scalars, self._name, parts))
         self._cadence.skipped.append(elapsed_s)
         owner.steps += 1
         owner.ended += 1
@@ -575,10 +571,9 @@ class Steady:
 
     def _has_news(self) -> bool:
         """Return whether something waits that needs the end of a step."""
-        collector = self._collector
         return bool(
-            collector.events
-            or (collector.machine.has_news and not self._paused)
+            self._events
+            or (self._collector.machine.has_news and not self._paused)
             or self._cadence.alarmed
             or self._changes
             or self._snapshots.active

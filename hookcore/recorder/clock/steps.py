@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
-from hookcore.recorder.calls.dispatch import Dispatcher
-from hookcore.recorder.calls.keeping import Keeping
-from hookcore.recorder.calls.observers import Observers
-from hookcore.recorder.calls.placement import Placement
-from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.capture import Capture
 from hookcore.recorder.clock.clock import Clock
-from hookcore.recorder.clock.current import CurrentStep
-from hookcore.recorder.clock.errors import ErrorLog
-from hookcore.recorder.clock.passes import BackwardPasses, Boundary, OptimizerSteps, Parts, Waiting
+from hookcore.recorder.clock.pace import Stalls
+from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps, Parts
 from hookcore.recorder.clock.steady import Steady
-from hookcore.recorder.clock.steptimes import Meter, Stalls, StepTimes
-from hookcore.recorder.known.models import Models
+from hookcore.recorder.clock.steptimes import Meter
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
-from hookcore.recorder.known.parameters import Parameters
-from hookcore.recorder.known.place import Replicas
-from hookcore.recorder.leaving.commands import Control
-from hookcore.recorder.leaving.frames import Collector, FrameQueue, RawFrame, without_rows
-from hookcore.recorder.leaving.throughput import Ended
-from hookcore.recorder.measured.scalars import LossNames, LossScale
-from hookcore.recorder.measured.sentinel import Sentinel
+from hookcore.recorder.leaving.frames import without_rows
+from hookcore.recorder.measured.scalars import LossNames
 
 _NAN: Final = float("nan")
 _UNREAD: Final = (
@@ -42,108 +30,28 @@ _UNREAD: Final = (
 CHECK_EVERY: Final = 8  # steps; checks are due at multiples of it
 
 
-@dataclass(eq=False)
 class Steps:
     """Begins and ends steps. The clock calls it when one ends, and the script if it says so itself."""
 
-    _dispatcher: Dispatcher
-    _parameters: Parameters
-    _models: Models
-    _observers: Observers
-    _cadence: Cadence
-    _collector: Collector
-    _scale: LossScale
-    _control: Control
-    _placement: Placement
-    _keeping: Keeping
-    _sentinel: Sentinel
-    _replicas: Replicas
-    _queue: FrameQueue
-    _lock: AbstractContextManager[Any]
-    _now: Callable[[], float]
-    _ship: Callable[[RawFrame], None] = field(init=False)
-    clock: Clock = field(init=False)
-    boundary: Boundary = field(default_factory=Boundary, init=False)
-    _current: CurrentStep = field(init=False)
-    _errors: ErrorLog = field(init=False)
-    _times: StepTimes = field(init=False)
-    parts: Parts = field(init=False)
-    _ownership: Ownership = field(init=False)
-    _waiting: Waiting = field(init=False)
-    _loss_names: LossNames = field(init=False)
-    stalls: Stalls = field(init=False)
-    optimizers: OptimizerSteps = field(init=False)
-    passes: BackwardPasses = field(init=False)
-    steady: Steady = field(init=False)
-    _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
-    shipped: int = field(default=-1, init=False)  # the newest step with a frame
-    _reported_no_model: bool = field(default=False, init=False)
-    _reported_unread: bool = field(default=False, init=False)
-    _is_priced: bool = field(default=False, init=False)  # whether the running step's meter is for the cadence, too
-
-    def __post_init__(self) -> None:
+    def __init__(self, context: Context, capture: Capture) -> None:
+        self._context, self._current, self._errors = context, context.current, context.errors
+        self._parameters, self._plans, self._cadence = context.parameters, context.plans, context.cadence
+        self._lock, self._now = context.lock, context.now
+        self._models, self._dispatcher, self._observers = capture.models, capture.dispatcher, capture.observers
+        self._placement, self._keeping, self._sentinel = capture.placement, capture.keeping, capture.sentinel
+        self._collector, self._control, self._times = capture.collector, capture.control, capture.dispatcher.times
+        self._queue, self._scale = self._collector.queue, self._collector.scale
         self._ship = self._queue.put
-        self.clock = Clock(self._parameters, self, self._collector.emit)
-        known = self._dispatcher
-        self._current, self._errors, self._times = known.current, known.errors, known.times
-        self._loss_names = LossNames(self.clock.owners, self._parameters)
-        self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
-        self.stalls = Stalls(self._now, lambda: self.clock.step, self._rests, self._collector.emit)
-        self.parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
-        self._waiting = Waiting(self._replicas, self._current, self._collector.add_scalars, self._now)
-        self.optimizers = OptimizerSteps(
-            self.clock,
-            self.boundary,
-            self._dispatcher,
-            self._lock,
-            self._parameters,
-            self._observers,
-            self._collector,
-            self._scale,
-            self._keeping,
-            self._sentinel,
-            self._waiting,
-            self._ship,
-        )
-        self.passes = BackwardPasses(
-            self.clock,
-            self.boundary,
-            self._dispatcher,
-            self._lock,
-            self._collector.loss,
-            self.parts,
-            self._scale,
-            self._observers.probes.passes,
-            self._keeping,
-            self._placement,
-            self._sentinel,
-        )
-        self.steady = Steady(
-            self.clock,
-            self.boundary,
-            self,
-            self.passes,
-            self.optimizers,
-            self._dispatcher,
-            self._parameters,
-            self._observers,
-            self._cadence,
-            self._collector,
-            self._control,
-            self._placement,
-            self._ownership,
-            self.parts,
-            self._keeping,
-            self._sentinel,
-            self._queue,
-            self._lock,
-            self._now,
-        )
-
-    @property
-    def ended(self) -> Ended:
-        """How many steps have ended, and when the newest one did, by `_now`. Other threads read it."""
-        return Ended(*self.clock.track.when())
+        self.clock = Clock(context, self)
+        self._loss_names = LossNames(context.owners, context.parameters)
+        self._ownership = Ownership(context, self.clock)
+        self.stalls, self.parts = Stalls(context), Parts(context, self._collector)
+        self.optimizers = OptimizerSteps(context, capture, self.clock)
+        self.passes = BackwardPasses(context, capture, self.clock, self.parts)
+        self.steady = Steady(context, capture, self.passes, self.optimizers, self._ownership)
+        self._has_work = False  # whether a snapshot or a command made the last step longer
+        self._reported_no_model = self._reported_unread = False
+        self._is_priced = False  # whether the running step's meter is for the cadence, too
 
     # The user
 
@@ -180,13 +88,9 @@ class Steps:
         """Ship when the newest step ended, if no frame has: the last step of a run is the last one that it trained."""
         self.steady.leave()
         last = self.clock.step - 1
-        if last > self.shipped:
-            self.shipped = last
-            self._ship(without_rows(last, time.time() - (self._now() - self.ended.at)))
-
-    def scale_of(self, kind: str) -> float | None:
-        """Return the loss scale of gradients of this kind, if known."""
-        return self.clock.owners.known_scale() if kind in self._scale.kinds else None
+        if last > self._queue.shipped:
+            self._queue.shipped = last
+            self._ship(without_rows(last, time.time() - (self._now() - self._context.ended.at)))
 
     @property
     def _has_begun(self) -> bool:
@@ -219,12 +123,12 @@ class Steps:
         if may_run or self._reported_no_model:  # later in this step; a loop may make an optimizer for every batch
             return False
         self._reported_no_model = True
-        self._collector.emit(
+        self._context.emit(
             "no-model",
             f"{type(optimizer).__name__} updates tensors of no module seen so far ({len(steps)}). If they belong to a "
             "model, pass it to hookcore.watch(model).",
         )
-        if not self._models.roots:  # no step will end that could bring the event
+        if not self._plans.roots:  # no step will end that could bring the event
             self._ship(self._collector.take(self.clock.step))
         return False
 
@@ -234,10 +138,10 @@ class Steps:
             everything, reads = self._parameters.all(), not self.clock.reach.many_threads
             if not reads and not self._reported_unread:
                 self._reported_unread = True
-                self._collector.emit("gradients-unread", _UNREAD)
+                self._context.emit("gradients-unread", _UNREAD)
             self._parameters.read_all(reads)
             self._observers.before_step(everything, reads)
-            self._keeping.look("at the end of a step", self.clock)
+            self._keeping.look("at the end of a step")
 
     def hold_part(self) -> None:
         """Separate the data so far, which may become a step."""
@@ -268,12 +172,12 @@ class Steps:
         self._ship_held_loss()
         self._take_loss()
         captured = self._current.captured
-        if captured or not self._control.paused or self._collector.has_news:
-            self.shipped = self.clock.step
-            elapsed_s = now - self.ended.at
+        if captured or not self._context.paused or self._collector.has_news:
+            self._queue.shipped = self.clock.step
+            elapsed_s = now - self._context.ended.at
             self._ship(self._collector.take(self.clock.step, elapsed_s, self._current.backwards, captured))
         if self._dispatcher.keeper is not None:
-            self._guarded(lambda: self._keeping.end_step(self._models.roots))
+            self._guarded(self._keeping.end_step)
 
     def _take_loss(self) -> None:
         """Add the loss of the step that ends."""
@@ -297,7 +201,7 @@ class Steps:
     def begin_step(self) -> None:
         """Decide whether to capture the next step."""
         captured = self.optimizers.last_captured = self._current.captured
-        for root in self._models.roots:
+        for root in self._plans.roots:
             root.note_step()
         self._scale.begin_step()
         self._dispatcher.names.begin_step(self.clock.step, captured)
@@ -308,7 +212,7 @@ class Steps:
         if times:  # known only now: the end of the step was a part of it
             self._ship(without_rows(self.clock.step - 1, time.time(), scalars=times))
         wanted = self._choose(captured)
-        captured = wanted and not self._control.paused and self._placement.attached
+        captured = wanted and not self._context.paused and self._placement.attached
         measured = captured and self._times.due()
         # Work on another device can't be timed from here, and two threads can't be distinguished.
         self._is_priced = self._alone and wanted and self._cadence.wants_timing
@@ -320,9 +224,9 @@ class Steps:
         self._placement.begin_step(self.clock.step, captured)
         self._observers.begin_step(self.clock.step, captured)
         self._collector.explain(captured)
-        self._waiting.begin_step()
-        self._sentinel.begin_step(self._control.paused)
-        self._collector.loss.begin_step(self._control.paused)
+        self.optimizers.waiting.begin_step()
+        self._sentinel.begin_step(self._context.paused)
+        self._collector.loss.begin_step(self._context.paused)
         self.clock.reach.follows_fate = self._collector.loss.wanted
         self._guarded(self.steady.begin_step)
 
@@ -334,7 +238,7 @@ class Steps:
         now = self._now()
         spent = _NAN if meter is None else meter.take(now)
         # A step with a snapshot says nothing about the cost of capturing.
-        cadence.step_ended(captured, _NAN if self._has_work else now - self.ended.at, spent)
+        cadence.step_ended(captured, _NAN if self._has_work else now - self._context.ended.at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         clock.track.ended, clock.track.at = clock.step, self._now()
         return wanted or self._observers.hurries(clock.step)
@@ -344,10 +248,7 @@ class Steps:
         return not self.clock.reach.many_threads and not self._dispatcher.statistics.devices.arenas
 
     def _end_snapshots(self) -> None:
-        self._observers.snapshots.end_step("capture is paused" if self._control.paused else "")
-
-    def _rests(self) -> bool:
-        return self._control.paused or any(root.evaluates for root in self._models.roots)
+        self._observers.snapshots.end_step("capture is paused" if self._context.paused else "")
 
     def _check_now_and_then(self) -> None:
         self._parameters.look(self._now())

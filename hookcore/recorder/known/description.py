@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -14,16 +14,12 @@ from torch.optim import Optimizer
 from hookcore import hooks
 from hookcore.observe import cpu
 from hookcore.recorder.calls.coverage import NO_ROOM, hidden_roots
-from hookcore.recorder.calls.plans import PlanTable
-from hookcore.recorder.clock.clock import Clock
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.capture import Capture
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.facts import Facts
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.place import Ranks
 from hookcore.recorder.known.roots import Root, joined
-from hookcore.recorder.leaving.shipping import Shipper
-from hookcore.recorder.measured.statistics import Statistics
-from hookcore.recorder.measured.taps import TapTable
 from hookcore.records import HookRecord
 from hookcore.records.vocabulary import TRAINED
 
@@ -52,21 +48,16 @@ def _list(roots: Iterable[Root], optimizers: Iterable[Optimizer]) -> Iterator[Ho
 logger = logging.getLogger("hookcore")
 
 
-@dataclass(slots=True, eq=False)
 class Problems:
     """Turns the counters of one recorder into events. Called on the recorder's thread."""
 
-    _plans: PlanTable
-    _statistics: Statistics
-    _models: Models
-    _emit: Callable[..., None]
-    _infeasible: str  # why the settings aren't the given ones
-    _emitted: set[str] = field(default_factory=set, init=False)
+    def __init__(self, context: Context, models: Models) -> None:
+        self._plans, self._statistics, self._emit = context.plans, context.statistics, context.emit
+        self._models = models
+        self._emitted: set[str] = set()
 
     def emit_new(self) -> None:
         """Emit an event for each problem that has none yet."""
-        if self._infeasible:
-            self._emit_once("inside-infeasible", self._infeasible)
         if cpu.FALLBACK_REASON:
             self._emit_once("slow-kernel", cpu.SLOW_KERNEL)
         if self._statistics.table.refused:
@@ -84,7 +75,7 @@ class Problems:
         """Report models that no pattern fits. It is a warning in the terminal, too, if no other model is watched."""
         for name, why in list(self._models.refused.items()):
             message = f"a running model is not watched. {name}: {why}"
-            if message not in self._emitted and not self._models.roots:
+            if message not in self._emitted and not self._plans.roots:
                 logger.warning("hookcore: nothing is captured: %s", message)
             self._emit_once("model-not-watched", message)
 
@@ -98,38 +89,27 @@ EVERY_S: Final = 30.0
 PAUSE: Final = 200  # pause after a description, in multiples of its duration
 
 
-@dataclass(slots=True, eq=False)
 class Describer:
     """Describes the run to the sink, on the recorder's thread."""
 
-    _shipper: Shipper
-    _models: Models
-    _table: TapTable
-    _clock: Clock
-    _problems: Problems
-    _ranks: Ranks
-    _facts: Facts
-    _errors: ErrorLog
-    _hooks: tuple[HookRecord, ...] = field(default=(), init=False)  # the last inventory
-    _due_at: float = field(default=0.0, init=False)
-    _rests_until: float = field(default=0.0, init=False)  # walking over a very large model blocks other threads
-    _forms: int = field(default=-1, init=False)  # of the parameters, as last described
-    requested: bool = field(default=True, init=False)  # the first one is sent without a request
-
-    def request(self) -> None:
-        """Send everything soon. Can be called from any thread."""
-        self.requested = True
+    def __init__(self, context: Context, capture: Capture, ranks: Ranks, facts: Facts) -> None:
+        self._context, self._commands, self._models = context, capture.commands, capture.models
+        self._ranks, self._facts = ranks, facts
+        self.problems = Problems(context, self._models)
+        self._due_at = 0.0
+        self._rests_until = 0.0  # walking over a very large model blocks other threads
+        self._forms = -1  # of the parameters, as last described
 
     def send_if_requested(self) -> None:
         """Send everything if requested."""
-        if self.requested:
-            self.requested = False  # first, so that a request during the description isn't lost
+        if self._commands.wants_description:
+            self._commands.wants_description = False  # first, so that a request during the description isn't lost
             self.send()
 
     def send_if_due(self) -> None:
         """Send everything if the last description is old, or parameters were frozen or cast since."""
         began = time.monotonic()
-        if began > (self._due_at if self._forms == self._models.parameters.forms else self._rests_until):
+        if began > (self._due_at if self._forms == self._context.parameters.forms else self._rests_until):
             self.send()
             now = time.monotonic()
             self._rests_until = now + PAUSE * (now - began)
@@ -137,41 +117,38 @@ class Describer:
 
     def send(self) -> None:
         """Send the modules, their coverage, and the hooks."""
-        self._forms = self._models.parameters.forms  # first, so that a later change isn't lost
+        context = self._context
+        self._forms = context.parameters.forms  # first, so that a later change isn't lost
         try:
-            self._problems.emit_new()
-            self._hooks = list_hooks(self._models.roots, self._clock.owners.optimizers())
+            self.problems.emit_new()
+            self._models.hooks = list_hooks(context.plans.roots, context.owners.optimizers())
             self.send_coverage()
         except Exception as error:
-            self._errors.record("description of the modules", error)
+            context.errors.record("description of the modules", error)
 
     def send_coverage(self) -> None:
         """Send the modules and their coverage, with the hooks of the last inventory."""
-        self._shipper.sink.describe(self._models.records(), self._models.coverage(self._table), self._hooks)
-
-    def send_modules(self) -> None:
-        """Send the modules, without waiting for their coverage."""
-        self._shipper.sink.describe(self._models.records(), (), self._hooks)
+        self._models.send(self._models.coverage())
 
     def send_news(self, ended: bool = False) -> None:
         """Send the place of this process and what the run trains with, whenever more of it is known."""
         self.send_place()
         if ended:
-            self._facts.hear({TRAINED: self._clock.step})
+            self._facts.hear({TRAINED: self._context.step})
         try:
-            known = self._facts.news(self._models, self._clock.owners)
+            known = self._facts.news(self._context)
         except Exception as error:  # attributes of the user's models and optimizers can do anything
-            self._errors.record("facts of the run", error)
+            self._context.errors.record("facts of the run", error)
         else:
             if known is not None:
-                self._shipper.sink.learn(known)
+                self._context.sink.learn(known)
 
     def send_place(self) -> None:
         """Send where this process is in a distributed training."""
         try:
             place = self._ranks.news(self._models.device)
         except Exception as error:  # never a reason to lose a frame
-            self._errors.record("place among the ranks", error)
+            self._context.errors.record("place among the ranks", error)
         else:
             if place is not None:
-                self._shipper.sink.locate(place)
+                self._context.sink.locate(place)

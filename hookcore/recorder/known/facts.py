@@ -22,7 +22,7 @@ from hookcore.records.values import first_values
 
 if TYPE_CHECKING:
     from hookcore.recorder.clock.owners import Owners
-    from hookcore.recorder.known.models import Models
+    from hookcore.recorder.context import Context
     from hookcore.recorder.known.roots import Root
 
 _HYDRA: Final = "hydra.core.hydra_config"
@@ -164,20 +164,21 @@ class Facts:
         """Take the configuration from this function, once the script trains."""
         self._find_options = find_options
 
-    def news(self, models: Models, owners: Owners) -> dict[str, Any] | None:
+    def news(self, context: Context) -> dict[str, Any] | None:
         """Return the known fields of the run's description; None if nothing is new since the last call.
 
         If the training changes the objects at the same time, this may raise; the next call tries again.
         """
-        fed = sum(root.batch is not None for root in models.roots)
-        now = len(models.roots), models.changes, models.parameters.forms, fed, owners.met
+        plans, owners = context.plans, context.owners
+        fed = sum(root.batch is not None for root in plans.roots)
+        now = len(plans.roots), plans.changes, context.parameters.forms, fed, owners.met
         if now != self._seen:
             self._is_stale = True
             self._failures += 1  # until it succeeds; what always raises is given up
             if self._failures >= MAX_FAILURES:
                 self._seen = now
             with DisableTorchFunction():
-                self._look(models.roots, owners)
+                self._look(plans.roots, owners)
             self._seen, self._failures = now, 0
         if not self._is_stale:
             return None

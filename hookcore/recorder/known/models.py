@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,11 @@ from hookcore.recorder.calls.coverage import (
     reasons_of,
     records_of,
 )
-from hookcore.recorder.calls.plans import Plan, PlanTable
+from hookcore.recorder.calls.plans import Plan
 from hookcore.recorder.clock.errors import ErrorLog
-from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root, joined, unique_root_name
-from hookcore.recorder.measured.taps import TapTable
-from hookcore.records import Coverage, Kind, ModuleRecord
+from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord
 
 
 class Registrations:
@@ -80,30 +79,20 @@ _BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
 
 
 class Models:
-    """Identifies modules. `changed` is called whenever a model or a part of one is added."""
+    """Identifies modules, and sends them whenever a model or a part of one is added."""
 
-    def __init__(
-        self,
-        plans: PlanTable,
-        parameters: Parameters,
-        settings: Settings,
-        errors: ErrorLog,
-        changed: Callable[[], None],
-    ) -> None:
-        self.plans = plans
-        self.parameters = parameters
-        self._settings = settings
-        self._changed = changed
-        self.roots: list[Root] = []
+    def __init__(self, context: Context) -> None:
+        self._context, self.plans, self.parameters = context, context.plans, context.parameters
+        self.hooks: tuple[HookRecord, ...] = ()  # the last inventory, which is sent with the modules
+        self._is_sending = True
         self.discovers = False  # whether unnamed models are watched too
         self.unsure = True  # whether to compare the models' trees with the plans at the next call
         self._gone: dict[str, int] = {}  # the calls of modules that left within this step, by path
-        self.changes = 0  # number of detected changes of a tree
         self._lock = threading.RLock()
-        self.wants_inputs = _wants_inputs(settings)  # whether the inputs of any module are requested
+        self.wants_inputs = _wants_inputs(context.settings)  # whether the inputs of any module are requested
         self.refused: dict[str, str] = {}  # discovered models that could not be planned, by name, and why
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
-        self.registrations = Registrations(errors)
+        self.registrations = Registrations(context.errors)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -119,11 +108,11 @@ class Models:
         module = unwrap(module)
         root = Root(module, name)
         modules = modules_of(root)
-        patterns = self._settings.include, self._settings.exclude
+        patterns = self._context.settings.include, self._context.settings.exclude
         selection = select(modules, leaves_of(modules), *patterns, aliases=aliases_of(root))
         self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
-        self.roots = [*(known for known in self.roots if known.ref() is not None), root]
-        self._changed()
+        self.plans.roots = [*(known for known in self.plans.roots if known.ref() is not None), root]
+        self.send()
 
     def check_patterns(self, include: Sequence[Pattern]) -> None:
         """Raise PatternError if a pattern matches no module of the models that are known."""
@@ -138,7 +127,7 @@ class Models:
 
     def plan_for_name(self, name: str) -> Plan:
         """Return a plan for a tensor that the user names. The first model says whether it is training."""
-        root = self.roots[0] if self.roots else Root(nn.Module(), "")
+        root = self.plans.roots[0] if self.plans.roots else Root(nn.Module(), "")
         if any(plan.path == name for plan in self.plans.live()):
             name = f"{name} (observed)"  # the path of a module, whose numbers must stay separate
         module, kinds = root.ref() or nn.Module(), frozenset[Kind](("output", "output_grad"))
@@ -153,7 +142,7 @@ class Models:
             if key in plans:
                 continue
             self._ignored.pop(key, None)
-            kinds = _NO_KINDS if reason else self._settings.kinds
+            kinds = _NO_KINDS if reason else self._context.settings.kinds
             when_gone = partial(self._departed, key)
             plan = Plan(joined(root.name, path), module, root, kinds, reason, when_gone=when_gone)
             plans[key] = plan
@@ -171,13 +160,13 @@ class Models:
             with self._lock:
                 self._follow(root)
         if changed:
-            self.changes += 1
-            self._changed()
+            self.plans.changes += 1
+            self.send()
 
     def _follow(self, root: Root) -> None:
         """Update the plans of a model to its tree. Captured data keeps its name."""
         plans, modules = self.plans.by_id, modules_of(root)
-        selection = LaterModules(self._settings, root)
+        selection = LaterModules(self._context.settings, root)
         mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
         calls = self._gone | {plan.path: plan.counts.training for _, plan in mine}
         paths = {id(module): path for path, module in modules.items()}
@@ -197,7 +186,7 @@ class Models:
     def _rename(self, plan: Plan, path: str, reason: str) -> None:
         """Rename a module that moved in the tree. Its next values get taps of the new name."""
         self.plans.departed.append(plan.move_to(path))
-        plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
+        plan.choose(_NO_KINDS if reason else self._context.settings.kinds, reason)
         self.parameters.rename(plan)
 
     def choose(self, settings: Settings) -> Choice:
@@ -210,7 +199,7 @@ class Models:
         everything: dict[str, nn.Module] = {}
         aliases: Aliases = {}
         patterns = settings.include, settings.exclude
-        for root in self.roots:
+        for root in self.plans.roots:
             modules = modules_of(root)
             own = aliases_of(root)
             selection = select(modules, leaves_of(modules), *patterns, strict=False, aliases=own)
@@ -224,9 +213,10 @@ class Models:
             select(everything, leaves_of(everything), *patterns, aliases=aliases)
         return choice
 
-    def rechoose(self, settings: Settings, choice: Choice) -> None:
-        """Select the modules again, between two steps."""
-        self._settings, self.wants_inputs = settings, _wants_inputs(settings)
+    def rechoose(self, choice: Choice) -> None:
+        """Select the modules again by the current settings, between two steps."""
+        settings = self._context.settings
+        self.wants_inputs = _wants_inputs(settings)
         for plan, reason in [*choice, *self._planned_since(choice)]:
             kinds = _NO_KINDS if reason else settings.kinds
             if reason and plan.path in self.plans.regions:
@@ -238,7 +228,7 @@ class Models:
         """Return modules that were added after the selection."""
         chosen = {id(plan) for plan, _ in choice}
         later = [plan for plan in self.plans.live() if id(plan) not in chosen]
-        return reasons_of(later, self._settings)
+        return reasons_of(later, self._context.settings)
 
     def paths(self) -> set[str]:
         """Return the path of every plan."""
@@ -246,7 +236,7 @@ class Models:
 
     def device(self) -> str:
         """Return where the first model's weights are, such as "cuda:3"; "" if that is unknown."""
-        top = self.roots[0].ref() if self.roots else None
+        top = self.plans.roots[0].ref() if self.plans.roots else None
         parameter = None if top is None else next(parameters_of(top), None)
         with DisableTorchFunction():
             return "" if parameter is None else str(parameter.device)
@@ -257,7 +247,7 @@ class Models:
             return
         self.plans.regions.append(plan.path)
         if plan.skipped_by:
-            plan.make_boundary(self._settings.kinds & _BOUNDARY_KINDS)
+            plan.make_boundary(self._context.settings.kinds & _BOUNDARY_KINDS)
 
     def _departed(self, key: int, _: object) -> None:
         """Handle a removed module. Its facts are kept."""
@@ -284,11 +274,11 @@ class Models:
         ignored[key] = weakref.ref(module, lambda _: ignored.pop(key, None))
         if is_dynamo_graph(module):
             return
-        for root in self.roots:
+        for root in self.plans.roots:
             top = root.ref()
             if top is not None and any(child is module for _, child in walk(top)):
                 self._follow(root)
-                self._changed()
+                self.send()
                 return
         if self.discovers and "_is_replica" not in module.__dict__:
             with self._lock:  # two threads may find two models of one name
@@ -296,16 +286,16 @@ class Models:
 
     def found_owner(self, parameters: Set[int]) -> bool:
         """Watch the models that own any of these parameters, given by id. Return whether there are any."""
-        before = len(self.roots)
+        before = len(self.plans.roots)
         for module in self.registrations.having(parameters):
             self.found(module)
-        return len(self.roots) > before
+        return len(self.plans.roots) > before
 
     def _discover(self, top: nn.Module) -> None:
         """Watch a model that has started to run, except losses and metrics, which have no parameters."""
         if id(top) in self.plans.by_id or next(parameters_of(top), None) is None:
             return
-        name = unique_root_name(type(top).__name__, {root.name for root in self.roots if root.ref() is not None})
+        name = unique_root_name(type(top).__name__, {root.name for root in self.plans.roots if root.ref() is not None})
         try:
             self.add(top, name)
         except PatternError as error:
@@ -313,34 +303,36 @@ class Models:
         else:
             self.refused.pop(name, None)  # of another model, which has an event
 
-    def let_go(self) -> None:
-        """Stop notifying the recorder of changes to the models."""
-        self._changed = _nothing
+    # -- describing -------------------------------------------------------------------------------------------------
 
-    # -- reading ----------------------------------------------------------------------------------------------------
+    def let_go(self) -> None:
+        """Send nothing more."""
+        self._is_sending = False
+
+    def send(self, coverage: Sequence[Coverage] = ()) -> None:
+        """Send the modules, with the hooks of the last inventory."""
+        if self._is_sending:
+            self._context.sink.describe(self.records(), coverage, self.hooks)
 
     def records(self) -> list[ModuleRecord]:
         """Return the tree of every watched model."""
         plans = self.plans.by_id
-        return [record for root in self.roots for record in records_of(root, plans)]
+        return [record for root in self.plans.roots for record in records_of(root, plans)]
 
-    def coverage(self, table: TapTable) -> list[Coverage]:
+    def coverage(self) -> list[Coverage]:
         """Return every module: captured, or why not. A model that could not be planned counts as one module."""
-        boundary = self._settings.compiled == "boundary"
+        boundary = self._context.settings.compiled == "boundary"
         refused = [
             Coverage(name, name.partition("#")[0], False, (), f"not watched: {why}")
             for name, why in list(self.refused.items())
         ]
+        table = self._context.statistics.table
         return coverage_of(self.plans, table, boundary, self.hooks_are_on_modules) + refused
 
     @property
     def hooks_are_on_modules(self) -> bool:
         """Return whether compiled code calls none of our hooks."""
-        return self._settings.attach == "module" and self._settings.compiled != "inside"
-
-
-def _nothing() -> None:
-    """Handle a call that isn't needed."""
+        return self._context.settings.attach == "module" and self._context.settings.compiled != "inside"
 
 
 def _wants_inputs(settings: Settings) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.clock.owners import Owner
-from hookcore.recorder.known.parameters import Parameter, Parameters
+from hookcore.recorder.context import Context
+from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.known.roots import joined
 from hookcore.records import ROOT, STATS, Event, Frame, Tap, Value
 from hookcore.records.vocabulary import DUPLICATE, ENDED, FROZEN, NEVER_USED, OUTSIDE, OUTSIDE_BEFORE
@@ -175,10 +176,8 @@ class Ownership:
     A fact is reported if two checks in a row find it, because an optimizer may start late.
     """
 
-    def __init__(self, parameters: Parameters, clock: Clock, emit: Callable[..., None]) -> None:
-        self._parameters = parameters
-        self._clock = clock
-        self._emit = emit
+    def __init__(self, context: Context, clock: Clock) -> None:
+        self._parameters, self._emit, self._clock = context.parameters, context.emit, clock
         self.next = FIRST
         self._traces = Traces()
         self._before: dict[str, Fact] = {}  # what the last check found
@@ -194,7 +193,7 @@ class Ownership:
         for name, fact in found.items():
             if name in self._before and (name not in self._reported or self._reported[name].message != fact.message):
                 self._reported[name] = fact
-                self._emit(name, fact.message, "info", fact.module, **fact.about)
+                self._emit(name, fact.message, "info", fact.module, fact.about)
         for name in set(self._reported) - set(found):
             self._emit(ENDED[name], f"no longer found: {name}", "info", self._reported.pop(name).module)
         self._before = found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +17,10 @@ from hookcore.delivery.facts import completed, place_by_launcher, place_in_group
 from hookcore.hooks.checks import parameters_of, walk
 from hookcore.hooks.distributed import reduces_whole_group
 from hookcore.hooks.internals import default_store
-from hookcore.recorder.calls.plans import Plan, PlanTable
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.calls.plans import Plan
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.measured.taps import Layout, Shards, TapTable, axes_of, is_shard
+from hookcore.recorder.measured.taps import Layout, axes_of, is_shard
 from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
 
 if TYPE_CHECKING:
@@ -136,21 +136,17 @@ class _Tree:
 _NO_TREE: Final = _Tree()
 
 
-@dataclass(slots=True, eq=False)
 class Replicas:
     """Decides per row. Everything is called by the training thread."""
 
-    _plans: PlanTable
-    _table: TapTable
-    _ranks: Ranks
-    _shards: Shards
-    _find_roots: Callable[[], Sequence[Root]]
-    _errors: ErrorLog
-    _state: tuple[object, ...] = field(default=(), init=False)
-    _owners: NDArray[np.int32] = field(default_factory=lambda: _NONE, init=False)  # by slot; replaced, never changed
-    _reducers: list[_Reducer] = field(default_factory=list, init=False)
-    _trees: dict[int, _Tree] = field(default_factory=dict, init=False)  # by id of the root
-    _by_path: dict[str, Plan] = field(default_factory=dict, init=False)
+    def __init__(self, context: Context, ranks: Ranks) -> None:
+        self._plans, self._errors, self._ranks = context.plans, context.errors, ranks
+        self._table, self._shards = context.statistics.table, context.statistics.shards
+        self._state: tuple[object, ...] = ()
+        self._owners = _NONE  # by slot; replaced, never changed
+        self._reducers: list[_Reducer] = []
+        self._trees: dict[int, _Tree] = {}  # by id of the root
+        self._by_path: dict[str, Plan] = {}
 
     def owners(self) -> NDArray[np.int32] | None:
         """Return the owner of each slot's values, or None if this process is alone or its place is not known."""
@@ -182,7 +178,7 @@ class Replicas:
                 yield module
 
     def _decide(self, place: Place) -> NDArray[np.int32]:
-        roots = {id(root): root for root in self._find_roots()}
+        roots = {id(root): root for root in self._plans.roots}
         state = (len(self._plans.by_id), self._shards.version, *map(_state_of, roots.values()))
         if state != self._state:
             self._state = state

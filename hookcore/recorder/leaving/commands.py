@@ -6,17 +6,17 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hookcore.config import LIVE, Settings, did_you_mean
+from hookcore.config import LIVE, did_you_mean
 from hookcore.errors import ArgumentError, PatternError
-from hookcore.recorder.calls.observers import Observers
-from hookcore.recorder.calls.placement import Placement
-from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.calls.keeping import Keeping
+from hookcore.recorder.calls.placement import Observers, Placement
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Choice, Models
-from hookcore.recorder.measured.snapshots import INPUT_KINDS, Emit, Snapshots
-from hookcore.records import TENSOR_KINDS, Command, Occasion, Tap, Value, about_command
+from hookcore.recorder.measured.snapshots import INPUT_KINDS, Snapshots
+from hookcore.records import TENSOR_KINDS, Command, Tap, Value, about_command
 
 # A command is read where it arrives, so a long list of patterns costs the training nothing. Changes of hooks wait for
 # the end of a step: then the training thread itself is inside the recorder, holding its lock, so none of its forward
@@ -38,21 +38,16 @@ class Change:
     has_rest: bool = False  # whether some of its values still wait
 
 
-@dataclass(slots=True, eq=False)
 class Commands:
     """The commands of one recorder that were read and wait."""
 
-    _coming: Settings  # the settings after all waiting commands
-    _models: Models
-    _snapshots: Snapshots
-    _emit: Emit
-    _describe: Callable[[], None]
-    _save_step: Callable[[Occasion | None], None]
-    # For readers only, because they emit events, which takes the recorder's lock.
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _last: int = field(default=-1, init=False)
-    # Waiting ones; appended by readers, emptied under the recorder's lock.
-    changes: deque[Change] = field(default_factory=deque, init=False)
+    def __init__(self, context: Context, models: Models, snapshots: Snapshots, keeping: Keeping) -> None:
+        self._coming = context.settings  # the settings after all waiting commands
+        self._emit, self._models, self._snapshots, self._keeping = context.emit, models, snapshots, keeping
+        self._lock = threading.Lock()  # for readers only, because they emit events, which takes the recorder's lock
+        self._last = -1
+        self.changes: deque[Change] = deque()  # waiting; appended by readers, emptied under the recorder's lock
+        self.wants_description = True  # whether one was requested, as the first one is; the recorder's thread sends it
 
     def enqueue(self, command: Command) -> None:
         """Validate a command and queue it. A repeated one is carried out once."""
@@ -65,9 +60,9 @@ class Commands:
             elif command.name == "snapshot":
                 self.ask(command.tap, command.number)
             elif command.name == "capsule":
-                self._save_step(command.occasion)
+                self._keeping.ask(command.occasion)
             else:
-                self._describe()
+                self.wants_description = True
 
     def ask(self, tap: Tap | None, number: int = -1) -> bool:
         """Look for a tensor from the next step on, or return why not."""
@@ -76,7 +71,7 @@ class Commands:
         if not reason and tap is not None and not self._snapshots.ask(tap, number):
             reason = "too many snapshots are pending: wait for them"
         if reason:
-            self._emit("snapshot-missed", reason, "info", module, **about_command(number, "refused"))
+            self._emit("snapshot-missed", reason, "info", module, about_command(number, "refused"))
         return not reason
 
     def _why_not(self, tap: Tap) -> str:
@@ -117,7 +112,7 @@ class Commands:
 
     def _refuse(self, number: int, given: dict[str, Any], reason: str) -> None:
         about = about_command(number, "refused")
-        self._emit("settings-refused", f"{', '.join(given)}: {reason}", "info", "", **about)
+        self._emit("settings-refused", f"{', '.join(given)}: {reason}", about=about)
 
     def take(self) -> Change:
         """Return the change that waits longest, with the later one that replaces a value of it."""
@@ -181,23 +176,20 @@ def _outcome_of(change: Change) -> dict[str, Value]:
     return about_command(change.number, "applied")
 
 
-@dataclass(slots=True, eq=False)
 class Control:
-    """The current settings. Called under the recorder's lock."""
+    """Carries out commands. Called under the recorder's lock."""
 
-    settings: Settings
-    _commands: Commands
-    _cadence: Cadence
-    _models: Models
-    _observers: Observers
-    _placement: Placement
-    _emit: Callable[..., None]
-    paused: bool = field(default=False, init=False)
-    _reported_waiting: int = field(default=-1, init=False)  # the newest change that was reported to wait
+    def __init__(
+        self, context: Context, commands: Commands, models: Models, observers: Observers, placement: Placement
+    ) -> None:
+        self._context, self._commands, self._models = context, commands, models
+        self._observers, self._placement = observers, placement
+        self._reported_waiting = -1  # the newest change that was reported to wait
 
     def current_settings(self) -> dict[str, Any]:
         """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""
-        return {**self.settings.as_dict(), "paused": self.paused, **self._cadence.as_settings()}
+        context = self._context
+        return {**context.settings.as_dict(), "paused": context.paused, **context.cadence.as_settings()}
 
     @property
     def changes(self) -> Sized:
@@ -228,23 +220,23 @@ class Control:
             if change.number > self._reported_waiting:
                 self._reported_waiting = change.number
                 why = "no step is running: the change takes effect at the end of the next one"
-                self._emit("settings-waiting", why, **about_command(change.number, "received"))
+                self._context.emit("settings-waiting", why, about=about_command(change.number, "received"))
 
     def _apply(self, change: Change) -> None:
-        before = self.current_settings()
+        context, before = self._context, self.current_settings()
         values = {name: value for name, value in change.values.items() if name != "paused"}
-        self.settings = replace(self.settings, **values)
+        settings = context.settings = replace(context.settings, **values)
         if "every" in values or "budget" in values:
-            self._cadence.change(self.settings.every, self.settings.budget)
+            context.cadence.change(settings.every, settings.budget)
         if "channels" in values:
-            self._observers.probes.choose_channels(self.settings.channels)
+            self._observers.probes.choose_channels(settings.channels)
         if change.choice is not None:
-            self._models.rechoose(self.settings, change.choice)
+            self._models.rechoose(change.choice)
             limit = self._placement.follow_choice([plan for plan, _ in change.choice])
             if limit is not None:
-                self._emit("settings-limited", limit, "warning")
-        self.paused = change.values.get("paused", self.paused)
+                context.emit("settings-limited", limit, "warning")
+        context.paused = change.values.get("paused", context.paused)
         message = describe_change(before, self.current_settings(), change.values)
         if change.replaced_by is not None:
             message += ". A later change replaced it before a step used it"
-        self._emit("settings-changed", message, **_outcome_of(change))
+        context.emit("settings-changed", message, about=_outcome_of(change))

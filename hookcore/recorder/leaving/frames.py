@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from hookcore.observe import cpu
 from hookcore.observe.arena import Harvest, join, unpack
-from hookcore.recorder.clock.cadence import Cadence
-from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.place import Replicas
 from hookcore.recorder.machine import Sample, Sampler
 from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates, Sum
-from hookcore.recorder.measured.statistics import Statistics
-from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, Severity, SketchBlock, Tap, Value
+from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, SketchBlock, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.sketch import rows_of, shifted_rows
 from hookcore.records.vocabulary import SKIPPED
@@ -222,52 +220,23 @@ _NAN: Final = float("nan")
 _NO_SAMPLE: Final = Sample()
 
 
-@dataclass(slots=True, eq=False)
 class Collector:
-    """Collects everything since it was last taken."""
+    """Collects everything since it was last taken, and queues it."""
 
-    _statistics: Statistics
-    _parameters: Parameters
-    _cadence: Cadence
-    _scale: LossScale
-    _lock: threading.RLock
-    _step: Callable[[], int]
-    _replicas: Replicas
-    machine: Sampler
-    loss: FoundLoss = field(default_factory=FoundLoss, init=False)
-    rates: Rates = field(default_factory=Rates, init=False)
-    events: list[Event] = field(default_factory=list, init=False)
-    scalars: dict[str, Any] = field(default_factory=dict, init=False)
-    _labels: dict[str, str] = field(default_factory=dict, init=False)
-    _flow: Flow | None = field(default=None, init=False)
-
-    def emit(
-        self,
-        name: str,
-        message: str,
-        severity: Severity = "info",
-        module: str = "",
-        at: int | None = None,
-        **about: Value,
-    ) -> None:
-        """Add an event to the next frame, with what it is `about`. Any thread may call it.
-
-        `at` is its step, if that isn't the running one.
-        """
-        step = self._step() if at is None else at
-        with self._lock:
-            self.events.append(Event(step, time.time(), name, message, severity, module, about=about))
+    def __init__(self, context: Context, replicas: Replicas, machine: Sampler) -> None:
+        self._context, self._statistics, self._events = context, context.statistics, context.events
+        self._parameters, self._cadence = context.parameters, context.cadence
+        self.replicas, self.machine, self.queue = replicas, machine, FrameQueue()
+        self.loss, self.rates, self.scale = FoundLoss(), Rates(), LossScale()
+        self.scalars: dict[str, Any] = {}
+        self._labels: dict[str, str] = {}
+        self._flow: Flow | None = None
 
     def explain(self, captured: bool) -> None:
         """Add why the running step is captured, if it isn't for its number."""
-        if captured and self._cadence.reason:
-            step = self._step()
-            self.emit("out-of-turn", f"step {step} was captured outside the cadence, because {self._cadence.reason}")
-
-    def add_events(self, events: Sequence[Event]) -> None:
-        """Add events to the next frame. Any thread may call it."""
-        with self._lock:
-            self.events += events
+        if captured and (why := self._cadence.reason):
+            step = self._context.step
+            self._context.emit("out-of-turn", f"step {step} was captured outside the cadence, because {why}")
 
     def add_scalars(self, scalars: dict[str, Any]) -> None:
         """Add the user's numbers to the running step."""
@@ -284,22 +253,17 @@ class Collector:
     def mark_skipped(self) -> None:
         """Note that a scaler skipped the running step."""
         self.scalars[SKIPPED] = 1.0
-        self.events.append(skipped_step(self._step()))
+        self._events.append(skipped_step(self._context.step))
 
     def mark_part_skipped(self, raw: RawFrame, step: int) -> None:
         """Note that an already taken part is a step that a scaler skipped."""
         raw.scalars[SKIPPED] = 1.0
-        self.events.append(skipped_step(step))
-
-    @property
-    def has_events(self) -> bool:
-        """Return whether an event waits for a frame."""
-        return bool(self.events)
+        self._events.append(skipped_step(step))
 
     @property
     def has_news(self) -> bool:
         """Return whether an event, a scalar, or a flow waits for a frame."""
-        return bool(self.events) or self.has_values
+        return bool(self._events) or self.has_values
 
     @property
     def has_values(self) -> bool:
@@ -310,7 +274,7 @@ class Collector:
         """Return everything since the last call. Without rows, nothing was captured: that takes little time."""
         if not with_rows:
             return self._take_logged(step, elapsed_s)
-        statistics, scale, machine = self._statistics, self._scale, self.machine.take() or _NO_SAMPLE
+        statistics, scale, machine = self._statistics, self.scale, self.machine.take() or _NO_SAMPLE
         packed = statistics.arena.pack(len(statistics.table.taps))
         raw = RawFrame(
             step=step,
@@ -322,43 +286,41 @@ class Collector:
             scaled=scale.kinds,
             labels=self._labels | machine.facts,
             scalars=self.scalars | self._cadence.as_scalars() | machine.numbers,
-            events=tuple(self.events) if self.events else (),
+            events=tuple(self._events) if self._events else (),
             transfers=statistics.devices.begin_transfers(),
             flow=self._flow,
-            rows=RowFacts(self._parameters.ratios(), self._replicas.owners()),
+            rows=RowFacts(self._parameters.ratios(), self.replicas.owners()),
             # After the rows, because another thread may add a tap in between; last, because they are taken only once.
             new_taps=statistics.table.take_new(),
         )
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag
-        self.events.clear()  # the list stays the same one: the short way looks at it
+        self._events.clear()
         self.scalars, self._labels, self._flow = {}, {}, None
         return raw
 
     def _take_logged(self, step: int, elapsed_s: float) -> RawFrame:
         machine = self.machine.take()
-        raw = RawFrame(step, time.time(), b"", (), 0, elapsed_s, self._scale.value, scalars=self.scalars)
+        raw = RawFrame(step, time.time(), b"", (), 0, elapsed_s, self.scale.value, scalars=self.scalars)
         self.scalars = {}
         if machine is not None:
             raw.labels, raw.scalars = machine.facts, raw.scalars | machine.numbers | self._cadence.as_scalars()
-        if self._scale.flag is not None:
-            raw.scalars[SKIPPED] = self._scale.flag
+        if self.scale.flag is not None:
+            raw.scalars[SKIPPED] = self.scale.flag
         if self._labels:
             raw.labels, self._labels = self._labels | raw.labels, {}
-        if self.events:
-            raw.events = tuple(self.events)
-            self.events.clear()
+        if self._events:
+            raw.events = tuple(self._events)
+            self._events.clear()
         raw.flow, self._flow = self._flow, None
         return raw
 
     def take_between(self, time_s: float) -> RawFrame:
         """Return the events and the machine's samples, as a part of the step that ended last, at this time."""
-        events = tuple(self.events)
-        self.events.clear()
+        events, step = tuple(self._events), max(0, self._context.step - 1)
+        self._events.clear()
         machine = self.machine.take() or _NO_SAMPLE
-        return without_rows(
-            max(0, self._step() - 1), time_s, events=events, scalars=machine.numbers, labels=machine.facts
-        )
+        return without_rows(step, time_s, events=events, scalars=machine.numbers, labels=machine.facts)
 
 
 def without_rows(step: int, time_s: float, **content: Any) -> RawFrame:
@@ -387,6 +349,7 @@ class FrameQueue:
 
     def __init__(self) -> None:
         self.frames: deque[RawFrame | Light] = deque()
+        self.shipped = -1  # the newest step with a frame
         self.dropped = 0
         self.dropped_events = 0
         self._bytes = 0

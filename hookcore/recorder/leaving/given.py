@@ -2,84 +2,37 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 from torch import Tensor
 
 from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guarded
 from hookcore.observe.plain import unseen
-from hookcore.recorder.calls.dispatch import Dispatcher
-from hookcore.recorder.calls.observers import Observers
-from hookcore.recorder.calls.placement import Placement
 from hookcore.recorder.calls.plans import Plan
-from hookcore.recorder.clock.cadence import Between, Jumps
+from hookcore.recorder.capture import Capture
+from hookcore.recorder.clock.cadence import Between
 from hookcore.recorder.clock.steps import Steps
-from hookcore.recorder.known.models import Models
-from hookcore.recorder.leaving.commands import Commands, Control
-from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
+from hookcore.recorder.context import Context
+from hookcore.recorder.leaving.frames import without_rows
 from hookcore.recorder.measured.probes import Probe
 from hookcore.recorder.measured.scalars import scalar_of
-from hookcore.recorder.measured.snapshots import Outgoing, Send
-from hookcore.recorder.measured.taps import TapTable
-from hookcore.records import Snapshot, Tap
-
-MAX_WAITING: Final = 256  # items
-MAX_WAITING_BYTES: Final = 32 << 20
-
-
-@dataclass(slots=True, eq=False)
-class MediaQueue(Outgoing[Snapshot]):
-    """Items in the order in which they were logged. If too many wait, newer ones are dropped and counted."""
-
-    what = "logged media"
-    _bytes: int = 0
-    _count: threading.Lock = field(default_factory=threading.Lock)  # both threads change the number of bytes
-
-    def put(self, name: str, step: int, media_type: str, data: bytes, whole: int) -> None:
-        """Add an item. Called with the recorder's lock."""
-        if len(self._waiting) >= MAX_WAITING or self._bytes + len(data) > MAX_WAITING_BYTES:
-            self._errors.count_loss("media-dropped", "logged item", "dropped: too many were waiting to be sent")
-            return
-        with self._count:
-            self._bytes += len(data)
-        values = np.frombuffer(data, np.uint8)
-        tap = Tap(name, "output")
-        self._waiting.append(
-            Snapshot(tap, step, time.time(), media_type, (max(whole, len(data)),), values, whole > len(data))
-        )
-
-    def _send(self, item: Snapshot, send: Send) -> None:
-        send(item)
-
-    def _release(self, item: Snapshot) -> None:
-        with self._count:
-            self._bytes -= item.values.nbytes
-
+from hookcore.records import Tap
 
 MAX_OBSERVED: Final = 4096  # names of tensors that the user observes
 
 
-@dataclass(slots=True, eq=False)
 class Given:
     """Assigns each of these to a step."""
 
-    _steps: Steps
-    _dispatcher: Dispatcher
-    _collector: Collector
-    _models: Models
-    _media: MediaQueue
-    _jumps: Jumps
-    _ship: Callable[[RawFrame], None]
-    _lock: AbstractContextManager[Any]
-    _between: Between = field(default_factory=Between, init=False)
-    _observed: dict[str, Plan] = field(default_factory=dict, init=False)  # the tensors that the user named
+    def __init__(self, context: Context, capture: Capture, steps: Steps) -> None:
+        self._context, self._cadence, self._lock, self._steps = context, context.cadence, context.lock, steps
+        self._dispatcher, self._models, self._media = capture.dispatcher, capture.models, capture.media
+        self._collector, self._ship = capture.collector, capture.collector.queue.put
+        self._between = Between()
+        self._observed: dict[str, Plan] = {}  # the tensors that the user named
 
     @guarded
     def log(self, scalars: dict[str, Any], ended: bool = False) -> None:
@@ -89,9 +42,9 @@ class Given:
         """
         numbers = self._numbers_in(scalars)
         with self._lock:
-            self._jumps.check(numbers)
+            self._cadence.look_for_jumps(numbers)
             late = self._behind(numbers, ended)
-            step = self._steps.clock.step  # after that, which may have noticed the end of one
+            step = self._context.step  # after that, which may have noticed the end of one
             self._collector.loss.note_log(step, numbers)
             self._collector.rates.note_log(step, numbers)
             behind = {name: numbers.pop(name) for name in late}
@@ -109,7 +62,7 @@ class Given:
             try:
                 numbers[name] = scalar_of(value)
             except Exception as error:
-                self._dispatcher.errors.record(f"log {name}", error)
+                self._context.errors.record(f"log {name}", error)
         return numbers
 
     def _behind(self, names: Iterable[str], ended: bool = False) -> list[str]:
@@ -124,7 +77,7 @@ class Given:
             return list(names)
         if clock.manual or clock.stepping or clock.reach.many_threads:  # passes are not counted
             return []
-        has_run = not self._steps.is_fresh if self._dispatcher.current.captured else None
+        has_run = not self._steps.is_fresh if self._context.current.captured else None
         if is_held:
             has_run = self._dispatcher.has_outputs()
         return [name for name in names if self._between.is_behind(name, has_run)]
@@ -148,37 +101,32 @@ class Given:
             media_type, data, whole = make()
         with self._lock:
             behind = len(self._behind([name]))
-            self._media.put(name, max(0, self._steps.clock.step - behind), media_type, data, whole)
+            self._media.put(name, max(0, self._context.step - behind), media_type, data, whole)
 
     def give_tokens(self, tokens: Any) -> None:
         """Name the positions of the batch that runs next."""
         with self._lock:
             self._steps.steady.leave()
-            self._dispatcher.names.give_tokens(tokens, self._steps.clock.step)
+            self._dispatcher.names.give_tokens(tokens, self._context.step)
 
     def give_labels(self, labels: Any) -> None:
         """Name its samples."""
         with self._lock:
             self._steps.steady.leave()
-            self._dispatcher.names.give_labels(labels, self._steps.clock.step)
+            self._dispatcher.names.give_labels(labels, self._context.step)
 
 
-@dataclass(slots=True, eq=False)
 class Requests:
     """Takes effect in the running step if it hasn't begun, whereas commands wait for its end."""
 
-    _steps: Steps
-    _commands: Commands
-    _control: Control
-    _observers: Observers
-    _placement: Placement
-    _table: TapTable
-    _lock: AbstractContextManager[Any]
+    def __init__(self, context: Context, capture: Capture, steps: Steps) -> None:
+        self._context, self._lock, self._steps = context, context.lock, steps
+        self._commands, self._observers, self._placement = capture.commands, capture.observers, capture.placement
 
     @property
     def taps(self) -> Sequence[Tap]:
         """The taps that were captured so far, by their numbers."""
-        return self._table.shown_taps()
+        return self._context.statistics.table.shown_taps()
 
     def take_snapshot(self, tap: Tap) -> None:
         """Take a snapshot at the tensor's next call."""
@@ -194,7 +142,7 @@ class Requests:
             self._steps.steady.leave()
             added = self._observers.probes.add(probe)
             if self._steps.is_fresh:
-                self._observers.begin_step(self._steps.clock.step, captured=True)
+                self._observers.begin_step(self._context.step, captured=True)
         return added
 
     def pause(self) -> None:
@@ -202,12 +150,12 @@ class Requests:
         with self._lock:
             self._steps.steady.leave()
             self._steps.stop_capture()
-            self._control.paused = True
-            self._placement.begin_step(self._steps.clock.step, captured=False)
+            self._context.paused = True
+            self._placement.begin_step(self._context.step, captured=False)
 
     def resume(self) -> None:
         """Capture again, from the next forward on."""
         self._steps.steady.leave()
-        if self._control.paused and self._placement.attached:
-            self._placement.begin_step(self._steps.clock.step, captured=True)
-        self._control.paused = False
+        if self._context.paused and self._placement.attached:
+            self._placement.begin_step(self._context.step, captured=True)
+        self._context.paused = False

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
-from hookcore.delivery.sinks import Sink
-from hookcore.recorder.calls.keeping import Keeping
-from hookcore.recorder.clock.cadence import Cadence, Jumps
-from hookcore.recorder.clock.clock import Clock
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.capture import Capture
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import UnusedForwards
 from hookcore.recorder.leaving.frames import (
     MAX_KEPT_EVENTS,
-    FrameQueue,
     RawFrame,
     ShownRows,
     build_frames,
     newest_events,
     skipped_step,
 )
-from hookcore.recorder.measured.flows import Flows
 from hookcore.recorder.measured.scalars import Sum, number_of
-from hookcore.recorder.measured.taps import TapTable
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
 from hookcore.records.flow import Flow
 from hookcore.records.masks import Masks, no_masks
@@ -38,37 +32,24 @@ _NONFINITE: Final = slice(STATS.index("nan"), STATS.index("inf") + 1)  # two col
 Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by their numbers
 
 
-@dataclass(slots=True, eq=False)
 class Shipper:
     """Counts lost data, and captures another step if values were non-finite."""
 
-    sink: Sink
-    _queue: FrameQueue
-    _table: TapTable
-    _flows: Flows
-    _cadence: Cadence
-    _jumps: Jumps
-    _keeping: Keeping
-    _clock: Clock
-    _errors: ErrorLog
-    _emit: Callable[[str, str, Any], None]
-    _unused: UnusedForwards
-    _examine: Examine | None = None  # runs the user's own rules
-    _was_bad: bool = field(default=False, init=False)
-    _masks: Masks = field(default_factory=Masks, init=False)
-    _known: int = field(default=0, init=False)  # taps before this frame
-    _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
-    _unsent_events: tuple[Event, ...] = field(default=(), init=False)
-    _unsent_flow: Flow | None = field(default=None, init=False)
-    _failed: int = field(default=0, init=False)  # frames that couldn't be built or sent, since the last report
-    _failed_events: int = field(default=0, init=False)  # of these frames, beyond those that are sent later
-    _reported_drops: int = field(default=0, init=False)
-    _reported_events: int = field(default=0, init=False)  # dropped ones
-    _reported_escape: bool = field(default=False, init=False)
-    _rows: ShownRows = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._rows = ShownRows(self._table.numbers)
+    def __init__(self, context: Context, capture: Capture, examine: Examine | None) -> None:
+        self._context, self._table, self._cadence = context, context.statistics.table, context.cadence
+        self._queue, self._flows, self._keeping = capture.collector.queue, capture.observers.flows, capture.keeping
+        self._examine = examine  # runs the user's own rules
+        self._rows, self._unused, self._masks = ShownRows(self._table.numbers), UnusedForwards(context.plans), Masks()
+        self._was_bad = False
+        self._known = 0  # taps before this frame
+        self._unsent_taps: tuple[Tap, ...] = ()  # without their names, later numbers would be wrong
+        self._unsent_events: tuple[Event, ...] = ()
+        self._unsent_flow: Flow | None = None
+        self._failed = 0  # frames that couldn't be built or sent, since the last report
+        self._failed_events = 0  # of these frames, beyond those that are sent later
+        self._reported_drops = 0
+        self._reported_events = 0  # dropped ones
+        self._reported_escape = False
 
     def let_go(self) -> None:
         """Let go of the user's rules, after the last frame."""
@@ -109,7 +90,7 @@ class Shipper:
             for name, value in raw.scalars.items()
             if not isinstance(value, float)
         }
-        self._jumps.check(awaited)
+        self._cadence.look_for_jumps(awaited)
         raw.scalars |= awaited
         if SKIPPED not in awaited:
             return
@@ -128,7 +109,7 @@ class Shipper:
         bad = self._is_bad(frame)
         if bad and not self._was_bad:
             self._cadence.alarm(f"step {frame.step} had non-finite values")
-            self._keeping.alarm(frame.step, self._clock)
+            self._keeping.alarm(frame.step)
         self._was_bad = bad
 
     def _is_bad(self, frame: Frame) -> bool:
@@ -144,7 +125,7 @@ class Shipper:
         try:
             events = self._unused.find(frame, self._table.shown_taps())
         except Exception as error:  # never a reason to lose a frame
-            self._errors.record("recorder thread", error)
+            self._context.errors.record("recorder thread", error)
             return frame
         return replace(frame, events=frame.events + events) if events else frame
 
@@ -155,15 +136,15 @@ class Shipper:
             try:
                 frame = self._examine(frame, self._table.shown_taps())
             except Exception as error:  # never a reason to lose a frame
-                self._errors.record("own rules", error)
+                self._context.errors.record("own rules", error)
         try:
             names = [part for tap in frame.new_taps for part in (tap.module, tap.index)]
             self.report_escapes(*frame.scalars, *names)
-            self.sink.send(frame)
+            self._context.sink.send(frame)
             self._keeping.remember(frame)
         except Exception as error:
             self._keep_unsent(frame)
-            self._errors.record("sink", error)
+            self._context.errors.record("sink", error)
 
     def report_escapes(self, *names: str) -> None:
         """Emit one event if a name is not valid Unicode, and is therefore shown escaped."""
@@ -171,7 +152,7 @@ class Shipper:
         if name is not None:
             self._reported_escape = True
             message = f"a name is not valid Unicode, so it is shown as '{name}'; the same applies to others"
-            self._emit("name-escaped", message, "warning")
+            self._context.emit("name-escaped", message, "warning")
 
     def _with_what_was_lost(self, frame: Frame) -> Frame:
         """Add the taps and events of lost frames, and events that count those frames."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.capture import Capture
 from hookcore.recorder.clock.steady import Steady
 from hookcore.recorder.clock.steps import Steps
-from hookcore.recorder.known.description import Describer, Problems
-from hookcore.recorder.leaving.commands import Commands, Control
-from hookcore.recorder.leaving.frames import Collector, FrameQueue, RawFrame
+from hookcore.recorder.context import Context
+from hookcore.recorder.known.description import Describer
+from hookcore.recorder.leaving.frames import FrameQueue, RawFrame
 from hookcore.recorder.leaving.shipping import Shipper
-from hookcore.recorder.machine import Sampler
-from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import Outgoing
 
 IDLE_S: Final = 1.0  # after this time without a step
@@ -24,59 +21,51 @@ LOCK_WAIT_S: Final = 1.0
 GROWTH: Final = 1.02  # of the idle time between two samples of the machine, so that a day without a step sends hundreds
 
 
-@dataclass(slots=True, eq=False)
 class Idle:
     """Acts between two steps."""
 
-    _steps: Steps
-    _commands: Commands
-    _control: Control
-    _collector: Collector
-    _machine: Sampler
-    _lock: threading.RLock
-    _ship: Callable[[RawFrame], None]
-    _now: Callable[[], float]
-    _sampled_after_s: float = field(default=0.0, init=False)  # of this idle time
+    def __init__(self, context: Context, capture: Capture, steady: Steady) -> None:
+        self._context, self._now, self._steady = context, context.now, steady
+        self._commands, self._control, self._collector = capture.commands, capture.control, capture.collector
+        self._sampled_after_s = 0.0  # of this idle time
 
     def tick(self) -> None:
         """Act if there is something to do. Called every few milliseconds."""
-        idle_s = self._now() - self._steps.ended.at  # NaN before the first step
+        idle_s = self._now() - self._context.ended.at  # NaN before the first step
         if idle_s < IDLE_S:
             self._sampled_after_s = 0.0
-        elif (self._commands.changes or self._has_news(idle_s)) and self._lock.acquire(timeout=LOCK_WAIT_S):
+        elif (self._commands.changes or self._has_news(idle_s)) and self._context.lock.acquire(timeout=LOCK_WAIT_S):
             try:
-                self._steps.steady.leave()
+                self._steady.leave()
                 self._control.apply_while_idle()
                 if self._has_news(idle_s):
                     self._sampled_after_s = idle_s
-                    self._ship(self.take())
+                    self._collector.queue.put(self.take())
             finally:
-                self._lock.release()
+                self._context.lock.release()
 
     def take(self) -> RawFrame:
         """Take what waits, as a part of the step that ended last, at the time at which it ended."""
-        idle_s = self._now() - self._steps.ended.at
+        idle_s = self._now() - self._context.ended.at
         return self._collector.take_between(time.time() - (0.0 if idle_s != idle_s else idle_s))
 
     def _has_news(self, idle_s: float) -> bool:
         """Return whether something waits for a frame. Before the first step, the machine has none to belong to."""
-        return self._collector.has_events or (self._machine.has_news and idle_s >= GROWTH * self._sampled_after_s)
+        has_sample = self._collector.machine.has_news and idle_s >= GROWTH * self._sampled_after_s
+        return bool(self._context.events) or has_sample
 
 
-@dataclass(slots=True, eq=False)
 class Rounds:
     """Sends what waits, and looks for changes, problems, and stalls."""
 
-    _shipper: Shipper
-    _steps: Steps
-    _collector: Collector
-    _outgoing: tuple[Outgoing[Any], ...]
-    _description: Describer
-    _problems: Problems
-    _idle: Idle
-    _sentinel: Sentinel
-    _errors: ErrorLog
-    _put: Callable[[RawFrame], None]
+    def __init__(
+        self, context: Context, capture: Capture, steps: Steps, shipper: Shipper, description: Describer
+    ) -> None:
+        self._context, self._steps, self._shipper, self._description = context, steps, shipper, description
+        self._commands, self._queue, self._sentinel = capture.commands, capture.collector.queue, capture.sentinel
+        observers = capture.observers
+        self._outgoing: tuple[Outgoing[Any], ...] = observers.snapshots.copies, observers.probes.channels, capture.media
+        self._idle = Idle(context, capture, steps.steady)
 
     def ship(self, raws: list[RawFrame]) -> None:
         """Send frames, and the place of this process before the first frame that it is about."""
@@ -89,32 +78,32 @@ class Rounds:
         self._report_errors()
         self._sentinel.read_late(self._steps.clock)
         for each in self._outgoing:
-            each.ship(self._shipper.sink.send)
+            each.ship(self._context.sink.send)
         self._description.send_if_requested()
         self._description.send_news()
-        self._problems.say_refused()
+        self._description.problems.say_refused()
         self._idle.tick()
-        self._steps.stalls.look(self._steps.ended.at)
+        self._steps.stalls.look(self._context.ended.at)
 
     @property
     def has_more(self) -> bool:
         """Whether the next round has something that a flush waits for."""
-        return self._description.requested or self._sentinel.waits or any(each.waiting for each in self._outgoing)
+        return self._commands.wants_description or self._sentinel.waits or any(each.waiting for each in self._outgoing)
 
     def _report_errors(self, is_last: bool = False) -> None:
         """Make the errors events of the run."""
-        events = self._errors.news(is_last)
+        events = self._context.errors.news(is_last)
         if events:
-            self._collector.add_events(events)
+            self._context.add_events(events)
 
     def end(self) -> None:
         """Queue the last events: they were emitted as the last frames were shipped, or have not been yet."""
         self._sentinel.read_late(self._steps.clock, is_last=True)
         self._description.send_news(ended=True)
-        self._problems.emit_new()
+        self._description.problems.emit_new()
         self._report_errors(is_last=True)  # after all that can fail
-        if self._collector.has_events:
-            self._put(self._idle.take())
+        if self._context.events:
+            self._queue.put(self._idle.take())
 
 
 POLL_S: Final = 0.02
@@ -126,10 +115,9 @@ class Worker:
     Exceptions of its work, the rounds, are counted, and it continues.
     """
 
-    def __init__(self, queue: FrameQueue, rounds: Rounds, steady: Steady, failed: Callable[[Exception], None]) -> None:
-        self.queue = queue
+    def __init__(self, context: Context, queue: FrameQueue, rounds: Rounds, steady: Steady) -> None:
+        self._errors, self.queue = context.errors, queue
         self._rounds, self._steady = rounds, steady
-        self._failed = failed
         self._busy = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hookcore-recorder", daemon=True)
@@ -187,4 +175,4 @@ class Worker:
         try:
             call(*arguments)
         except Exception as error:
-            self._failed(error)
+            self._errors.record("recorder thread", error)

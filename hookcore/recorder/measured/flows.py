@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from hookcore.hooks.internals import current_graph_task, is_wrapped, keywords_of, memory_of, tracing_state, version_of
-from hookcore.recorder.calls.plans import Call, Emit, Plan
+from hookcore.recorder.calls.plans import Call, Plan
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.recorder.measured.sizes import SeenCall, Sizes, forms_of, now
-from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import Frame, Phase, Tap, text_of
 from hookcore.records.flow import MAX_FLOW_EDGES, OUTERMOST, Flow, FlowCall, How, TensorForm
 
@@ -336,15 +336,12 @@ class Flows:
 
     wants_inputs = False  # it learns of calls by `entered`, without other hooks
 
-    def __init__(
-        self, statistics: Statistics, max_calls: int, changes: Callable[[], int], emit: Emit, enabled: bool
-    ) -> None:
-        self._table = statistics.table
-        self._max_calls = max_calls
-        self._changes, self._emit = changes, emit
+    def __init__(self, context: Context) -> None:
+        self._table, self._plans, self._emit = context.statistics.table, context.plans, context.emit
+        self._max_calls = context.settings.calls
         self._changes_seen = 0
-        self._wanted = enabled
-        self._tries = 0 if enabled else MAX_TRIES
+        self._wanted = context.settings.compiled != "inside"  # in a graph, nothing shows which tensor goes where
+        self._tries = 0 if self._wanted else MAX_TRIES
         self._lesson: Lesson | None = None
         self._observes = False
         self._known: set[tuple[FlowCall, ...]] = set()
@@ -362,8 +359,8 @@ class Flows:
     def begin_step(self, captured: bool) -> bool:
         """Decide whether to learn in this step. Return whether that changed who observes calls."""
         before, self._lesson = self._observes, None
-        if captured and self._changes_seen != (changes := self._changes()):
-            self._changes_seen, self._wanted = changes, True
+        if captured and self._changes_seen != self._plans.changes:
+            self._changes_seen, self._wanted = self._plans.changes, True
         if captured and self._wanted and self._tries < MAX_TRIES and len(self._known) < MAX_FLOWS:
             self._wanted = False
             self._tries += 1

@@ -16,9 +16,8 @@ from hookcore.hooks.tensors import hook_leaves
 from hookcore.observe.generators import generators_kept
 from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Plan, PlanTable
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.measured.snapshots import Emit
-from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import PROBE, Tap
 
 # What functions of probes may return.
@@ -172,14 +171,12 @@ class Looking(Protocol):
         """Count an exception. Return what to say of it."""
 
 
-@dataclass(slots=True, eq=False)
 class PassProbes:
     """The probes of a watcher that look at the backward passes of the running step."""
 
-    _plans: PlanTable
-    _statistics: Statistics
-    _emit: Emit
-    due: tuple[Looking, ...] = ()
+    def __init__(self, context: Context) -> None:
+        self._plans, self._statistics, self._emit = context.plans, context.statistics, context.emit
+        self.due: tuple[Looking, ...] = ()
 
     def begin(self) -> None:
         """Let them see the gradients before a backward pass."""

@@ -22,13 +22,13 @@ from hookcore.observe.copies import Copy, take_copy
 from hookcore.observe.generators import generators_kept
 from hookcore.observe.plain import unseen
 from hookcore.probes import channel_rms, channel_zeros
-from hookcore.recorder.calls.plans import Call, Plan, PlanTable
-from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
+from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.passprobes import Passes, PassProbes, channels_of, values_of
-from hookcore.recorder.measured.snapshots import Emit, Outgoing, Send
-from hookcore.recorder.measured.statistics import Statistics
+from hookcore.recorder.measured.snapshots import Outgoing, Send
 from hookcore.records import PROBE, Kind, Snapshot, Tap
 from hookcore.records.vocabulary import PROBE_LABEL
 
@@ -153,12 +153,14 @@ MAX_WAITING: Final = 4096  # columns
 _DROPPED: Final = "of channels dropped: too many results of probes were waiting for the recorder's thread"
 
 
-@dataclass(slots=True, eq=False)
 class ChannelColumns(Outgoing[tuple[Tap, int, float, Copy]]):
     """The columns of one watcher. Of several micro-batches, the largest value of each channel is kept, or NaN."""
 
     what = "channels of a probe"
-    _held: dict[Tap, tuple[int, int, Tensor]] = field(default_factory=dict)  # of this step: step, channels, values
+
+    def __init__(self, errors: ErrorLog) -> None:
+        super().__init__(errors)
+        self._held: dict[Tap, tuple[int, int, Tensor]] = {}  # of this step: step, channels, values
 
     def note(self, tap: Tap, step: int, channels: int, values: Tensor) -> None:
         """Hold the numbers of a call."""
@@ -192,26 +194,18 @@ MAX_PROBES: Final = 32
 CHANNELS_EVERY: Final = 10
 
 
-@dataclass(slots=True, eq=False)
 class Probes:
     """The probes of one watcher: an observer of calls in the steps in which one is due."""
 
-    _plans: PlanTable
-    _statistics: Statistics
-    _current: CurrentStep
-    _emit: Emit
-    _add_label: Callable[[str, str], None]
-    _errors: ErrorLog
-    channels: ChannelColumns = field(init=False)
-    passes: PassProbes = field(init=False)
-    due: tuple[Probe, ...] = ()
-    wants_inputs: bool = False
-    added: list[Probe] = field(default_factory=list)  # by the user; replaced, never changed
-    _of_channels: tuple[Probe, ...] = ()  # of the setting
+    wants_inputs = False
 
-    def __post_init__(self) -> None:
-        self.channels = ChannelColumns(self._errors)
-        self.passes = PassProbes(self._plans, self._statistics, self._emit)
+    def __init__(self, context: Context, collector: Collector) -> None:
+        self._plans, self._statistics, self._current = context.plans, context.statistics, context.current
+        self._emit, self._collector = context.emit, collector
+        self.channels, self.passes = ChannelColumns(context.errors), PassProbes(context)
+        self.due: tuple[Probe, ...] = ()
+        self.added: list[Probe] = []  # by the user; replaced, never changed
+        self.choose_channels(context.settings.channels)
 
     @property
     def has_any(self) -> bool:
@@ -228,7 +222,7 @@ class Probes:
     def choose_channels(self, include: tuple[Pattern, ...]) -> None:
         """Look at each channel of the outputs of these modules from the next step on."""
         own = (("channel_rms", channel_rms), ("channel_zeros", channel_zeros)) if include else ()
-        self._of_channels = tuple(
+        self._of_channels = tuple(  # of the setting
             Probe(name, function, include, frozenset(("output",)), CHANNELS_EVERY) for name, function in own
         )
 
@@ -248,7 +242,7 @@ class Probes:
         modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.due else {}
         for probe in self.due:
             probe.paths = frozenset(_chosen(modules, probe.include))
-            self._add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)  # each time: a frame may be lost
+            self._collector.add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)  # each time: a frame may be lost
         self.passes.due = tuple(probe for probe in self.due if probe.passes is not None)
         return bool(before or self.due)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from torch import Tensor, nn
@@ -27,13 +26,10 @@ from hookcore.observe.finite import (
 )
 from hookcore.recorder.calls.keeping import Keeping
 from hookcore.recorder.calls.plans import LateStep
-from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import Clock
-from hookcore.recorder.clock.current import CurrentStep
-from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.clock.owners import instances_of, spread
-from hookcore.recorder.known.parameters import Parameter, Parameters
-from hookcore.recorder.leaving.frames import Collector
+from hookcore.recorder.context import Context
+from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.measured.scalars import is_known, number_of
 from hookcore.records import ROOT, Event, Value
 from hookcore.records.flow import Flow, FlowCall
@@ -172,30 +168,22 @@ class _Later:
         return all_finite([*map(number_of, self.losses), *(reading.finish() if reading is not None else ())])
 
 
-@dataclass(slots=True, eq=False)
 class Sentinel:
     """Looks at the loss and the lookouts, and reports the first step in which one of them isn't finite."""
 
-    _parameters: Parameters
-    _collector: Collector
-    _cadence: Cadence
-    _keeping: Keeping
-    _current: CurrentStep
-    _errors: ErrorLog
-    _lock: AbstractContextManager[Any]
-    _on: bool = field(default=True, init=False)  # in this step
-    _lookouts: list[Parameter] = field(default_factory=list, init=False)
-    _flows: list[tuple[FlowCall, ...]] = field(default_factory=list, init=False)
-    _chosen_for: tuple[int, ...] = field(default=(), init=False)
-    _tally: Tally = field(default_factory=Tally, init=False)
-    _now: Onset = field(default_factory=Onset, init=False)
-    _late: Onset = field(default_factory=Onset, init=False)
-    _waiting: deque[_Later] = field(default_factory=deque, init=False)
-    _versions: int = field(default=0, init=False)  # of the lookouts' weights, at the first look at the step
-    _reported: int = field(default=0, init=False)
-    _is_done: bool = field(default=False, init=False)  # whether it has reported all that it may
-    _has_scaler: bool = field(default=False, init=False)
-    _places: list[tuple[Callable[[], nn.Module | None], str]] = field(default_factory=list, init=False)  # of lookouts
+    def __init__(self, context: Context, keeping: Keeping) -> None:
+        self._context, self._parameters, self._keeping = context, context.parameters, keeping
+        self._on = True  # in this step
+        self._lookouts: list[Parameter] = []
+        self._flows: list[tuple[FlowCall, ...]] = []
+        self._chosen_for: tuple[int, ...] = ()
+        self._tally, self._now, self._late = Tally(), Onset(), Onset()
+        self._waiting: deque[_Later] = deque()
+        self._versions = 0  # of the lookouts' weights, at the first look at the step
+        self._reported = 0
+        self._is_done = False  # whether it has reported all that it may
+        self._has_scaler = False
+        self._places: list[tuple[Callable[[], nn.Module | None], str]] = []  # of lookouts
 
     def learn(self, flow: Flow) -> None:
         """Choose the lookouts by this data flow, too."""
@@ -270,7 +258,7 @@ class Sentinel:
             try:
                 self._look(clock, losses or (), is_own)
             except Exception as error:  # the clock must see the pass in any case
-                self._errors.record("look at the step", error)
+                self._context.errors.record("look at the step", error)
 
     def _look(self, clock: Clock, losses: Iterable[Any], is_own: Callable[[], bool]) -> None:
         onset, later, found = self._now, list[Any](), None
@@ -366,7 +354,7 @@ class Sentinel:
         """Report the running step, and let it be saved."""
         if self._versions == self._version():  # no optimizer has stepped in it
             found = self._first_bad_weight() or found
-        self._report(found, self._now, self._current.captured, late=False)
+        self._report(found, self._now, self._context.current.captured, late=False)
         self._keeping.fire(f"non-finite values in {found.where}", found.module or None)
 
     def _report(self, found: Found, onset: Onset, captured: bool, late: bool) -> None:
@@ -384,8 +372,8 @@ class Sentinel:
             "late": late,
         }
         event = Event(onset.step, time.time(), NONFINITE_STEP, message, "error", found.module, about=about)
-        self._collector.add_events([event])
-        self._cadence.alarm(f"step {onset.step} had non-finite values")
+        self._context.add_events([event])
+        self._context.cadence.alarm(f"step {onset.step} had non-finite values")
 
     # Devices
 
@@ -398,7 +386,8 @@ class Sentinel:
         for pairs in _alike(grads) or ([],):
             reading = start_reading([grad for _, grad in pairs]) if pairs else None
             names = tuple((each.plan.path, each.name) for each, _ in pairs)
-            self._waiting.append(_Later(clock.step, self._current.captured, tuple(losses), names, reading, kept))
+            captured = self._context.current.captured
+            self._waiting.append(_Later(clock.step, captured, tuple(losses), names, reading, kept))
             losses = []
 
     def _release(self) -> None:
@@ -424,7 +413,7 @@ class Sentinel:
             found = self._find_late(later, clock)
             if onset.saw(found is not None) and found is not None:
                 found = self._first_bad_at_entry(later.kept) or found
-                with self._lock:
+                with self._context.lock:
                     is_known = self._now.is_bad or self._now.was_bad or self._is_done
                     if not is_known:
                         self._report(found, onset, later.captured, late=True)

@@ -7,10 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,10 +21,11 @@ from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
 from hookcore.observe.plain import unseen
-from hookcore.recorder.calls.plans import Call, Plan, PlanTable
-from hookcore.recorder.clock.current import CurrentStep
+from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
+from hookcore.recorder.measured.scalars import LossScale
 from hookcore.records import GRADIENT_KINDS, Names, Snapshot, Tap, about_command, text_of
 
 # The script's names for the positions and samples of a batch, which become part of its snapshots.
@@ -176,13 +178,14 @@ Send = Callable[[Snapshot], None]
 Item = TypeVar("Item")
 
 
-@dataclass(slots=True, eq=False)
 class Outgoing(ABC, Generic[Item]):
     """Items that become snapshots when the recorder's thread sends them, oldest first."""
 
     what: ClassVar[str]  # in the list of errors
-    _errors: ErrorLog
-    _waiting: deque[Item] = field(default_factory=deque, init=False)
+
+    def __init__(self, errors: ErrorLog) -> None:
+        self._errors = errors
+        self._waiting: deque[Item] = deque()
 
     @property
     def waiting(self) -> bool:
@@ -213,11 +216,44 @@ class Outgoing(ABC, Generic[Item]):
         """Give back the memory that an item took."""
 
 
+MAX_MEDIA: Final = 256  # items
+MAX_MEDIA_BYTES: Final = 32 << 20
+
+
+class MediaQueue(Outgoing[Snapshot]):
+    """Items in the order in which they were logged. If too many wait, newer ones are dropped and counted."""
+
+    what = "logged media"
+
+    def __init__(self, errors: ErrorLog) -> None:
+        super().__init__(errors)
+        self._bytes = 0
+        self._count = threading.Lock()  # both threads change the number of bytes
+
+    def put(self, name: str, step: int, media_type: str, data: bytes, whole: int) -> None:
+        """Add an item. Called with the recorder's lock."""
+        if len(self._waiting) >= MAX_MEDIA or self._bytes + len(data) > MAX_MEDIA_BYTES:
+            self._errors.count_loss("media-dropped", "logged item", "dropped: too many were waiting to be sent")
+            return
+        with self._count:
+            self._bytes += len(data)
+        values = np.frombuffer(data, np.uint8)
+        tap = Tap(name, "output")
+        self._waiting.append(
+            Snapshot(tap, step, time.time(), media_type, (max(whole, len(data)),), values, whole > len(data))
+        )
+
+    def _send(self, item: Snapshot, send: Send) -> None:
+        send(item)
+
+    def _release(self, item: Snapshot) -> None:
+        with self._count:
+            self._bytes -= item.values.nbytes
+
+
 # Copies of requested tensors that wait for the recorder's thread, which sends them.
 
 MAX_WAITING_BYTES: Final = 2 * MAX_BYTES
-
-Emit = Callable[..., None]  # adds an event: name, message, severity, module, and what it is about
 
 
 @dataclass(slots=True, eq=False)
@@ -242,17 +278,17 @@ class _Taken:
     names: Names | None
 
 
-@dataclass(slots=True, eq=False)
 class WaitingCopies(Outgoing[_Taken]):
     """The copies of one watcher, in bounded memory."""
 
     what = "snapshot"
-    _emit: Emit
-    _current: CurrentStep
-    _scale: Callable[[str], float | None]
-    _names: BatchNames
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _waiting_bytes: int = field(default=0, init=False)
+
+    def __init__(self, context: Context, scale: LossScale, names: BatchNames) -> None:
+        super().__init__(context.errors)
+        self._emit, self._current, self._owners = context.emit, context.current, context.owners
+        self._scale, self._names = scale, names
+        self._lock = threading.Lock()
+        self._waiting_bytes = 0
 
     def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
         """Copy the tensor now, because code after this hook may change it."""
@@ -273,7 +309,7 @@ class WaitingCopies(Outgoing[_Taken]):
             self._keep(request, copy)
 
     def _keep(self, request: Request, copy: Copy | str) -> None:
-        scale = self._scale(request.tap.kind) if request.tap.kind in GRADIENT_KINDS else None
+        scale = self._owners.known_scale() if request.tap.kind in self._scale.kinds else None
         with self._lock:
             self._waiting_bytes -= MAX_BYTES
             if isinstance(copy, str):
@@ -289,7 +325,7 @@ class WaitingCopies(Outgoing[_Taken]):
         request.taken, request.before = True, None
         hint = f": {request.hint}" if request.hint else ""
         about = about_command(request.number, "refused")
-        self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module, **about)
+        self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module, about)
 
     def _lose(self, item: _Taken, error: Exception) -> None:
         self.miss(item.request, f"it was captured but couldn't be sent: {error}")
@@ -320,7 +356,7 @@ class WaitingCopies(Outgoing[_Taken]):
         unnamed = f"; {left}" if left else ""
         message = f"{request.tap.label} of step {item.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}{unnamed}"
         about = about_command(request.number, "applied")
-        self._emit("snapshot-taken", message, "info", request.tap.module, **about)
+        self._emit("snapshot-taken", message, "info", request.tap.module, about)
 
 
 # While none is pending, nothing here is called: the hooks that look for a tensor are registered on request, and removed
@@ -337,11 +373,9 @@ INPUT_KINDS: Final = frozenset(("input", "input_grad"))
 class Snapshots:
     """The requests of one watcher."""
 
-    def __init__(self, plans: PlanTable, copies: WaitingCopies, current: CurrentStep, errors: ErrorLog) -> None:
-        self._plans = plans
+    def __init__(self, context: Context, copies: WaitingCopies) -> None:
+        self._plans, self._current, self._errors = context.plans, context.current, context.errors
         self.copies = copies
-        self._current = current
-        self._errors = errors
         self._lock = threading.Lock()
         self._asked: list[Request] = []  # from the next step on
         self._pending: list[Request] = []
