@@ -1,78 +1,106 @@
-"""The settings of servers and collectors as tables: name, default, help. Flags, variables, and docs come from them."""
+"""The settings of servers and collectors, in tables like that of a training. Flags and docs come from them."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from hookcore.config import AUTO, addresses_of, bytes_of
+from hookcore.config import AUTO, Setting, addresses_of
+from hookcore.config.readers import items_of, read_integer, read_notify, read_number, read_size, settings_in
 from hookcore.errors import ArgumentError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_SIZES: Final = ("memory", "keep_limit", "max_body", "spool_limit")
-_FILES: Final = ("keep", "certfile", "keyfile", "rules_file", "spool")
 NEVER: Final = "never"
 _WORDS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-_EXPECTED: Final[dict[type, str]] = {
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    bool: "1 or 0",
-    tuple: "names separated by commas",
-}
 
 
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _read_switch(given: object) -> bool:
+    if (word := str(given).lower()) not in _WORDS:
+        raise ValueError
+    return _WORDS[word]
+
+
+def _read_keep(given: object) -> str:
+    word = str(given).lower()
+    return AUTO if word == AUTO else "" if word in ("", "none") else os.path.expanduser(str(given))
+
+
+def _read_sync(given: object) -> float:
+    return math.inf if str(given).lower() == NEVER else read_number(0, 3600)(given)
+
+
+def _setting(
+    allowed: str,
+    read: Callable[[Any], object],
+    from_text: Callable[[str], object],
+    default: object,
+    text: str,
+    secret: bool = False,
+) -> Any:
+    """Return a field with a row of the table, whose name is that of the field."""
+    setting = Setting("", default, allowed, text, read, from_text, secret=secret)
+    return field(default=setting.value_of(default), metadata={"setting": setting}, repr=not secret)
+
+
+_text: Final = partial(_setting, "a string", str, str)
+_file: Final = partial(_setting, "a string", os.path.expanduser, str)
+_keep: Final = partial(_setting, "a string", _read_keep, str)
+_integer: Final = partial(_setting, "an integer of 0 or more", read_integer(0), int)
+_number: Final = partial(_setting, "a number of 0 or more", read_number(0), float)
+_switch: Final = partial(_setting, "1 or 0", _read_switch, str)
+_size: Final = partial(_setting, "a size such as 512MB", read_size, str)
+_names: Final = partial(_setting, "names separated by commas", tuple, items_of)
+_addresses: Final = partial(_setting, "addresses separated by spaces", read_notify, addresses_of)
+_sync: Final = partial(_setting, f"seconds up to 3600, or `{NEVER}`", _read_sync, float)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The settings of a server. Each is also a flag (`--max-runs 8`) and a variable (`HOOKCORE_MAX_RUNS=8`)."""
 
-    host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs a token")
-    port: int = _setting(8642, "port to listen on, or the next free one if it is taken; 0 for any free port")
-    token: str = _setting("", "full-access token; generated and printed once if needed")
-    read_token: str = _setting("", "read-only token")
-    allowed_hosts: tuple[str, ...] = _setting((), "additional host names that requests to this server may use")
-    frame_ancestors: tuple[str, ...] = _setting(
-        (), "sites that may show the dashboard in a frame: origins such as https://hub.example, `local`, or `none`"
+    host: str = _text("127.0.0.1", "Address to listen on; anything but loopback needs a token.")
+    port: int = _integer(8642, "Port to listen on, or the next free one if it is taken; 0 for any free port.")
+    token: str = _text("", "Full-access token; generated and printed once if needed.", secret=True)
+    read_token: str = _text("", "Read-only token.", secret=True)
+    allowed_hosts: tuple[str, ...] = _names((), "Additional host names that requests to this server may use.")
+    frame_ancestors: tuple[str, ...] = _names(
+        (), "Sites that may show the dashboard in a frame: origins such as https://hub.example, `local`, or `none`."
     )
-    certfile: str = _setting("", "TLS certificate file (PEM)")
-    keyfile: str = _setting("", "TLS private key file (PEM)")
-    root_path: str = _setting("", "path prefix of the reverse proxy, for example /hookcore")
-    memory: int = _setting(2_000_000_000, "memory limit for all runs together")
-    max_runs: int = _setting(64, "maximum number of runs in the list; the oldest ended run makes room for a new one")
-    idle_stop_s: float = _setting(0.0, "stop after this many seconds without trainers and browsers; 0 means never")
-    lost_after_s: float = _setting(15.0, "show a run as lost after this many seconds without a message from it")
-    keep: str = _setting(
-        "auto", "folder for saved runs; `auto` is the user's data folder, `none` keeps runs in memory only"
+    certfile: str = _file("", "TLS certificate file (PEM).", secret=True)
+    keyfile: str = _file("", "TLS private key file (PEM).", secret=True)
+    root_path: str = _text("", "Path prefix of the reverse proxy, for example /hookcore.")
+    memory: int = _size("2GB", "Memory limit for all runs together.")
+    max_runs: int = _integer(64, "Maximum number of runs in the list; the oldest ended run makes room for a new one.")
+    idle_stop_s: float = _number(0.0, "Stop after this many seconds without trainers and browsers; 0 means never.")
+    lost_after_s: float = _number(15.0, "Show a run as lost after this many seconds without a message from it.")
+    keep: str = _keep(
+        "auto", "Folder for saved runs; `auto` is the user's data folder, `none` keeps runs in memory only."
     )
-    keep_limit: int = _setting(10_000_000_000, "disk limit for saved runs; the oldest runs move to the trash first")
-    store: str = _setting(
+    keep_limit: int = _size("10GB", "Disk limit for saved runs; the oldest runs move to the trash first.")
+    store: str = _text(
         "",
-        "address of ClickHouse (clickhouse://...): show the runs that collectors insert there, instead of accepting "
-        "runs from trainers",
+        "Address of ClickHouse (clickhouse://...): show the runs that collectors insert there, instead of accepting "
+        "runs from trainers.",
     )
-    retain: str = _setting(
-        "", "with a store: delete runs that have sent nothing for this many days, such as 30d; by default, keep all"
+    retain: str = _text(
+        "", "With a store: delete runs that have sent nothing for this many days, such as 30d; by default, keep all."
     )
-    max_clients: int = _setting(64, "maximum number of live streams")
-    max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request")
-    receive_s: float = _setting(10.0, "maximum time to receive a request, in seconds")
-    max_connections: int = _setting(1000, "maximum number of open connections")
-    notify: tuple[str, ...] = _setting(
+    max_clients: int = _integer(64, "Maximum number of live streams.")
+    max_body: int = _size("64MiB", "Maximum size of a decompressed request.")
+    receive_s: float = _number(10.0, "Maximum time to receive a request, in seconds.")
+    max_connections: int = _integer(1000, "Maximum number of open connections.")
+    notify: tuple[str, ...] = _addresses(
         (),
-        "apprise addresses, such as slack://A/B/C, that get a message about each incident; they are secrets, and the "
-        "variable keeps them out of process lists",
+        "Apprise addresses, such as slack://A/B/C, that get a message about each incident; they are secrets, and "
+        "the variable keeps them out of process lists.",
+        secret=True,
     )
-    rules_file: str = _setting(
-        "", "Python file with your own rules, which this server runs on all runs that it receives"
-    )
-    dashboard: bool = _setting(False, "run as this user's dashboard, which saves each run where its trainer asks")
+    rules_file: str = _file("", "Python file with your own rules, which this server runs on all runs that it receives.")
+    dashboard: bool = _switch(False, "Run as this user's dashboard, which saves each run where its trainer asks.")
 
     @property
     def is_loopback(self) -> bool:
@@ -92,101 +120,53 @@ class ServerSettings:
                 f"HOOKCORE_RULES={old!r} is a file, but HOOKCORE_RULES sets the thresholds of a training: use "
                 "HOOKCORE_RULES_FILE for a server's own rules"
             )
-        return cls(**_values_of(cls, given, environment))
+        return cls(**_values_of(SERVER, given, environment))
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSettings:
     """The settings of a collector, in addition to those it shares with a server. Each is a flag and a variable, too."""
 
-    to: str = _setting(
-        "", "address of the server that the collector sends to, or of ClickHouse (clickhouse://...); required"
+    to: str = _text(
+        "", "Address of the server that the collector sends to, or of ClickHouse (clickhouse://...); required."
     )
-    to_token: str = _setting("", "token of that server")
-    spool: str = _setting("", "folder of the spool; by default, one in the user's data folder")
-    spool_limit: int = _setting(
-        10_000_000_000, "disk limit of the spool; when it is reached, the oldest data is dropped and counted"
+    to_token: str = _text("", "Token of that server.", secret=True)
+    spool: str = _file("", "Folder of the spool; by default, one in the user's data folder.")
+    spool_limit: int = _size(
+        "10GB", "Disk limit of the spool; when it is reached, the oldest data is dropped and counted."
     )
-    sync: float = _setting(
+    sync: float = _sync(
         1.0,
-        "seconds of data that a power failure may cost; 0 syncs each batch, `never` leaves syncing to the system. If "
-        "the collector is killed, it loses nothing in any case",
+        "Seconds of data that a power failure may cost; 0 syncs each batch, `never` leaves syncing to the system. "
+        "If the collector is killed, it loses nothing in any case.",
     )
-    insert: float = _setting(
+    insert: float = _number(
         5.0,
-        "with ClickHouse: insert data after this many seconds, even if it is fewer than 100,000 rows. With many "
-        "collectors, use more seconds, because ClickHouse prefers few large inserts",
+        "With ClickHouse: insert data after this many seconds, even if it is fewer than 100,000 rows. With many "
+        "collectors, use more seconds, because ClickHouse prefers few large inserts.",
     )
 
     @classmethod
     def of(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> CollectorSettings:
         """Return settings from arguments (text or values), then HOOKCORE_ variables, then defaults."""
-        return cls(**_values_of(cls, given, environment))
+        return cls(**_values_of(COLLECTOR, given, environment))
 
 
-TABLES: Final[dict[str, type[ServerSettings] | type[CollectorSettings]]] = {
-    "server": ServerSettings,
-    "collector": CollectorSettings,
-}
+SERVER: Final = settings_in(ServerSettings)
+COLLECTOR: Final = settings_in(CollectorSettings)
+TABLES: Final = {"server": SERVER, "collector": COLLECTOR}
 
 
-def _values_of(
-    table: type[ServerSettings] | type[CollectorSettings], given: Mapping[str, Any], environment: Mapping[str, str]
-) -> dict[str, Any]:
+def _values_of(table: Iterable[Setting], given: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for each in fields(table):
-        raw = given.get(each.name)
-        if raw is None:
-            raw = environment.get(f"HOOKCORE_{each.name.upper()}")
-        if raw is not None:
-            values[each.name] = _read(each.name, raw, each.default)
+    for setting in table:
+        value = given.get(setting.name)
+        if isinstance(value, list):  # a flag that is repeated
+            value = ",".join(value)
+        if value is None:
+            values[setting.name] = setting.value_in(environment)
+        elif isinstance(value, str):
+            values[setting.name] = setting.value_of_text(setting.name, value)
+        else:
+            values[setting.name] = setting.value_of(value)
     return values
-
-
-def _read(name: str, raw: Any, default: Any) -> Any:
-    try:
-        if isinstance(default, tuple):
-            texts = [raw] if isinstance(raw, str) else raw
-            return tuple(each for text in texts for each in _items(name, text) if each)
-        if name in _SIZES and isinstance(raw, str):
-            return bytes_of(raw)
-        if isinstance(default, bool) and isinstance(raw, str):
-            return _WORDS[raw.lower()]
-        if name == "keep" and str(raw).lower() in ("", "none", AUTO):
-            return AUTO if str(raw).lower() == AUTO else ""
-        if name == "sync":
-            return _sync_of(raw)
-        return str(Path(raw).expanduser()) if name in _FILES and raw else type(default)(raw)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        detail = str(error) if name in _SIZES else ""
-        raise ArgumentError(f"{name}={raw!r} is invalid: use {allowed_of(name, default)}. {detail}".strip()) from None
-
-
-def _sync_of(raw: Any) -> float:
-    seconds = float("inf") if str(raw).lower() == NEVER else float(raw)
-    if not (0 <= seconds < 3600 or str(raw).lower() == NEVER):
-        raise ValueError(raw)
-    return seconds
-
-
-def _items(name: str, text: str) -> list[str]:
-    return addresses_of(text) if name == "notify" else text.split(",")
-
-
-def default_of(setting: Field[Any]) -> str:
-    """Return the default of a setting as a flag or a variable gives it; empty if there is none."""
-    default: Any = setting.default
-    if isinstance(default, tuple):
-        return ",".join(default)
-    if setting.name in _SIZES:
-        return f"{default // 10**9}GB" if default % 10**9 == 0 else f"{default // 2**20}MiB"
-    return f"{default:g}" if isinstance(default, float) else str(int(default) if isinstance(default, bool) else default)
-
-
-def allowed_of(name: str, default: Any) -> str:
-    """Describe the allowed values of a setting."""
-    if name == "sync":
-        return f"seconds below 3600, or `{NEVER}`"
-    if name == "notify":
-        return "addresses separated by spaces"
-    return "a size such as 512MB" if name in _SIZES else _EXPECTED[type(default)]

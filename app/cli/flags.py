@@ -8,15 +8,14 @@ import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from hookcore.config import SETTINGS, Settings
+from hookcore.config import SETTINGS, Setting, Settings
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 
-from ..settings import ServerSettings, default_of
+from ..settings import SERVER, ServerSettings
 
 if TYPE_CHECKING:
     from ..runs import Run
@@ -44,27 +43,29 @@ def add_server_flags(
     parser: argparse.ArgumentParser, names: Collection[str] = (), defaults: Mapping[str, str] | None = None
 ) -> None:
     """Add a flag for each server setting, or for those with these names. A command may have other defaults."""
-    add_flags(parser, [field for field in fields(ServerSettings) if not names or field.name in names], defaults)
+    add_flags(parser, [setting for setting in SERVER if not names or setting.name in names], defaults)
     parser.add_argument("--token-file", type=Path, help="file with the token, which keeps it out of process lists")
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, settings: Iterable[Field[Any]], defaults: Mapping[str, str] | None = None
+    parser: argparse._ActionsContainer,
+    settings: Iterable[Setting],
+    defaults: Mapping[str, str] | None = None,
+    prefix: str = "",
 ) -> None:
-    """Add a flag for each of some settings of a server or a collector."""
+    """Add a flag for each of some settings. Its text is read like a variable's, with the same errors."""
     for setting in settings:
-        flag, text = "--" + setting.name.replace("_", "-"), str(setting.metadata["help"])
-        default = (defaults or {}).get(setting.name) or default_of(setting)
-        text = _help(text, f"HOOKCORE_{setting.name.upper()}", "" if isinstance(setting.default, bool) else default)
-        if isinstance(setting.default, bool):
-            parser.add_argument(flag, dest=setting.name, action="store_true", default=None, help=text)
-        elif isinstance(setting.default, tuple):
-            parser.add_argument(
-                flag, dest=setting.name, action="append", metavar=setting.name.upper(), help=f"{text}. Can be repeated"
-            )
-        else:
-            # The settings read the text, so that flags and variables allow the same values and give the same errors.
-            parser.add_argument(flag, dest=setting.name, default=None, metavar=setting.name.upper(), help=text)
+        meaning, allowed = _LINK.sub(r"\1 (docs/\2)", setting.help), _QUOTED.sub(r"\1", setting.allowed)
+        default = (defaults or {}).get(setting.name, setting.default_text) or ("none" if prefix else "")
+        variable = f"{setting.variable}; default: {default}" if default else setting.variable
+        text = f"{meaning} Allowed: {allowed} ({variable})".replace("None", "none").replace("%", "%%")
+        how: dict[str, Any] = {"metavar": setting.name.upper()}
+        if setting.default is False:
+            how, text = {"action": "store_true"}, f"{meaning} ({setting.variable})"
+        elif isinstance(setting.default, tuple) and not prefix:
+            how, text = how | {"action": "append"}, f"{text}. Can be repeated"
+        flag = f"--{setting.name.replace('_', '-')}"
+        parser.add_argument(flag, dest=prefix + setting.name, default=None, help=text, **how)
 
 
 def server_settings_of(given: argparse.Namespace, environment: Mapping[str, str]) -> ServerSettings:
@@ -86,12 +87,7 @@ def add_watch_flags(parser: argparse.ArgumentParser) -> None:
         "capture settings, as in hookcore.watch()",
         "Lists are separated by commas. Each setting is also an environment variable, named in parentheses.",
     )
-    for setting in SETTINGS:
-        flag, default = "--" + setting.name.replace("_", "-"), setting.default
-        shown = ",".join(default) if isinstance(default, tuple) else str(default)
-        meaning, allowed = _LINK.sub(r"\1 (docs/\2)", setting.help), _QUOTED.sub(r"\1", setting.allowed)
-        text = _help(f"{meaning} Allowed: {allowed}", setting.variable, shown or "none").replace("None", "none")
-        group.add_argument(flag, dest=f"watch_{setting.name}", metavar=setting.name.upper(), help=text)
+    add_flags(group, SETTINGS, prefix="watch_")
     parser.set_defaults(watches=True)
 
 
@@ -101,12 +97,6 @@ def watch_variables(given: argparse.Namespace, environment: Mapping[str, str]) -
     variables = {name: text for name, text in texts.items() if text is not None}
     Settings.of({**environment, **variables})
     return variables
-
-
-def _help(meaning: str, variable: str, default: str) -> str:
-    """Return the help of a flag: what it means, its variable, and its default, if it has one."""
-    text = f"{meaning} ({variable}; default: {default})" if default else f"{meaning} ({variable})"
-    return text.replace("%", "%%")
 
 
 # The run that a command is about: a saved one, or one of a server.

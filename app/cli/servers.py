@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import threading
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,7 @@ from hookcore.delivery.dashboard.process import FILE, undelivered_folder
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.exchange import Exchange
 
-from ..settings import CollectorSettings, ServerSettings
+from ..settings import COLLECTOR, SERVER, CollectorSettings
 from .flags import Commands, add_command, add_flags, add_server_flags, server_settings_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def add_servers(commands: Commands) -> None:
     show = add_command(commands, "open", "Serve saved runs, until Ctrl+C.", OPEN_EXAMPLES)
     show.usage = "hookcore open [flags] RUN ..."
     show.add_argument("file", nargs="+", type=Path, metavar="RUN", help="saved run, or folder with runs")
-    add_server_flags(show, {field.name for field in fields(ServerSettings)} - OF_TRAINERS)
+    add_server_flags(show, {setting.name for setting in SERVER} - OF_TRAINERS)
     show.set_defaults(run=_open)
     collect = add_command(
         commands,
@@ -68,7 +68,7 @@ def add_servers(commands: Commands) -> None:
         "Receive data from trainers, keep it on disk, and send it to a server, until Ctrl+C.",
         COLLECT_EXAMPLES,
     )
-    add_flags(collect, fields(CollectorSettings))
+    add_flags(collect, COLLECTOR)
     collect.usage = "hookcore collect --to ADDRESS [flags]"
     add_server_flags(collect, COLLECTOR_FLAGS, {"port": COLLECTOR_PORT})
     collect.set_defaults(run=_collect)

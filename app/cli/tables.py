@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
 from typing import Final
 
 from hookcore.config import SETTINGS
 from hookcore.findings import RULES, THRESHOLDS, Rule
 
-from ..settings import TABLES, allowed_of, default_of
+from ..settings import TABLES
 
 # Variables without a flag or an argument. The code that needs one reads it by name.
 VARIABLES: Final = {
@@ -55,11 +54,9 @@ def _of_trainings() -> Iterator[tuple[str, ...]]:
 
 def _of_processes() -> Iterator[tuple[str, ...]]:
     for of, settings in TABLES.items():
-        for field in fields(settings):
-            shown = f"`{default}`" if (default := default_of(field)) else ""
-            text, variable = str(field.metadata["help"]), f"`HOOKCORE_{field.name.upper()}`"
-            sentence = f"{text[0].upper()}{text[1:]}."
-            yield of, "", _flag(field.name), variable, shown, allowed_of(field.name, field.default), sentence
+        for setting in settings:
+            shown = f"`{default}`" if (default := setting.default_text) else ""
+            yield of, "", _flag(setting.name), f"`{setting.variable}`", shown, setting.allowed, setting.help
 
 
 def _variables() -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import blake2b
 from importlib import metadata
@@ -16,7 +16,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 import hookcore
-from hookcore.config import LIVE
+from hookcore.config import LIVE, Setting
 from hookcore.findings import RULES, THRESHOLDS
 from hookcore.records import Coverage, HookRecord
 from hookcore.store import STAT_NAMES
@@ -30,7 +30,7 @@ from ..clickhouse.client import without_password
 from ..formats import plain
 from ..runs import Run, Runs, why_gone
 from ..runs.edits import rules_of
-from ..settings import ServerSettings
+from ..settings import SERVER, ServerSettings
 from .frame import PLACES, address_of, no_change_words, render
 from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
 from .views.events import every_event
@@ -38,9 +38,7 @@ from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_W
 
 # The page Settings: of the reader, of the server; and diagnostics for a bug report.
 
-SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile", "notify"})
 ADDRESSES: Final = frozenset({"store"})  # they may have a password in them
-SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})
 PACKAGES: Final = (
     "fastapi",
     "starlette",
@@ -103,18 +101,17 @@ def share_of(run: Run) -> MemoryShare:
 
 def server_settings(settings: ServerSettings) -> list[tuple[str, str, str]]:
     """Return name, value, and help of each server setting; for a secret only whether it is set."""
-    return [(field.name, _value_of(settings, field.name), field.metadata["help"]) for field in fields(settings)]
+    return [(each.name, _value_of(each, getattr(settings, each.name)), each.help) for each in SERVER]
 
 
-def _value_of(settings: ServerSettings, name: str) -> str:
-    value = getattr(settings, name)
-    if name in SECRET:
+def _value_of(setting: Setting, value: Any) -> str:
+    if setting.secret:
         return "set" if value else "not set"
-    if name in ADDRESSES and value:
+    if setting.name in ADDRESSES and value:
         return without_password(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if name in SIZES:
+    if isinstance(value, int) and isinstance(setting.default, str):
         return size(value)
     if isinstance(value, float):
         return f"{value:g}"  # as in a flag

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsFloat, SupportsIndex
 from urllib.parse import urlsplit
@@ -130,19 +130,22 @@ def read_integer(least: int) -> Callable[[object], int]:
     return read
 
 
+def read_number(least: float, most: float = math.inf, hint: str = "") -> Callable[[object], float]:
+    """Return a reader for numbers from `least` to `most`."""
+
+    def read(given: object) -> float:
+        if isinstance(given, bool | str) or not isinstance(given, SupportsFloat | SupportsIndex):
+            raise _reject()
+        if not least <= float(given) <= most:
+            raise _reject(hint)
+        return float(given)
+
+    return read
+
+
 def optional(read: Callable[[object], object]) -> Callable[[object], object]:
     """Return a reader that also takes None, and keeps it."""
     return lambda given: None if given is None else read(given)
-
-
-def read_allowance(given: object) -> float:
-    """Read a number of seconds in a minute."""
-    if isinstance(given, bool | str) or not isinstance(given, SupportsFloat | SupportsIndex):
-        raise _reject()
-    allowance = float(given)
-    if not 0 <= allowance <= MAX_ALLOWANCE_S:
-        raise _reject("It is a number of seconds in a minute; 0 allows nothing beyond the budget.")
-    return allowance
 
 
 def read_budget(given: object) -> float:
@@ -304,6 +307,7 @@ class Setting:
     from_text: Callable[[str], object] = str  # turns the text of a variable into an argument
     live: Literal["cadence", "hooks", "probes"] | None = None  # what a change in a running training replaces
     secret: bool = False  # nothing shows its value
+    alias: str = ""  # another variable
     of_run: bool = False  # describes the run, not how it is watched
 
     @property
@@ -311,9 +315,25 @@ class Setting:
         """The environment variable that is used if the argument is missing."""
         return f"HOOKCORE_{self.name.upper()}"
 
+    @property
+    def default_text(self) -> str:
+        """The default as a flag or a variable gives it."""
+        default = self.default
+        if isinstance(default, tuple):
+            return ",".join(default)
+        return f"{default:g}" if isinstance(default, bool | float) else str(default)
+
     def value_of(self, given: object) -> object:
         """Return the stored value for an argument, or raise ArgumentError."""
         return self._read(self.name, given)
+
+    def value_in(self, variables: Mapping[str, str]) -> object:
+        """Return the stored value for the setting's variable, or for its alias, or the default."""
+        for variable in filter(None, (self.variable, self.alias)):
+            text = variables.get(variable, "")
+            if text.strip():
+                return self.value_of_text(variable, text)
+        return self.value_of(self.default)
 
     def value_of_text(self, variable: str, text: str) -> object:
         """Return the stored value for the text of a variable, or raise ArgumentError."""
@@ -330,6 +350,17 @@ class Setting:
             what = "..." if self.secret else shown(given)
             message = f"{source}={what} is invalid: {self.name} must be {self.allowed}.{error}"
             raise ArgumentError(message) from None
+
+
+def setting(*row: Any, **more: Any) -> Any:
+    """Return a field for a class of settings, with its row of the table. The row's name is that of the field."""
+    made = Setting("", *row, **more)
+    return field(metadata={"setting": made}, repr=not made.secret)
+
+
+def settings_in(table: type) -> tuple[Setting, ...]:
+    """Return the rows of a class of settings."""
+    return tuple(replace(each.metadata["setting"], name=each.name) for each in fields(table))
 
 
 # The setting `rules`: thresholds of rules, rules that are off, and functions that are rules.

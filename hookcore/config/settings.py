@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from hookcore.config.flat import HIDDEN, MAX_VALUES, Flat, config_of_text, read_config
@@ -20,13 +20,11 @@ from hookcore.config.readers import (
     GivenRules,
     Pattern,
     RulesGiven,
-    Setting,
     addresses_of,
     did_you_mean,
     items_of,
     optional,
     or_none,
-    read_allowance,
     read_bridge,
     read_budget,
     read_choice,
@@ -36,6 +34,7 @@ from hookcore.config.readers import (
     read_memory,
     read_name,
     read_notify,
+    read_number,
     read_patterns,
     read_rules,
     read_server,
@@ -44,6 +43,8 @@ from hookcore.config.readers import (
     read_tags,
     read_text,
     rules_of_text,
+    setting,
+    settings_in,
 )
 from hookcore.errors import ArgumentError
 from hookcore.records import TENSOR_KINDS, Kind, Phase
@@ -68,248 +69,6 @@ _PATTERNS_HELP: Final = (
     "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn` (`*` also matches dots); `re:` with a "
     "regular expression; `type:Linear`; `is:leaf`; `depth:2`; or a class. `!` negates a pattern."
 )
-
-SETTINGS: Final = (
-    Setting(
-        "include",
-        None,
-        "a pattern, a list of patterns, or None for every module",
-        f"The modules to watch. {_PATTERNS_HELP}",
-        read_include,
-        _LIST,
-        "hooks",
-    ),
-    Setting(
-        "exclude",
-        (),
-        "a pattern, a list of patterns, or None",
-        "The modules to leave out of those that `include` matches. Takes the same patterns.",
-        read_patterns,
-        _LIST,
-        "hooks",
-    ),
-    Setting(
-        "kinds",
-        ("output", "output_grad", "param_grad"),
-        f"one or more of {_listed(TENSOR_KINDS)}",
-        "The tensors to capture for each module: activations, gradients, parameters, and parameter updates.",
-        read_set(TENSOR_KINDS),
-        _LIST,
-        "hooks",
-    ),
-    Setting(
-        "channels",
-        (),
-        "a pattern, a list of patterns, or None",
-        "The modules whose output channels are captured: the root mean square and the share of zeros of each channel, "
-        "in every tenth captured step. See [Probes](probes.md).",
-        read_patterns,
-        _LIST,
-        "probes",
-    ),
-    Setting(
-        "every",
-        1,
-        "an integer of 1 or more",
-        "Capture every n-th step. The other steps cost almost nothing.",
-        read_integer(1),
-        int,
-        "cadence",
-    ),
-    Setting(
-        "budget",
-        0.05,
-        f"a number above 0 and up to {MAX_BUDGET:g}, or None for no limit",
-        "The share of a step's time that watching may cost, as measured in the run. If watching costs more, fewer "
-        "steps are captured.",
-        optional(read_budget),
-        or_none(float),
-        "cadence",
-    ),
-    Setting(
-        "allowance",
-        0.3,
-        f"a number from 0 to {MAX_ALLOWANCE_S:g}",
-        "Seconds of capturing per minute that the budget doesn't limit: as long as capturing takes less, every step is "
-        "captured, so short trainings are captured whole.",
-        read_allowance,
-        float,
-    ),
-    Setting(
-        "memory",
-        "512MB",
-        f'a number of bytes or a size such as "512MB" or "1.5GiB", at least {MIN_MEMORY_BYTES // 10**6} MB',
-        "The memory limit of the store. The newest steps are stored exactly; older steps are merged.",
-        read_memory,
-    ),
-    Setting(
-        "attach",
-        "global",
-        f"one of {_listed(_ATTACH)}",
-        "Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on the watched "
-        "modules, for processes that run many other modules; copies and pickles of the model then contain the hooks.",
-        read_choice(_ATTACH),
-    ),
-    Setting(
-        "compiled",
-        "boundary",
-        f"one of {_listed(_COMPILED)}",
-        "What to capture in compiled regions. `boundary`: the region's output and its gradient; results stay the same, "
-        "bit for bit. `inside`: every module in the region; this needs torch 2.13, costs more, and changes results "
-        "within rounding.",
-        read_choice(_COMPILED),
-    ),
-    Setting(
-        "phases",
-        ("train",),
-        f"one or more of {_listed(_PHASES)}",
-        "Which calls to capture: with gradients (`train`), without (`eval`), or both. The two are recorded separately.",
-        read_set(_PHASES),
-        _LIST,
-    ),
-    Setting(
-        "calls",
-        8,
-        "an integer of 1 or more",
-        "How many calls of a module per step are recorded separately. Later calls are merged into the last one.",
-        read_integer(1),
-        int,
-    ),
-    Setting(
-        "sketch_values",
-        65536,
-        f"an integer of {MIN_SKETCH_VALUES} or more, or None for every value",
-        "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats use every "
-        "value.",
-        optional(read_integer(MIN_SKETCH_VALUES)),
-        or_none(int),
-    ),
-    Setting(
-        "server",
-        "auto",
-        "'auto', 'thread', None, or an address such as https://box:8642",
-        "Where captured data goes. `auto`: to your dashboard on this machine, which hookcore starts if none is "
-        "running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this "
-        "process. None: only to `watcher.store`. `HOOKCORE_URL` is an alias of `HOOKCORE_SERVER`.",
-        optional(read_server),
-        or_none(),
-    ),
-    Setting(
-        "keep",
-        "auto",
-        "'auto', a folder, or None",
-        "The folder for the run's Parquet files, which are written during the run. `auto`: the server's folder; your "
-        "dashboard uses a private folder, and a run without a server stays in memory. None: write no files. A "
-        "server at an address has its own `--keep`.",
-        optional(read_keep),
-        or_none(),
-    ),
-    Setting(
-        "capsule",
-        "auto",
-        f"one of {_listed(_CAPSULE)}",
-        "When to save a whole step to a [capsule](capsules.md), at most three times per run. `error`: when a step "
-        "becomes non-finite, when an exception ends it, and after the first incident of severity error. `exception`: "
-        "only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never` "
-        "without. The file is in your private folder on the machine that runs the training.",
-        read_choice(_CAPSULE),
-    ),
-    Setting(
-        "capsule_size",
-        "1GB",
-        'a number of bytes or a size such as "512MB" or "4GiB"',
-        "The largest capsule to write. A larger step is not saved, and an event says so. On a GPU, also the memory for "
-        "the [weights and batches of the last steps](capsules.md#on-a-gpu).",
-        read_size,
-    ),
-    Setting(
-        "explain",
-        "auto",
-        f"one of {_listed(_EXPLAIN)}",
-        "Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself. `auto`: once, "
-        "if the capsule has at most 512 MiB; a process with a slightly lower priority runs the step again on the CPU, "
-        "and the operator, the line, and the layers become events of the run. `never`: only when you ask for it.",
-        read_choice(_EXPLAIN),
-    ),
-    Setting(
-        "bridge",
-        None,
-        "tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT, or None",
-        "Another tool that also receives each step's scalars, the norm of all gradients, and the number of modules "
-        "with non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
-        optional(read_bridge),
-        or_none(),
-    ),
-    Setting(
-        "notify",
-        (),
-        "an apprise address, a list of addresses, or None",
-        "Where to send a message about each incident: an apprise address such as slack://A/B/C. See "
-        "[Notifications](notifications.md). It is a secret: the variable keeps it out of process lists. In "
-        "distributed training, only rank 0 sends messages.",
-        read_notify,
-        or_none(addresses_of),
-        secret=True,
-    ),
-    Setting(
-        "rules",
-        None,
-        "thresholds by rule, a function, a list of these, or None",
-        "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False switches "
-        "a rule off), and functions as your own rules. As a flag or a variable: `loss-spike.factor=20,dead-relu=off`.",
-        read_rules,
-        or_none(rules_of_text),
-    ),
-    Setting(
-        "name",
-        None,
-        f"a string of 1 to {MAX_NAME} characters, or None for the script's name",
-        "The name of the run in the dashboard.",
-        read_name,
-    ),
-    Setting(
-        "config",
-        None,
-        "a mapping, a namespace, a dataclass, or None",
-        "[The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width': 64}}`. "
-        f"The list of runs shows, sorts, and finds its values, at most {MAX_VALUES}. Without it, hookcore takes the "
-        "options on the script's command line, as in `train.py --lr 0.1`. As a flag or a variable: "
-        "`lr=0.1,model.width=64`, or JSON.",
-        read_config,
-        or_none(config_of_text),
-        of_run=True,
-    ),
-    Setting(
-        "tags",
-        (),
-        f"a string, or a list of at most {MAX_TAGS} strings of 1 to {MAX_TAG} characters",
-        "Words for finding the run. You can change them in the dashboard.",
-        read_tags,
-        _LIST,
-        of_run=True,
-    ),
-    Setting(
-        "group",
-        None,
-        f"a string of at most {MAX_NAME} characters, or None",
-        "The group of runs that this one belongs to, such as a sweep.",
-        read_text(MAX_NAME),
-        or_none(),
-        of_run=True,
-    ),
-    Setting(
-        "notes",
-        None,
-        f"a string of at most {MAX_WORDS} characters, or None",
-        "Notes about the run. You can change them in the dashboard.",
-        read_text(MAX_WORDS),
-        or_none(),
-        of_run=True,
-    ),
-)
-
-LIVE: Final = {setting.name: setting for setting in SETTINGS if setting.live}  # what a running training can change
-
 
 # The settings of one watcher, as a caller writes them and as they are kept; and the variables that are no settings.
 
@@ -360,32 +119,217 @@ class WatchSettings(TypedDict, total=False):
 class Settings:
     """The settings of one watcher. `Settings.of` checks every value and fills in the defaults."""
 
-    include: tuple[Pattern, ...]
-    exclude: tuple[Pattern, ...]
-    kinds: frozenset[Kind]
-    channels: tuple[Pattern, ...]
-    every: int
-    budget: float | None
-    allowance: float
-    memory: int
-    attach: Attach
-    compiled: Compiled
-    phases: frozenset[Phase]
-    calls: int
-    sketch_values: int | None
-    server: str | None
-    keep: str | None
-    capsule: Capsule
-    capsule_size: int
-    explain: Explain
-    bridge: str | None
-    notify: tuple[str, ...] = field(repr=False)
-    rules: GivenRules
-    name: str
-    config: Flat
-    tags: tuple[str, ...]
-    group: str
-    notes: str
+    include: tuple[Pattern, ...] = setting(
+        None,
+        "a pattern, a list of patterns, or None for every module",
+        f"The modules to watch. {_PATTERNS_HELP}",
+        read_include,
+        _LIST,
+        "hooks",
+    )
+    exclude: tuple[Pattern, ...] = setting(
+        (),
+        "a pattern, a list of patterns, or None",
+        "The modules to leave out of those that `include` matches. Takes the same patterns.",
+        read_patterns,
+        _LIST,
+        "hooks",
+    )
+    kinds: frozenset[Kind] = setting(
+        ("output", "output_grad", "param_grad"),
+        f"one or more of {_listed(TENSOR_KINDS)}",
+        "The tensors to capture for each module: activations, gradients, parameters, and parameter updates.",
+        read_set(TENSOR_KINDS),
+        _LIST,
+        "hooks",
+    )
+    channels: tuple[Pattern, ...] = setting(
+        (),
+        "a pattern, a list of patterns, or None",
+        "The modules whose output channels are captured: the root mean square and the share of zeros of each channel, "
+        "in every tenth captured step. See [Probes](probes.md).",
+        read_patterns,
+        _LIST,
+        "probes",
+    )
+    every: int = setting(
+        1,
+        "an integer of 1 or more",
+        "Capture every n-th step. The other steps cost almost nothing.",
+        read_integer(1),
+        int,
+        "cadence",
+    )
+    budget: float | None = setting(
+        0.05,
+        f"a number above 0 and up to {MAX_BUDGET:g}, or None for no limit",
+        "The share of a step's time that watching may cost, as measured in the run. If watching costs more, fewer "
+        "steps are captured.",
+        optional(read_budget),
+        or_none(float),
+        "cadence",
+    )
+    allowance: float = setting(
+        0.3,
+        f"a number from 0 to {MAX_ALLOWANCE_S:g}",
+        "Seconds of capturing per minute that the budget doesn't limit: as long as capturing takes less, every step is "
+        "captured, so short trainings are captured whole.",
+        read_number(0, MAX_ALLOWANCE_S, "It is a number of seconds in a minute; 0 allows nothing beyond the budget."),
+        float,
+    )
+    memory: int = setting(
+        "512MB",
+        f'a number of bytes or a size such as "512MB" or "1.5GiB", at least {MIN_MEMORY_BYTES // 10**6} MB',
+        "The memory limit of the store. The newest steps are stored exactly; older steps are merged.",
+        read_memory,
+    )
+    attach: Attach = setting(
+        "global",
+        f"one of {_listed(_ATTACH)}",
+        "Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on the watched "
+        "modules, for processes that run many other modules; copies and pickles of the model then contain the hooks.",
+        read_choice(_ATTACH),
+    )
+    compiled: Compiled = setting(
+        "boundary",
+        f"one of {_listed(_COMPILED)}",
+        "What to capture in compiled regions. `boundary`: the region's output and its gradient; results stay the same, "
+        "bit for bit. `inside`: every module in the region; this needs torch 2.13, costs more, and changes results "
+        "within rounding.",
+        read_choice(_COMPILED),
+    )
+    phases: frozenset[Phase] = setting(
+        ("train",),
+        f"one or more of {_listed(_PHASES)}",
+        "Which calls to capture: with gradients (`train`), without (`eval`), or both. The two are recorded separately.",
+        read_set(_PHASES),
+        _LIST,
+    )
+    calls: int = setting(
+        8,
+        "an integer of 1 or more",
+        "How many calls of a module per step are recorded separately. Later calls are merged into the last one.",
+        read_integer(1),
+        int,
+    )
+    sketch_values: int | None = setting(
+        65536,
+        f"an integer of {MIN_SKETCH_VALUES} or more, or None for every value",
+        "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats use every "
+        "value.",
+        optional(read_integer(MIN_SKETCH_VALUES)),
+        or_none(int),
+    )
+    server: str | None = setting(
+        "auto",
+        "'auto', 'thread', None, or an address such as https://box:8642",
+        "Where captured data goes. `auto`: to your dashboard on this machine, which hookcore starts if none is "
+        "running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this "
+        "process. None: only to `watcher.store`. `HOOKCORE_URL` is an alias of `HOOKCORE_SERVER`.",
+        optional(read_server),
+        or_none(),
+        alias="HOOKCORE_URL",
+    )
+    keep: str | None = setting(
+        "auto",
+        "'auto', a folder, or None",
+        "The folder for the run's Parquet files, which are written during the run. `auto`: the server's folder; your "
+        "dashboard uses a private folder, and a run without a server stays in memory. None: write no files. A "
+        "server at an address has its own `--keep`.",
+        optional(read_keep),
+        or_none(),
+    )
+    capsule: Capsule = setting(
+        "auto",
+        f"one of {_listed(_CAPSULE)}",
+        "When to save a whole step to a [capsule](capsules.md), at most three times per run. `error`: when a step "
+        "becomes non-finite, when an exception ends it, and after the first incident of severity error. `exception`: "
+        "only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never` "
+        "without. The file is in your private folder on the machine that runs the training.",
+        read_choice(_CAPSULE),
+    )
+    capsule_size: int = setting(
+        "1GB",
+        'a number of bytes or a size such as "512MB" or "4GiB"',
+        "The largest capsule to write. A larger step is not saved, and an event says so. On a GPU, also the memory for "
+        "the [weights and batches of the last steps](capsules.md#on-a-gpu).",
+        read_size,
+    )
+    explain: Explain = setting(
+        "auto",
+        f"one of {_listed(_EXPLAIN)}",
+        "Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself. `auto`: once, "
+        "if the capsule has at most 512 MiB; a process with a slightly lower priority runs the step again on the CPU, "
+        "and the operator, the line, and the layers become events of the run. `never`: only when you ask for it.",
+        read_choice(_EXPLAIN),
+    )
+    bridge: str | None = setting(
+        None,
+        "tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT, or None",
+        "Another tool that also receives each step's scalars, the norm of all gradients, and the number of modules "
+        "with non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
+        optional(read_bridge),
+        or_none(),
+    )
+    notify: tuple[str, ...] = setting(
+        (),
+        "an apprise address, a list of addresses, or None",
+        "Where to send a message about each incident: an apprise address such as slack://A/B/C. See "
+        "[Notifications](notifications.md). It is a secret: the variable keeps it out of process lists. In "
+        "distributed training, only rank 0 sends messages.",
+        read_notify,
+        or_none(addresses_of),
+        secret=True,
+    )
+    rules: GivenRules = setting(
+        None,
+        "thresholds by rule, a function, a list of these, or None",
+        "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False switches "
+        "a rule off), and functions as your own rules. As a flag or a variable: `loss-spike.factor=20,dead-relu=off`.",
+        read_rules,
+        or_none(rules_of_text),
+    )
+    name: str = setting(
+        None,
+        f"a string of 1 to {MAX_NAME} characters, or None for the script's name",
+        "The name of the run in the dashboard.",
+        read_name,
+    )
+    config: Flat = setting(
+        None,
+        "a mapping, a namespace, a dataclass, or None",
+        "[The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width': 64}}`. "
+        f"The list of runs shows, sorts, and finds its values, at most {MAX_VALUES}. Without it, hookcore takes the "
+        "options on the script's command line, as in `train.py --lr 0.1`. As a flag or a variable: "
+        "`lr=0.1,model.width=64`, or JSON.",
+        read_config,
+        or_none(config_of_text),
+        of_run=True,
+    )
+    tags: tuple[str, ...] = setting(
+        (),
+        f"a string, or a list of at most {MAX_TAGS} strings of 1 to {MAX_TAG} characters",
+        "Words for finding the run. You can change them in the dashboard.",
+        read_tags,
+        _LIST,
+        of_run=True,
+    )
+    group: str = setting(
+        None,
+        f"a string of at most {MAX_NAME} characters, or None",
+        "The group of runs that this one belongs to, such as a sweep.",
+        read_text(MAX_NAME),
+        or_none(),
+        of_run=True,
+    )
+    notes: str = setting(
+        None,
+        f"a string of at most {MAX_WORDS} characters, or None",
+        "Notes about the run. You can change them in the dashboard.",
+        read_text(MAX_WORDS),
+        or_none(),
+        of_run=True,
+    )
 
     @classmethod
     def of(cls, environment: Mapping[str, str] | None = None, /, **arguments: object) -> Settings:
@@ -404,7 +348,7 @@ class Settings:
         values = {
             setting.name: setting.value_of(arguments[setting.name])
             if arguments.get(setting.name, NOT_GIVEN) is not NOT_GIVEN
-            else _from_variables(setting, variables)
+            else setting.value_in(variables)
             for setting in SETTINGS
         }
         return cls(**values)  # type: ignore[arg-type]  # each reader returns its field's type; a test holds it
@@ -420,12 +364,8 @@ class Settings:
         return plain | {each.name: [HIDDEN for _ in plain[each.name]] for each in SETTINGS if each.secret}
 
 
-def _from_variables(setting: Setting, variables: Mapping[str, str]) -> object:
-    for variable in (setting.variable, "HOOKCORE_URL") if setting.name == "server" else (setting.variable,):
-        text = variables.get(variable, "")
-        if text.strip():
-            return setting.value_of_text(variable, text)
-    return setting.value_of(setting.default)
+SETTINGS: Final = settings_in(Settings)
+LIVE: Final = {setting.name: setting for setting in SETTINGS if setting.live}  # what a running training can change
 
 
 def _plain(value: object) -> object:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def test_kustomize_uses_every_manifest() -> None:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_every_variable_is_a_setting(name: str) -> None:
-    known = {f"HOOKCORE_{each.name.upper()}" for table in TABLES.values() for each in fields(table)}
+    known = {each.variable for table in TABLES.values() for each in table}
     assert set(_variables(name)) <= known
 
 

@@ -33,7 +33,7 @@ from hookcore_app.runs import Runs
 from hookcore_app.serving import server as serve
 from hookcore_app.serving import server as sockets
 from hookcore_app.serving.guard.access import Access
-from hookcore_app.settings import ServerSettings
+from hookcore_app.settings import SERVER, ServerSettings
 from tests.build import make_info
 from tests.serving import (
     BATCH,
@@ -508,8 +508,23 @@ def test_every_setting_has_a_flag_and_is_read_from_flags_and_variables() -> None
     )
     assert (found.max_runs, found.allowed_hosts, found.memory, found.dashboard) == (3, ("a", "b"), 64_000_000, True)
     assert not flags.server_settings_of(parser.parse_args(["serve"]), {"HOOKCORE_DASHBOARD": "0"}).dashboard
-    with pytest.raises(ArgumentError, match="1 or 0"):
-        flags.server_settings_of(parser.parse_args(["serve"]), {"HOOKCORE_DASHBOARD": "perhaps"})
+    for arguments, environment, error in (
+        ((), {"HOOKCORE_DASHBOARD": "perhaps"}, "HOOKCORE_DASHBOARD='perhaps' is invalid: dashboard must be 1 or 0."),
+        ((), {"HOOKCORE_PORT": "-1"}, "HOOKCORE_PORT=-1 is invalid: port must be an integer of 0 or more."),
+        (
+            ("--max-body", "9 apples"),
+            {},
+            "max_body='9 apples' is invalid: max_body must be a size such as 512MB. Unknown",
+        ),
+        (("--idle-stop-s", "nan"), {}, "idle_stop_s=nan is invalid: idle_stop_s must be a number of 0 or more."),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(error)):
+            flags.server_settings_of(parser.parse_args(["serve", *arguments]), environment)
+
+
+def test_an_empty_variable_of_a_server_counts_as_not_set_as_in_a_training() -> None:
+    empty = {setting.variable: "" for setting in SERVER}
+    assert ServerSettings.of({}, empty) == ServerSettings.of({}, {}) == ServerSettings()
 
 
 def test_a_token_is_read_from_a_file(tmp_path: Path) -> None:
