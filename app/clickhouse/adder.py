@@ -16,15 +16,16 @@ from hookcore.records import STAT_COLUMN, STATS, Tap
 from hookcore.records.sketch import places_of
 from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, THROUGHPUT, TIME
 
-from .asked import LARGE, LARGE_SKETCHES, Asked, Part
 from .attempts import Attempt, Marks, Progress, RankRun
-from .questions import OfRun, begins_of, pieces_of, sketches_sql
+from .questions import RunQuery, begins_of, pieces_of, sketches_sql
 from .rankrows import Logged, Sums, merge_scalar
 from .rankshares import RankShares, sums_of
 from .rankspast import RanksPast
+from .ranksquery import LARGE, LARGE_SKETCHES, Part, RanksQuery
 from .ranksums import (
     MOST,
     Reach,
+    StepSpan,
     SumMarks,
     are_named,
     count_frames,
@@ -60,8 +61,6 @@ _OTHERS: Final = {lane_of_scalar(name): name for name in (ELAPSED, GRAD_SCALE, M
 _VALUES: Final = [STAT_COLUMN[name] for name in ("mean", "min", "max")]
 _NEEDED: Final = ("count", "nan", "inf", "sketched")
 
-Steps = tuple[int, int]
-
 
 class LeafSums:
     """Makes them. `note` gets the reason if something is missing; `pause` is called now and then."""
@@ -87,7 +86,7 @@ class LeafSums:
         return most / max(1, read, stored)
 
     def of(
-        self, table: Table, attempt: Attempt, taps: Sequence[Tap], steps: Steps
+        self, table: Table, attempt: Attempt, taps: Sequence[Tap], steps: StepSpan
     ) -> Sequence[Buckets] | Sequence[SketchBuckets]:
         """Return what a table has of leaves."""
         if table is RANK_SKETCH_ROLLUPS:
@@ -96,16 +95,16 @@ class LeafSums:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def _values(self, attempt: Attempt, taps: Sequence[Tap], steps: Steps) -> Iterator[StepRows]:
+    def _values(self, attempt: Attempt, taps: Sequence[Tap], steps: StepSpan) -> Iterator[StepRows]:
         """Yield the sums of each step."""
         yield self._of_scalars(attempt, steps)
         frames = max(1, count_frames(attempt, steps))
         for some in _parts(taps, MOST[RANK_ROLLUPS.name] / frames):
             yield self._of_taps(attempt, some, steps, frames * len(some))
 
-    def _of_taps(self, attempt: Attempt, taps: Sequence[Tap], steps: Steps, rows: int) -> StepRows:
+    def _of_taps(self, attempt: Attempt, taps: Sequence[Tap], steps: StepSpan, rows: int) -> StepRows:
         found = []
-        asked = Asked.of(attempt, steps, taps, rows=rows)
+        asked = RanksQuery.of(attempt, steps, taps, rows=rows)
         self._shares.note_without_rows(asked)
         lanes = _lanes(taps)
         for sums in sums_of(asked, STATS, self._shares):
@@ -113,7 +112,7 @@ class LeafSums:
         self._pause()
         return StepRows.join([_rows(lanes[:0], np.empty(0), np.empty((len(STATS), 0))), *found])
 
-    def _of_scalars(self, attempt: Attempt, steps: Steps) -> StepRows:
+    def _of_scalars(self, attempt: Attempt, steps: StepSpan) -> StepRows:
         lane, said = logged(attempt, steps)
         self._shares.without_lost(attempt.ranks, steps, said)
         frames = np.unique(said.some(lane == lane_of_scalar(TIME)).step, return_counts=True)
@@ -132,14 +131,14 @@ class LeafSums:
 
     # -- histograms ----------------------------------------------------------------------------------------------------
 
-    def _histograms(self, attempt: Attempt, taps: Sequence[Tap], steps: Steps) -> SketchBuckets:
+    def _histograms(self, attempt: Attempt, taps: Sequence[Tap], steps: StepSpan) -> SketchBuckets:
         """Return the sums of leaves."""
         leaves, parts = ((steps[1] - steps[0]) >> LEAF) + 1, [_no_buckets()]
         if not count_frames(attempt, steps, "sketches"):
             return parts[0]
         self._shares.note_lost_histograms(attempt.ranks, steps)  # sums over the steps of ranks don't show it
         for some in _parts(taps, MOST[RANK_SKETCH_ROLLUPS.name] / (leaves * len(attempt.ranks))):
-            asked = Asked.of(attempt, steps, some)
+            asked = RanksQuery.of(attempt, steps, some)
             self._shares.note_without_rows(asked)
             lanes = _lanes(some)
             if asked.held and self._marks.are_sure(attempt.ranks, self._progress_of):
@@ -153,10 +152,12 @@ class LeafSums:
         return SketchBuckets.join(parts)
 
 
-def _of_ranks(part: Part, held: Mapping[int, frozenset[int]], steps: Steps, lanes: NDArray[np.uint64]) -> SketchBuckets:
+def _of_ranks(
+    part: Part, held: Mapping[int, frozenset[int]], steps: StepSpan, lanes: NDArray[np.uint64]
+) -> SketchBuckets:
     """Return the sums of what ranks have stored over their steps, which are the same steps of all ranks that count."""
     pieces = tuple(pieces_of(*steps, LEAF, SKETCH_LEVELS))
-    found = part.shard.read(sketches_sql([OfRun(rank.run, tuple(part.numbers), pieces) for rank in part.ranks]))
+    found = part.shard.read(sketches_sql([RunQuery(rank.run, tuple(part.numbers), pieces) for rank in part.ranks]))
     if not len(found.numbers("run")):
         return _no_buckets()
     place, counting = part.lanes_of(found), np.zeros(len(lanes), np.int64)

@@ -109,7 +109,7 @@ def _exact(pieces: Iterable[Piece]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class OfRun:
+class RunQuery:
     """A query about one run: some lanes, or all of them if none are given, in some pieces."""
 
     run: int
@@ -117,7 +117,7 @@ class OfRun:
     pieces: tuple[Piece, ...]
 
 
-def _of_runs(asked: Sequence[OfRun]) -> tuple[str, str]:
+def _of_runs(asked: Sequence[RunQuery]) -> tuple[str, str]:
     """Return the conditions for the single steps of all runs, and for their buckets; empty if there are none."""
     alike: dict[tuple[tuple[int, ...], tuple[Piece, ...]], list[int]] = {}
     for each in asked:
@@ -143,7 +143,7 @@ def newest_sql(runs: Sequence[tuple[int, int]]) -> str:
     )
 
 
-def rows_sql(stat: str, asked: Sequence[OfRun]) -> str:
+def rows_sql(stat: str, asked: Sequence[RunQuery]) -> str:
     """Return the query for rows of some runs; empty if there is nothing to ask.
 
     A bucket is several rows until ClickHouse has merged them. It isn't asked to add them up, since NumPy is faster.
@@ -197,7 +197,7 @@ def _cell(step: str, columns: Columns) -> str:
     return f"toUInt32(intDiv({inside} * {columns.number}, {columns.last - columns.first + 1}))"
 
 
-def sketches_sql(asked: Sequence[OfRun]) -> str:
+def sketches_sql(asked: Sequence[RunQuery]) -> str:
     """Return the query for sketches of some runs; empty if there is nothing to ask."""
     exact, buckets = _of_runs(asked)
     parts = []

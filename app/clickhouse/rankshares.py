@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from hookcore.records import STAT_COLUMN, STATS, SketchBlock, Tap
 from hookcore.store.segments import Steps
 
-from .asked import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Asked, Losses, Part, Sent, are_whole, have_all
 from .attempts import Progress, RankRun, by_shard, uneven
 from .client import Shard
 from .questions import in_lanes
 from .rankrows import Logged, RankRows, Shares, Sums, add_up, lacking
+from .ranksquery import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Losses, Part, RanksQuery, Sent, are_whole, have_all
 from .schema import CHUNK, FRAME, PART
 
 MAX_KNOWN: Final = 256  # spans that are known to have all rows
@@ -42,7 +42,7 @@ class RankShares:
         """The known losses; none if it is empty."""
         return self._losses.found
 
-    def of(self, asked: Asked, steps: tuple[int, int], rows: RankRows, block: SketchBlock | None) -> Shares:
+    def of(self, asked: RanksQuery, steps: tuple[int, int], rows: RankRows, block: SketchBlock | None) -> Shares:
         """Return which ranks lack steps that others captured, and which of the taps they have a part in."""
         parts = {rank: part for part in asked.parts for rank in part.ranks}
         skipped = {}
@@ -86,7 +86,7 @@ class RankShares:
             lost = _joined(lost, self._find(sent, asked))
         return lost
 
-    def note_without_rows(self, asked: Asked) -> None:
+    def note_without_rows(self, asked: RanksQuery) -> None:
         """Note if there are frames of which ClickHouse has no rows, because none of any rank may tell that."""
         self._without_rows(ALL_VALUES, [rank for part in asked.parts for rank in part.ranks], asked.steps)
 
@@ -169,7 +169,9 @@ PORTION: Final = 250_000  # rows that are read at once
 SKETCH_PORTION: Final = 20_000
 
 
-def sums_of(asked: Asked, columns: Sequence[str], shares: RankShares, with_sketches: bool = False) -> Iterator[Sums]:
+def sums_of(
+    asked: RanksQuery, columns: Sequence[str], shares: RankShares, with_sketches: bool = False
+) -> Iterator[Sums]:
     """Yield the sums of some taps over the ranks in portions, oldest first. Steps are those of the attempt."""
     portions = -(-asked.rows // PORTION)
     if with_sketches:

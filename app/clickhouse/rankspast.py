@@ -18,7 +18,6 @@ from hookcore.store.rows import Cells, Columns, Rows, Streaks
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 
-from .asked import Asked
 from .attempts import Attempt, Marks, Progress, RankRun, by_shard, frames_of, of_runs
 from .questions import Budget, TooManyError, check, in_steps, or_too_many
 from .rankrows import (
@@ -36,6 +35,7 @@ from .rankrows import (
     sketches_in,
 )
 from .rankshares import RankShares, sums_of
+from .ranksquery import RanksQuery
 from .ranksums import OfAttempt, RankSums, number_of_sum
 from .runpast import (
     MAX_CAPTURED,
@@ -384,12 +384,12 @@ class RanksPast(StoredPast):
         within: Iterable[OfAttempt],
         with_sketches: bool = False,
         exactly: bool = False,
-    ) -> list[Asked]:
+    ) -> list[RanksQuery]:
         """Return the query for some steps of attempts. Raises an error if it is too much to add up."""
         self.stored_until()
         every = self._taps()
         taps = [every[number] for number in numbers]
-        asked = [Asked.of(attempt, steps, taps, self._leaves_out) for attempt, steps in within]
+        asked = [RanksQuery.of(attempt, steps, taps, self._leaves_out) for attempt, steps in within]
         for each in asked:
             self._shares.note_without_rows(each)
         asked = [self._without_uncertain(each) for each in asked if each.rows]
@@ -399,13 +399,13 @@ class RanksPast(StoredPast):
             check(sum(each.sketches for each in added), MAX_SKETCHES_ADDED, "histograms")
         return asked
 
-    def _without_uncertain(self, asked: Asked) -> Asked:
+    def _without_uncertain(self, asked: RanksQuery) -> RanksQuery:
         """Return what is asked, to be added up row by row if sums over steps may lack something or have it twice."""
         if not asked.is_large or asked.holders is None:
             return asked
         return asked if self._marks.are_sure(asked.holders, self.progress_of) else replace(asked, held={})
 
-    def _sums(self, columns: Sequence[str], asked: Asked, with_sketches: bool = False) -> Iterator[Sums]:
+    def _sums(self, columns: Sequence[str], asked: RanksQuery, with_sketches: bool = False) -> Iterator[Sums]:
         """Yield the sums of some taps over the ranks of an attempt in portions, oldest first."""
         for sums in sums_of(asked, columns, self._shares, with_sketches):
             yield replace(sums, step=sums.step + asked.attempt.shift)

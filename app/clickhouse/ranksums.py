@@ -16,12 +16,12 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.rows import Rows
 from hookcore.store.sketches import SketchRows
 
-from .asked import LARGE, LARGE_SKETCHES
 from .attempts import Attempt, Progress, RankRun, by_shard, frames_of, of_runs
 from .client import Shard
 from .native import Answer, Column, Lists, encode, join
 from .questions import EXACT, Budget, begins_of, in_lanes, in_steps
 from .rankrows import Logged, sketches_over
+from .ranksquery import LARGE, LARGE_SKETCHES
 from .runpast import rows_of
 from .schema import (
     LEAF,
@@ -43,8 +43,8 @@ FRESH_S: Final = 5.0  # for which it is believed what is stored
 MAX_NAMED: Final = 2000  # lanes that are named in a question; of more, all are read
 MAX_STRETCHES: Final = 64  # of covered steps for one question
 
-Steps = tuple[int, int]
-OfAttempt = tuple[Attempt, Steps]  # some steps of an attempt
+StepSpan = tuple[int, int]
+OfAttempt = tuple[Attempt, StepSpan]  # some steps of an attempt
 Places = NDArray[np.intp]
 
 
@@ -110,7 +110,7 @@ class SumMarks:
         """Return how many buckets of each level are stored up to a step."""
         return tuple(int(buckets.searchsorted((step >> level) + 1)) for level, (buckets, _) in self.stored.items())
 
-    def stretches(self, level: int, steps: Steps) -> list[Stretch]:
+    def stretches(self, level: int, steps: StepSpan) -> list[Stretch]:
         """Return the buckets of a level with steps of these only, of which all that there are is in them."""
         is_part = level < LEAF  # those of a leaf are stored with it
         buckets, counts = self.stored.get(LEAF if is_part else level, (np.empty(0, np.int64),) * 2)
@@ -132,12 +132,12 @@ class SumMarks:
             for each in zip(buckets[firsts].tolist(), buckets[lasts].tolist(), ends[lasts].tolist(), strict=True)
         ]
 
-    def cover(self, level: int, steps: Steps) -> tuple[list[Stretch], list[Steps]]:
+    def cover(self, level: int, steps: StepSpan) -> tuple[list[Stretch], list[StepSpan]]:
         """Return buckets of a level, or of finer ones, and the steps that none of them has."""
         covered: list[Stretch] = []
         left = [steps]
         for each in sorted((each for each in self.levels if each <= level), reverse=True):
-            rest: list[Steps] = []
+            rest: list[StepSpan] = []
             for part in left:
                 found = self.stretches(each, part)
                 covered += found
@@ -146,7 +146,7 @@ class SumMarks:
         return (covered, left) if len(covered) <= MAX_STRETCHES else ([], [steps])
 
 
-def _without(steps: Steps, found: Sequence[Stretch]) -> Iterator[Steps]:
+def _without(steps: StepSpan, found: Sequence[Stretch]) -> Iterator[StepSpan]:
     """Yield the remaining steps."""
     begin = steps[0]
     for each in found:
@@ -244,14 +244,14 @@ class RankSums:
             newest = newest[np.isin(found.numbers("lane")[newest], np.array([*lanes], np.uint64))]
         return sketches_over(found, newest, lanes, [each.end for each in covered], attempt.shift)
 
-    def _rows_in(self, attempt: Attempt, steps: Steps) -> float:
+    def _rows_in(self, attempt: Attempt, steps: StepSpan) -> float:
         """Return about how many rows of a lane the ranks have in some steps."""
         known = [self._progress_of(rank) for rank in attempt.ranks]
         return (steps[1] - steps[0] + 1) * sum(each.captured / (each.newest + 1) for each in known if each.captured)
 
     def _read(
-        self, attempt: Attempt, stat: str, lanes: Sequence[int], level: int, steps: Steps
-    ) -> tuple[Rows, list[Steps]]:
+        self, attempt: Attempt, stat: str, lanes: Sequence[int], level: int, steps: StepSpan
+    ) -> tuple[Rows, list[StepSpan]]:
         """Return the rows of some lanes on a level, or on finer ones, and the steps that aren't stored."""
         covered, left = self.marks_of(attempt).cover(level, steps)
         if not covered:

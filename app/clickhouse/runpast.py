@@ -29,8 +29,8 @@ from .native import Answer
 from .questions import (
     EXACT,
     Budget,
-    OfRun,
     Piece,
+    RunQuery,
     cells_sql,
     latest_sql,
     newest_sql,
@@ -245,10 +245,10 @@ class RunPast(StoredPast):
         """The run's number, and that of the newest frame which was seen to be stored."""
         return self._run, self._number
 
-    def take_look(self, said: Said) -> None:
+    def decode_look(self, answer: ShardAnswer) -> None:
         """Take how far some runs are stored, or why that isn't known."""
         with self._lock:
-            self._try_to_look(lambda: self._take_look(said.answer()))
+            self._try_to_look(lambda: self._take_look(answer.value()))
 
     def _take_look(self, found: Answer) -> None:
         for place in of_run(found, self._run).tolist():
@@ -258,15 +258,15 @@ class RunPast(StoredPast):
     def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
         return self.together.rows([Wanted(self, stat, lanes, span, most)])[0]
 
-    def rows_asked(self, wanted: Wanted) -> OfRun:
+    def rows_query(self, wanted: Wanted) -> RunQuery:
         """Return the query for rows."""
         numbers = tuple(lane_of_scalar(lane) if isinstance(lane, str) else lane for lane in wanted.lanes)
         budget = Budget(wanted.most, max(wanted.most, MAX_EXACT // len(numbers)), PER_POINT * wanted.most)
-        return OfRun(self._run, numbers, self._pieces(*self._within(wanted.span), budget, LEVELS))
+        return RunQuery(self._run, numbers, self._pieces(*self._within(wanted.span), budget, LEVELS))
 
-    def take_rows(self, asked: OfRun, said: Said) -> Rows | None:
+    def decode_rows(self, asked: RunQuery, answer: ShardAnswer) -> Rows | None:
         """Return this run's rows from an answer about several runs."""
-        return self._troubles.attempt("rows", lambda: rows_of(*said.about(asked.run), asked.lanes))
+        return self._troubles.attempt("rows", lambda: rows_of(*answer.about(asked.run), asked.lanes))
 
     def captured(self, span: Span) -> Steps | None:
         first, last = self._within(span)
@@ -303,20 +303,20 @@ class RunPast(StoredPast):
     def sketches(self, tap: int, span: Span, most: int) -> list[SketchRows] | None:
         return self.together.sketches([(self, tap)], span, most)[0]
 
-    def sketches_asked(self, tap: int, span: Span, most: int) -> OfRun:
+    def sketches_query(self, tap: int, span: Span, most: int) -> RunQuery:
         """Return the query for the sketches of a tap."""
         budget = Budget(most, max(most, MAX_SKETCHES), PER_POINT * most)
-        return OfRun(self._run, (tap,), self._pieces(*self._within(span), budget, SKETCH_LEVELS))
+        return RunQuery(self._run, (tap,), self._pieces(*self._within(span), budget, SKETCH_LEVELS))
 
-    def take_sketches(self, asked: OfRun, said: Said) -> list[SketchRows] | None:
+    def decode_sketches(self, asked: RunQuery, answer: ShardAnswer) -> list[SketchRows] | None:
         """Return this run's sketches from an answer about several runs."""
-        return self._troubles.attempt("sketches", lambda: sketches_of(*said.about(asked.run), *asked.lanes))
+        return self._troubles.attempt("sketches", lambda: sketches_of(*answer.about(asked.run), *asked.lanes))
 
     def all_sketches(self, taps: int, span: Span) -> list[SketchRows] | None:
         first, last = self._within(span)
         each = max(1, MAX_SKETCHES_OF_ALL // max(1, taps))
         pieces = self._pieces(first, last, Budget(min(each, MIN_SUMS), each, each), SKETCH_LEVELS)
-        found = self._read("all_sketches", sketches_sql([OfRun(self._run, (), pieces)]))
+        found = self._read("all_sketches", sketches_sql([RunQuery(self._run, (), pieces)]))
         return None if found is None else all_sketches_of(found, taps)
 
     def latest(self, taps: int, span: Span) -> tuple[Steps, Floats] | None:
@@ -355,29 +355,29 @@ class RunPast(StoredPast):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ShardAnswer:
     """The answer to a query about several runs, or the reason why there is none, for each of them."""
 
-    found: Answer | HookcoreError
+    content: Answer | HookcoreError
 
     @classmethod
-    def to(cls, shard: Shard, sql: str) -> Said:
+    def to(cls, shard: Shard, sql: str) -> ShardAnswer:
         """Ask, unless there is nothing to ask."""
         try:
             return cls(shard.read(sql) if sql else Answer({}))
         except HookcoreError as error:
             return cls(error)
 
-    def answer(self) -> Answer:
+    def value(self) -> Answer:
         """Return the answer. Raises HookcoreError if there is none."""
-        if isinstance(self.found, HookcoreError):
-            raise self.found
-        return self.found
+        if isinstance(self.content, HookcoreError):
+            raise self.content
+        return self.content
 
     def about(self, run: int) -> tuple[Answer, Places]:
         """Return the answer and which of its rows are about a run."""
-        found = self.answer()
-        return found, of_run(found, run)
+        answer = self.value()
+        return answer, of_run(answer, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,31 +389,31 @@ class RunsOfShard(Together):
     def look(self, pasts: Sequence[Past]) -> None:
         stale = [past for past in pasts if isinstance(past, RunPast) and not past.is_fresh]
         if stale:
-            said = Said.to(self.shard, newest_sql([each.seen for each in stale]))
-            for each in stale:
-                each.take_look(said)
+            answer = ShardAnswer.to(self.shard, newest_sql([past.seen for past in stale]))
+            for past in stale:
+                past.decode_look(answer)
 
     def rows(self, wanted: Sequence[Wanted]) -> list[Rows | None]:
-        found: list[Rows | None] = []
-        for stat, some in groupby(wanted, key=lambda each: each.stat):
-            asked = [(each.past, each.past.rows_asked(each)) for each in some if isinstance(each.past, RunPast)]
-            for part in _portions(asked):
-                said = Said.to(self.shard, rows_sql(stat, [each for _, each in part]))
-                found += [past.take_rows(each, said) for past, each in part]
-        return found
+        rows: list[Rows | None] = []
+        for stat, some in groupby(wanted, key=lambda one: one.stat):
+            queries = [(one.past, one.past.rows_query(one)) for one in some if isinstance(one.past, RunPast)]
+            for part in _portions(queries):
+                answer = ShardAnswer.to(self.shard, rows_sql(stat, [query for _, query in part]))
+                rows += [past.decode_rows(query, answer) for past, query in part]
+        return rows
 
     def sketches(self, wanted: Sequence[tuple[RunPast, int]], span: Span, most: int) -> list[list[SketchRows] | None]:
         """Return what `RunPast.sketches` returns of a tap of each run."""
-        found: list[list[SketchRows] | None] = []
-        for part in _portions([(past, past.sketches_asked(tap, span, most)) for past, tap in wanted]):
-            said = Said.to(self.shard, sketches_sql([each for _, each in part]))
-            found += [past.take_sketches(each, said) for past, each in part]
-        return found
+        sketches: list[list[SketchRows] | None] = []
+        for part in _portions([(past, past.sketches_query(tap, span, most)) for past, tap in wanted]):
+            answer = ShardAnswer.to(self.shard, sketches_sql([query for _, query in part]))
+            sketches += [past.decode_sketches(query, answer) for past, query in part]
+        return sketches
 
 
-def _portions(asked: Sequence[tuple[RunPast, OfRun]]) -> Iterator[list[tuple[RunPast, OfRun]]]:
+def _portions(queries: Sequence[tuple[RunPast, RunQuery]]) -> Iterator[list[tuple[RunPast, RunQuery]]]:
     """Divide what is asked about runs into questions whose answers aren't too large."""
-    return portions(asked, lambda each: (1, len(each[1].lanes)), (RUNS_AT_ONCE, LANES_AT_ONCE))
+    return portions(queries, lambda query: (1, len(query[1].lanes)), (RUNS_AT_ONCE, LANES_AT_ONCE))
 
 
 MAX_BYTES: Final = 32 * 2**20

@@ -19,7 +19,7 @@ from hookcore.records.wire import frame_item
 from hookcore.store import Store
 from hookcore.store.rows import Columns
 from hookcore.store.store import RowsOf, rows_of_all
-from hookcore_app.clickhouse import asked, rankshares, rankspast, runpast
+from hookcore_app.clickhouse import rankshares, rankspast, ranksquery, runpast
 from hookcore_app.clickhouse import runpast as past
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
 from hookcore_app.clickhouse.cluster import ranks as ranks_of_cluster
@@ -433,7 +433,7 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
 
 def test_sums_over_the_steps_of_ranks_are_read_if_they_agree(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first attempt, all ranks have captured the same steps."""
-    monkeypatch.setattr(asked, "LARGE", 0)
+    monkeypatch.setattr(ranksquery, "LARGE", 0)
     monkeypatch.setattr(rankspast, "MAX_ADDED", 0)
     weights, batch = OF_RANKS[0][0], OF_RANKS[1][0]
     ranks.same("series", weights, "rms", 20, 149, 1000)
@@ -554,7 +554,7 @@ def test_sums_over_steps_with_duplicates_or_gaps_are_not_used(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     """All ranks have the same damage, so they don't differ."""
-    monkeypatch.setattr(asked, "LARGE", 0)
+    monkeypatch.setattr(ranksquery, "LARGE", 0)
     monkeypatch.setattr(rankspast, "PER_POINT", 128)
     for name in ("MAX_EXACT", "MAX_SKETCHES"):
         monkeypatch.setattr(runpast, name, 1)

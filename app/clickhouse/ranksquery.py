@@ -108,7 +108,7 @@ class _Counts:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class RanksQuery:
     """Taps of one attempt in some of its steps, and how much that is."""
 
     attempt: Attempt
@@ -155,7 +155,7 @@ class Asked:
                 if ranks := [rank for rank in part.ranks if rank.rank in holders]:
                     yield replace(part.some(which), ranks=ranks)
 
-    def others(self) -> Asked:
+    def others(self) -> RanksQuery:
         """Return the taps whose holders aren't known."""
         parts = [part.some(np.flatnonzero(~np.isin(part.places, [*self.held])).tolist()) for part in self.parts]
         return replace(self, parts=[each for each in parts if each.numbers], held={})
@@ -174,7 +174,7 @@ class Asked:
         taps: Sequence[Tap],
         leaves_out: Callable[[Tap], bool] = lambda tap: False,
         rows: int | None = None,
-    ) -> Asked:
+    ) -> RanksQuery:
         """Return what is asked. If it doesn't matter whose rows count, say how many there are."""
         wanted = [(place, tap) for place, tap in enumerate(taps) if not leaves_out(tap)]
         alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[RankRun]] = {}
