@@ -41,7 +41,7 @@ def required(owner: Any, name: str) -> Any:
         where = getattr(owner, "__name__", type(owner).__name__)
         raise ImportError(
             f"torch {torch.__version__} has no {where}.{name}, which hookcore needs: use a release of torch that "
-            "the README lists as tested"
+            "docs/versions.md lists as tested"
         ) from None
 
 

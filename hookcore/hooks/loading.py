@@ -21,7 +21,7 @@ UNSEEN: Final = (
     if LOADER_METHODS
     else f"torch {torch.__version__} has no method torch.utils.data.dataloader._BaseDataLoaderIter.__next__, so data "
     "loading is not timed separately: it counts as \u201cbefore the model\u201d, as it does for loaders that aren't "
-    "torch's. The README lists the releases of torch that hookcore was tested with"
+    "torch's. docs/versions.md lists the releases of torch that hookcore was tested with"
 )
 
 _is_compiling = torch.compiler.is_compiling

@@ -32,6 +32,7 @@ LANGUAGES = {
     "yaml": "tests/repository/test_kubernetes.py",
     "text": "",
 }
+MAX_README_LINES = 120
 MAX_EXEMPT = 3  # in all pages together, because examples should run
 LINKS = ("link_open", "image")
 FOLDERS = ("hookcore", "app", "tests", "docs", "benchmarks", "examples", "docker")
@@ -69,6 +70,29 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
 
 def test_the_readme_shows_code() -> None:
     assert ROOT / "README.md" in WITH_CODE
+
+
+def test_the_readme_is_read_in_some_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_extras_that_a_page_installs_exist(page: Path) -> None:
+    named = set(re.findall(r"\bhookcore\[([a-z]+)\]|\.\[([a-z]+)\]\"", page.read_text()))
+    assert {one or other for one, other in named} <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_costs_in_the_readme_are_those_of_the_page_on_benchmarks() -> None:
+    lines = (ROOT / "docs/benchmarks.md").read_text().splitlines()
+    rows = {cells[0]: cells[1:] for line in lines if (cells := _cells(line)) and len(cells) == 5}
+    measured = [rows[name] for name in ("every step", "default, `budget=0.05`", "paused")]
+    readme = [cells for line in (ROOT / "README.md").read_text().splitlines() if len(cells := _cells(line)) == 4]
+    shown = [cells[1:] for cells in readme if re.fullmatch(r"\d\.\d\d", cells[1])]
+    assert sorted(shown) == sorted([cell.split()[0] for cell in column] for column in zip(*measured, strict=True))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
 
 
 def test_hardly_any_code_is_exempt_from_running() -> None:
@@ -119,7 +143,7 @@ def test_the_make_targets_that_a_page_names_exist(page: Path) -> None:
 def test_the_readme_names_the_tested_releases_and_the_oldest_supported_one() -> None:
     run = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert run is not None
-    assert TESTED[0].torch == run[1]  # the README has the same table
+    assert TESTED[0].torch == run[1]  # docs/versions.md has the same table
     pythons = sorted({each.python for each in TESTED}, key=lambda python: int(python.partition(".")[2]))
     assert PROJECT["requires-python"] == f">={pythons[0]}"
     (oldest,) = (each.removeprefix("torch>=") for each in PROJECT["dependencies"] if each.startswith("torch>="))

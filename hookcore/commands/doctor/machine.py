@@ -41,7 +41,7 @@ def as_text(findings: Sequence[Check]) -> str:
     return "\n".join([*lines, "", summary])
 
 
-# The pairs of Python and torch with which hookcore's tests were run. README.md shows the same table.
+# The pairs of Python and torch with which hookcore's tests were run. docs/versions.md shows the same table.
 
 
 @dataclass(frozen=True, slots=True)
