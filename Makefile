@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 NODE_STAMP := node_modules/.installed
 NODE_BIN := node_modules/.bin
-CODE := hookcore app tests benchmarks examples
+CODE := hookcore app tests benchmarks examples .ci
 # The sources of the extension, compiled by the compiler that pip installs.
 KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h hookcore/observe/_objects.h hookcore/observe/_track.h hookcore/observe/_hold.h hookcore/delivery/_signals.c
 # Nothing is compiled in advance: only a tenth of the installed files is ever imported.
@@ -45,7 +45,7 @@ SLOW = $(filter-out $(SCHEMA),$(shell grep -rl 'mark\.slow' $(FILES)))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu bench image format clean
+.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu bench image release format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -120,6 +120,9 @@ bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 
 image: $(DEMO)  ## build the dashboard's image and run it, without a Docker engine; as root, on Debian
 	docker/prove.sh
+
+release:  ## build and check all files of a release, from the last commit; uploads nothing: VERSION=0.1.0
+	$(PYTHON) .ci/release.py "$(VERSION)"
 
 format: $(STAMP) $(NODE_STAMP)  ## format the code
 	$(BIN)/ruff check --fix $(CODE)

@@ -3,6 +3,9 @@
 The compiler comes from the `ziglang` package, a build requirement, so a build needs neither a compiler on the machine
 nor Python's headers. Without it, the system's compiler is used. If there is no compiler at all, hookcore is installed
 without the extension and computes with NumPy; `hookcore doctor` and the run's events say so.
+
+A release (`.ci/release`) builds for other machines too: WHEEL_FOR=aarch64 cross-compiles for Linux on that processor,
+and WHEEL_FOR=any builds the wheel without the extension.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ FOLDER = "hookcore/observe"
 LIMITED_API = "cp310"  # the oldest Python that loads the extension; newer ones load it too
 OLDEST_GLIBC = (2, 17)
 FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fvisibility=hidden")
-MACHINE = platform.machine()
+WHEEL_FOR = os.environ.get("WHEEL_FOR", "")
+MACHINE = WHEEL_FOR or platform.machine()
 HAS_ZIG = importlib.util.find_spec("ziglang") is not None
 IS_GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc" and sys.maxsize > 2**32
 # The extension declares Python's stable interface itself, which free-threaded builds of Python don't have.
-CAN_BUILD = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+CAN_BUILD = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED") and WHEEL_FOR != "any"
 
 
 def find_compiler() -> list[str]:
@@ -36,6 +40,8 @@ def find_compiler() -> list[str]:
     if HAS_ZIG:
         target = ["-target", f"{MACHINE}-linux-gnu.{'.'.join(map(str, OLDEST_GLIBC))}"] if IS_GLIBC else []
         return [sys.executable, "-m", "ziglang", "cc", *target]
+    if platform.machine() != MACHINE:
+        raise OSError(f"only zig compiles for {MACHINE} here: install the ziglang package")
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return [found]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the dashboard's image and runs it as docs/docker.md says, on a Debian machine without a Docker engine and without
 # an image registry: `make image`, as root. It needs buildah, podman, runc and mmdebstrap, which it installs.
+# `docker/prove.sh training` also builds the image for training, which downloads several gigabytes, and starts its command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,8 +26,11 @@ done
 mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates "${without[@]}" bookworm "$WORK/base.tar"
 "${PODMAN[@]}" import --quiet "$WORK/base.tar" localhost/base:bookworm >/dev/null
 rm "$WORK/base.tar"
-"${BUILDAH[@]}" bud --isolation=chroot --format docker --build-arg PYTHON_IMAGE=localhost/base:bookworm \
-    --volume /etc/ssl/certs:/etc/ssl/certs:ro --tag localhost/hookcore . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; exit 1; }
+build() {
+    "${BUILDAH[@]}" bud --isolation=chroot --format docker --build-arg PYTHON_IMAGE=localhost/base:bookworm \
+        --volume /etc/ssl/certs:/etc/ssl/certs:ro "$@" . >"$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log"; exit 1; }
+}
+build --tag localhost/hookcore
 
 "${PODMAN[@]}" run --detach --name dashboard --network=host --ulimit nofile=4096:4096 --ulimit nproc=1024:1024 \
     --read-only --tmpfs /tmp --cap-drop=all --security-opt=no-new-privileges --memory 1g \
@@ -61,4 +65,9 @@ began=$(date +%s%N)
 "${PODMAN[@]}" stop --time 10 dashboard >/dev/null 2>&1
 echo "it stopped after $((($(date +%s%N) - began) / 1000000)) ms"
 check "it ended well" test "$("${PODMAN[@]}" inspect --format '{{.State.ExitCode}}' dashboard)" = 0
+if [[ ${1:-} = training ]]; then
+    build --target training --tag localhost/hookcore-training
+    check "the image for training starts its command" grep -q "usage: hookcore run" \
+        <("${PODMAN[@]}" run --rm --network=none localhost/hookcore-training 2>&1)
+fi
 "${PODMAN[@]}" images --format '{{.Repository}} {{.Size}}' | grep hookcore
