@@ -32,7 +32,7 @@ PORTABLE = "any"
 EXTENSIONS = ("hookcore/observe/_kernel.abi3.so", "hookcore/delivery/_signals.abi3.so")
 FOR_IMAGES = ("buildah", "podman", "runc", "mmdebstrap")
 # What a wheel contains of app/ besides code: the same as package-data in pyproject.toml, told apart to compare both.
-PAGES = re.compile(r"app/(static/.+|templates/.+|py\.typed|api/routing\.json)")
+PAGES = re.compile(r"app/(static/.+|templates/.+|py\.typed|api/examples\.json)")
 # The commands of the README run as they are. Only what never ends by itself is given an end.
 PRELUDE = """
 set -euo pipefail

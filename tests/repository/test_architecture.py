@@ -567,6 +567,16 @@ def test_the_project_file_lists_every_package() -> None:
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == packages
 
 
+def test_the_project_file_lists_every_file_that_is_no_code() -> None:
+    listed = PYPROJECT["tool"]["setuptools"]["package-data"]
+    missing = []
+    for folder, patterns in ((ROOT / "hookcore", listed["hookcore"]), (ROOT / "app", listed["hookcore_app"])):
+        installed = {file for pattern in patterns for file in folder.glob(pattern.replace("**", "**/*"))}
+        files = {file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+        missing += [file for file in files - installed if file.suffix not in {".py", ".c", ".h", ".so"}]
+    assert missing == []
+
+
 def test_every_direct_dependency_is_pinned_for_the_checks() -> None:
     wanted = [*PROJECT["dependencies"], *itertools.chain.from_iterable(PROJECT["optional-dependencies"].values())]
     names = {re.split(r"[<>=;\[ ]", each, maxsplit=1)[0].lower() for each in wanted}
