@@ -14,6 +14,26 @@ HookcoreError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+# The packages that only a dashboard and saved runs need, by the names of their modules. A training that sends to
+# another machine does without them: docs/installing.md.
+OF_DASHBOARDS: Final = (
+    "anyio",
+    "fastapi",
+    "httptools",
+    "jinja2",
+    "orjson",
+    "plotly",
+    "prometheus_client",
+    "pyarrow",
+    "safetensors",
+    "uvicorn",
+    "websockets",
+)
+
 
 def shown(given: object) -> str:
     """Return the representation of an argument, shortened for the message of an error."""
@@ -63,3 +83,23 @@ class CapsuleError(HookcoreError, RuntimeError):
 
 class StopTraining(HookcoreError):  # noqa: N818, because it is not an error, like StopIteration
     """Raise it in an `on_incident(at="step")` callback to leave the training step on purpose."""
+
+
+def lacking(package: str) -> str:
+    """Return what to install if one of the packages of dashboards is missing."""
+    return (
+        f"{package} is not installed: this environment has only what a training needs that sends to another machine. "
+        "Run `pip install hookcore`, which adds the rest"
+    )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn an import that fails because a package of dashboards is missing into an error that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in OF_DASHBOARDS:
+            raise
+        raise ArgumentError(lacking(package)) from error

@@ -11,7 +11,7 @@ from typing import Final
 
 import hookcore
 from hookcore.config import did_you_mean, unknown_variables
-from hookcore.errors import HookcoreError
+from hookcore.errors import HookcoreError, explained
 
 from . import saved, servers, training
 from . import saved as check
@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.watches:  # a training says it itself
         sys.stderr.writelines(f"hookcore: {variable}\n" for variable in unknown_variables())
     try:
-        answer = given.run(given, os.environ)
+        with explained():
+            answer = given.run(given, os.environ)
         if isinstance(answer, int):
             return answer
         if answer:

@@ -139,10 +139,10 @@ def _fails(checked: Checked, level: str) -> bool:
 
 
 def _look(given: argparse.Namespace) -> Checked:
-    from ..runs.edits import rules_of
-
     run = saved_run(given)
     if run is not None:
+        from ..runs.edits import rules_of  # needs more than a request to a server
+
         diagnosis, newest = run.findings.diagnosis(), run.store.steps().newest
         troubles = tuple(event.message for event in run.store.events() if event.name in TROUBLES)
         known = run.id, run.name, run.state, run.end.failure, newest, *_sentences(diagnosis)

@@ -166,9 +166,11 @@ def _dashboard_line(environment: Mapping[str, str]) -> str:
 
 def _spool_line(environment: Mapping[str, str]) -> list[str]:
     """Return what trainers couldn't deliver, if there is anything."""
-    from hookcore.delivery.archive.spool import LIMIT_BYTES, bytes_of_spool, spools_in  # only if asked for
-
     folder = undelivered_folder(environment)
+    if not folder.is_dir():
+        return []
+    from hookcore.delivery.archive.spool import LIMIT_BYTES, bytes_of_spool, spools_in  # needs what dashboards need
+
     spools = spools_in(folder)
     if not spools:
         return []

@@ -30,7 +30,7 @@ from hookcore.delivery.facts import config_of_arguments, facts_at_start, joint_i
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.http.parcels import DescribedRun, MakeSpool, Spool
 from hookcore.delivery.sinks import Sink, StoreSink
-from hookcore.errors import ArgumentError, ServerError
+from hookcore.errors import ArgumentError, ServerError, explained
 from hookcore.findings import Choices, follow, read_choices, started_with
 from hookcore.records import plain, text_of
 from hookcore.records.wire import Place, RunInfo, keep_text
@@ -195,7 +195,8 @@ def _spool_of(run: RunInfo, server: str) -> MakeSpool | None:
         return None
 
     def make(info: RunInfo, describe: Callable[[], DescribedRun]) -> Spool:
-        spool: Spool = import_module("hookcore.delivery.archive.spool").RunSpool(info, describe, server)
+        with explained():
+            spool: Spool = import_module("hookcore.delivery.archive.spool").RunSpool(info, describe, server)
         return spool
 
     return make
@@ -210,11 +211,15 @@ def _to_the_store(run: RunInfo, settings: Settings, chosen: Choices) -> Delivery
     store = follow(Store(store_bytes(settings)), started_with(chosen), run.rank)
     if settings.keep is None or settings.keep == AUTO:
         return Delivery(run, StoreSink(store), store, None)
-    return Delivery(run, import_module("hookcore.delivery.archive").ArchiveSink(store, settings.keep, run), store, None)
+    with explained():
+        archive = import_module("hookcore.delivery.archive")
+    return Delivery(run, archive.ArchiveSink(store, settings.keep, run), store, None)
 
 
 def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
-    server = import_module("hookcore_app.serving.server_thread").start(HOST, PORT)
+    with explained():
+        threads = import_module("hookcore_app.serving.server_thread")
+    server = threads.start(HOST, PORT)
     sink = server.open_run(run, run.memory)
     url = str(server.url).rstrip("/")
     address = Address(url, getattr(server, "token", ""))

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -24,7 +25,7 @@ from msgspec import Meta
 import hookcore
 from hookcore.config import SETTINGS
 from hookcore.delivery.dashboard.private import MAX_READ, PrivateFolder, lives
-from hookcore.errors import ArgumentError, HookcoreError, ServerError
+from hookcore.errors import OF_DASHBOARDS, ArgumentError, HookcoreError, ServerError, lacking
 from hookcore.records.wire import RunInfo
 
 # The user's private folder: the lock that the dashboard holds, and the file with its address and token.
@@ -246,6 +247,8 @@ def _spawn(
 ) -> _Detached:
     if not sys.executable:
         raise ServerError("can't start a dashboard, because sys.executable is not set: use server=None")
+    if missing := [package for package in OF_DASHBOARDS if find_spec(package) is None]:
+        raise ServerError(f"{lacking(missing[0])}, or set HOOKCORE_URL to the address of a server")
     taken_out = {f"HOOKCORE_{name}" for name in (*_NOT_FOR_THE_SERVER, *(setting.name.upper() for setting in SETTINGS))}
     variables = {name: value for name, value in environment.items() if name not in taken_out}
     variables |= {
