@@ -45,7 +45,7 @@ SLOW = $(filter-out $(SCHEMA),$(shell grep -rl 'mark\.slow' $(FILES)))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu bench image release format clean
+.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu docs bench image release format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -111,6 +111,9 @@ matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.
 gpu: $(STAMP)  ## the tests of a GPU, and the zoo's trainings with every tensor on it; needs one
 	$(PYTEST) --all -m '' tests/recorder/test_gpu.py tests/recorder/test_gpu_odd.py tests/observe/test_triton_kernel.py
 	$(PYTEST) --all -m '' -p tests.on_gpu tests/recorder/test_harmless.py tests/recorder/test_truth.py tests/capsules/test_capsules_zoo.py
+
+docs: $(STAMP)  ## run the code and the commands of the documentation, and follow its links
+	$(PYTEST) -n $(AT_ONCE) --dist worksteal $(AGAIN) tests/repository/test_docs.py tests/repository/test_docs_commands.py
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.coldstart
