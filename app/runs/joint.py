@@ -173,7 +173,7 @@ class Joint:
         """Return why steps of ranks can't be read now."""
         return [run.away for run in self.runs()]
 
-    def ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+    def ask_all(self, name: Ask, contents: Sequence[dict[str, Any]]) -> list[Command]:
         """Ask all live ranks, but only the lowest one for tensors."""
         live = [member.run for member in self.rounds.current() if member.run.state == "live"]
         if name == "snapshot":
@@ -182,8 +182,8 @@ class Joint:
             for run in live:
                 others.enter_context(run.commands.asking)
                 run.learn_numbers()
-                self.run.commands.know(run.commands.newest)
-            commands = self.run.commands.make(name, each)  # with the same numbers for all ranks
+                self.run.commands.number_above(run.commands.newest)
+            commands = self.run.commands.make(name, contents)  # with the same numbers for all ranks
             for run in live:
                 run.hand_on(commands)
         return commands
@@ -314,7 +314,7 @@ class Joint:
             raise
         finally:
             self.sum.reading = False
-        self.run.judge()
+        self.run.renew_findings()
         self.sum.resume()
 
     def _read_rounds(self) -> None:

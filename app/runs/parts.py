@@ -191,15 +191,15 @@ class Commands(deque[Command]):
         self._numbers = numbers
         self._newest = -1  # the highest number of a command, of this server or an earlier one
 
-    def make(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+    def make(self, name: Ask, contents: Sequence[dict[str, Any]]) -> list[Command]:
         """Return commands with numbers above those that the trainer knows, whatever the clock says."""
         made = []
-        for what in each:
+        for what in contents:
             self._newest = max(next(self._numbers), self._newest + 1)
             made.append(Command(self._newest, name, **what))
         return made
 
-    def wait(self, commands: Sequence[Command]) -> bool:
+    def enqueue(self, commands: Sequence[Command]) -> bool:
         """Queue commands; if too many wait, drop and count the oldest. Return whether these are the first dropped."""
         self.extend(commands)
         before = self.dropped
@@ -209,7 +209,7 @@ class Commands(deque[Command]):
         self._list()
         return before == 0 < self.dropped
 
-    def note(self, commands: Sequence[Command], events: int) -> None:
+    def mark_asked(self, commands: Sequence[Command], events: int) -> None:
         """Note that commands were asked for, after this many events."""
         self.asked |= {command.number: events for command in commands}
         while len(self.asked) > MAX_ASKED:
@@ -220,13 +220,13 @@ class Commands(deque[Command]):
         """The highest number of a command, of this server or an earlier one."""
         return self._newest
 
-    def know(self, number: int) -> None:
+    def number_above(self, number: int) -> None:
         """Number further commands above this one, because a trainer ignores lower ones."""
         self._newest = max(self._newest, number)
 
-    def done(self, number: int) -> None:
+    def drop_received(self, number: int) -> None:
         """Forget the commands up to a number, which the trainer has received."""
-        self.know(number)
+        self.number_above(number)
         while self and self[0].number <= number:
             self.popleft()
         self._list()

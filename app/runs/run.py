@@ -73,7 +73,7 @@ class Training(Protocol):
     def why_away(self) -> list[str]:
         """Return why steps of ranks can't be read now."""
 
-    def ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+    def ask_all(self, name: Ask, contents: Sequence[dict[str, Any]]) -> list[Command]:
         """Queue commands for the ranks and return them."""
 
     def outcome(self, number: int) -> Outcome:
@@ -107,9 +107,9 @@ class Run:
     _gaps: Gaps = field(default_factory=Gaps)
 
     def __post_init__(self) -> None:
-        self.judge()
+        self.renew_findings()
 
-    def judge(self) -> None:
+    def renew_findings(self) -> None:
         """Look for findings in the store, which is another one now."""
         self.findings = FindingsCache(self.store)
 
@@ -224,7 +224,7 @@ class Run:
         self.info = replace(self.info, **changes)
         self.changes.tell()
 
-    def wait(self, why: str) -> None:
+    def set_behind(self, why: str) -> None:
         """Note why the newest steps aren't here yet; empty if they are."""
         if why != self.received.behind:
             self.received.behind = why
@@ -244,7 +244,7 @@ class Run:
     def swap(self, store: Store, loaded: bool) -> None:
         """Use another store: one loaded from disk, or an outline of one that is on disk."""
         self.store, self.loaded = store, loaded
-        self.judge()
+        self.renew_findings()
         self.changes.tell()
 
     def ask(self, name: Ask, **what: Any) -> Command:
@@ -255,29 +255,29 @@ class Run:
         """Queue commands that the trainer receives together, so that it captures the tensors of one step."""
         return self.ask_all("snapshot", [{"tap": tap} for tap in taps])
 
-    def ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+    def ask_all(self, name: Ask, contents: Sequence[dict[str, Any]]) -> list[Command]:
         """Queue commands of one kind for the trainer, and return them."""
         if self.ranks is not None:
-            return self.ranks.ask_all(name, each)
+            return self.ranks.ask_all(name, contents)
         # One at a time: a trainer ignores a command that arrives after one with a higher number.
         with self.commands.asking:
             self.learn_numbers()
-            commands = self.commands.make(name, each)
+            commands = self.commands.make(name, contents)
             self.hand_on(commands)
         return commands
 
     def learn_numbers(self) -> None:
         """Number further commands above those of other servers, which may have asked in the meantime."""
         if self.commands.relay is not None:
-            self.commands.know(self.commands.relay.newest())
+            self.commands.number_above(self.commands.relay.newest())
 
     def hand_on(self, commands: Sequence[Command]) -> None:
         """Give commands to the trainer, while no one else does (`commands.asking` must be held)."""
         local, relay = self.commands.local, self.commands.relay
         with self.lock:
-            self.commands.know(max((command.number for command in commands), default=-1))
-            self.commands.note(commands, self.store.events_after(0)[0])
-            if local is None and self.commands.wait(commands):
+            self.commands.number_above(max((command.number for command in commands), default=-1))
+            self.commands.mark_asked(commands, self.store.events_after(0)[0])
+            if local is None and self.commands.enqueue(commands):
                 why = f"more than {MAX_COMMANDS} commands are waiting for the trainer, so the oldest were dropped"
                 emit_event(self, "command-dropped", why, "warning")
         if local is not None:
@@ -369,7 +369,7 @@ class Run:
             if self.training is not None and self.training.gathers:
                 self.signs.see()
                 raise AwayError(f"the run {self.id} is waiting for the other ranks of its training: send again")
-            self.commands.done(batch.commands_done)  # first, or the next command gets a number that it ignores
+            self.commands.drop_received(batch.commands_done)  # first, or the next command gets a number that it ignores
             if batch.retained > self.received.acknowledged:
                 # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
                 self.signs.see()

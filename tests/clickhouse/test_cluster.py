@@ -10,7 +10,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +40,7 @@ DOCKERFILE: Final = (ROOT / "Dockerfile").read_text()
 NGINX: Final = ROOT / "docker" / "cluster" / "nginx.conf"
 MANIFESTS: Final = ROOT / "docker" / "kubernetes-cluster"
 BASE: Final = ROOT / "docker" / "kubernetes"
-KNOWN: Final = {f"HOOKCORE_{each.name.upper()}" for table in TABLES.values() for each in fields(table)} | {PASSWORD}
+KNOWN: Final = {setting.variable for table in TABLES.values() for setting in table} | {PASSWORD}
 
 
 # -- compose -----------------------------------------------------------------------------------------------------------

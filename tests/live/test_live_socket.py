@@ -320,7 +320,7 @@ def test_the_list_of_runs_says_what_arrived_and_which_commands_wait() -> None:
     assert (before.snapshots, before.waiting) == (0, ())
     asked = run.ask_snapshots([Tap("layer", "output")] * 2)
     assert mark_of(run).waiting == tuple(command.number for command in asked)
-    run.commands.done(asked[0].number)
+    run.commands.drop_received(asked[0].number)
     assert mark_of(run).waiting == (asked[1].number,)
     put(run, frame(0, [1.0], new=1), frame(0, [1.0]))  # a sample of the machine is such a part of the newest step
     run.store.add_snapshot(Snapshot(Tap("layer", "output"), 0, 0.0, "float32", (2,), np.ones(2, np.float32)))

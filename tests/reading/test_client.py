@@ -257,7 +257,7 @@ def test_what_is_unknown_of_a_command_is_said(world: Served, client: Client) -> 
     assert [client.outcome(number).outcome for number in numbers[:2]] == ["dropped", "waiting"]
     run = world.runs.get("one")
     assert run is not None
-    run.commands.done(numbers[1])
+    run.commands.drop_received(numbers[1])
     assert client.outcome(numbers[1]).outcome == "received"
     with pytest.raises(ServerError, match="at most 256 are allowed"):
         client._get(Outcomes, "/api/v1/commands", {"numbers": ",".join(map(str, numbers))})

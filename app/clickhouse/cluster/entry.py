@@ -106,7 +106,7 @@ class Entry:
             lost_after_s=self._lost_after_s + SIGNS_MISSED * sign.every_s,
             has_ended=sign.has_ended,
         )
-        run.commands.done(sign.commands_done)
+        run.commands.drop_received(sign.commands_done)
         if not run.loaded:
             self._outline(each)
         run.changes.tell()
@@ -128,7 +128,7 @@ class Entry:
         if self._looks >= PATIENCE:
             self._given_up = self._begun_at
         if waits is None or self._looks > UNSAID:
-            self.run.wait("" if waits is None else awaited_in(waits))
+            self.run.set_behind("" if waits is None else awaited_in(waits))
 
     def read_page(self, page: SharedPage) -> None:
         """Take a newer edit, of another server or an earlier one."""
