@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import quote
 
 import numpy as np
 from msgspec.structs import replace
@@ -744,7 +743,7 @@ class Client(Reader):
         return self._get(answers.Incidents, "/api/v1/incidents", asked)
 
     def incident(self, id: str, run: str | None = None) -> answers.Incident:
-        return self._get(answers.Incident, f"/api/v1/incidents/{quote(id, safe='')}", {"run": run})
+        return self._get(answers.Incident, f"/api/v1/incidents/{id}", {"run": run})
 
     def media(
         self, name: str | None = None, first: int | None = None, last: int | None = None, run: str | None = None

@@ -59,6 +59,11 @@ def _store(world: Served) -> Any:
     return run.store
 
 
+def test_an_unknown_incident_is_named_as_it_was_asked_for(client: Client) -> None:
+    with pytest.raises(ServerError, match="unknown incident 'dead relu: 3%'"):
+        client.incident("dead relu: 3%")
+
+
 def test_store_and_client_take_the_same_tap_names_and_make_the_same_data_frames(world: Served, client: Client) -> None:
     store = _store(world)
     for tap in client.taps().taps[1:]:
