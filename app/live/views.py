@@ -102,7 +102,6 @@ def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
 
 MAX_ROWS: Final = 10_000
 MAX_ID: Final = NOBODY - 1
-MAX_PINNED: Final = 4096
 DEFAULT_ROWS: Final = "fit:600"
 MAX_STATS: Final = len(STAT_NAMES)
 
@@ -127,7 +126,7 @@ class Subscribe(_Request, tag="subscribe", frozen=True, kw_only=True):
     stat: _Name | None = None
     stats: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_STATS)] = ()
     match: _Name | None = None
-    rows: _Name | Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_PINNED)] | None = None
+    rows: _Name | None = None
     first: _First | None = msgspec.field(name="from", default=None)
     last: _Number | None = msgspec.field(name="to", default=None)
     columns: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
@@ -164,7 +163,7 @@ class ViewSpec:
     kind: str | None
     match: str | None
     stats: tuple[str, ...]
-    rows: str | tuple[int, ...] | None
+    rows: str | None
     first: int | None  # negative: counted back from the last one
     last: int | None
     columns: int
@@ -192,7 +191,7 @@ def spec_of(asked: Subscribe) -> ViewSpec:
         asked.kind,
         asked.match,
         tuple(dict.fromkeys(stats)),
-        tuple(sorted(set(rows))) if isinstance(rows, tuple) else rows,
+        rows,
         asked.first,
         asked.last,
         asked.columns,
@@ -212,18 +211,16 @@ def _check_heatmap(asked: Subscribe, stats: tuple[str, ...]) -> None:
         raise ArgumentError(f"a heatmap of {len(stats)} stats: a heatmap shows one stat, so subscribe once for each")
 
 
-def read_rows(rows: str | tuple[int, ...], view: str) -> tuple[str, int, int]:
-    """Return how rows are selected: ("fit", n, 0), ("idx", first, last), or ("numbers", 0, 0)."""
-    if isinstance(rows, tuple):
-        return "numbers", 0, 0
+def read_rows(rows: str, view: str) -> tuple[str, int, int]:
+    """Return how rows are selected: ("fit", n, 0), or ("idx", first, last)."""
     how, _, what = rows.partition(":")
     parts: list[Any] = [int(part) for part in what.split("-") if part.isdecimal() and len(part) < 9]
     if how == "fit" and view == "heatmap" and len(parts) == 1 and what == str(parts[0]) and 1 <= parts[0] <= MAX_ROWS:
         return "fit", parts[0], 0
     if how == "idx" and len(parts) == 2 and 0 <= parts[1] - parts[0] < MAX_ROWS and what.count("-") == 1:
         return "idx", parts[0], parts[1]
-    fits = '"fit:600" (heatmaps only), ' if view == "heatmap" else ""
-    raise ArgumentError(f'rows={rows!r} is invalid: use {fits}"idx:120-160" or a list of tap numbers')
+    fits = '"fit:600" (heatmaps only) or ' if view == "heatmap" else ""
+    raise ArgumentError(f'rows={rows!r} is invalid: use {fits}"idx:120-160"')
 
 
 # The frames of a subscription: pure functions of its progress and the run's.
@@ -277,9 +274,6 @@ def _wanted(selections: TapCache, run: Run, spec: ViewSpec) -> tuple[TapList, in
     how, first, last = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     if how == "idx":
         found = found.at(range(len(found.taps))[first : last + 1])
-    elif how == "numbers":
-        places = np.flatnonzero(np.isin(found.numbers, np.array(spec.rows)))
-        found = found.at(places.tolist())
     return found if how == "fit" or spec.json or len(found.taps) <= MAX_ROWS else found.at(range(MAX_ROWS)), every
 
 

@@ -100,7 +100,7 @@ OF_SEVERAL: Final = (
 # The event stream never ends, so its address is requested in another way.
 STREAMED: Final = tuple(f"live?run={run}&stat=rms,nan" for run in RUNS)
 SUBSCRIBED: Final[tuple[dict[str, Any], ...]] = (
-    {"view": "heatmap", "kind": "output", "stat": "rms", "rows": [0, 2], "columns": 40},
+    {"view": "heatmap", "kind": "output", "stat": "rms", "rows": "idx:0-1", "columns": 40},
     {"view": "latest", "kind": "output", "stats": ["rms", "nan"]},
     {"view": "scalars"},
     {"view": "events"},

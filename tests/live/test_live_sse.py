@@ -119,23 +119,6 @@ def test_a_non_finite_step_is_named_even_if_the_newest_one_is_finite() -> None:
     assert data["values"]["rms"] == [1.0, 1.0]
 
 
-def test_an_incident_is_sent_when_it_begins_spreads_and_ends() -> None:
-    publisher, run = make_publisher()
-    put(run, frame(0, [1.0, 1.0], new=2))
-    told, states = mark_of(run), []
-    for step, values in enumerate([[math.nan, 1.0], [math.nan, 1.0], [math.nan, math.nan], [1.0, 1.0]], 1):
-        put(run, frame(step, values))
-        news, told = tell(publisher, run, told)
-        found = news.get("incidents", {"incidents": []})["incidents"]
-        states.append([(each["id"], each["culprit"]["number"], each["modules"], each["recovered"]) for each in found])
-    assert states == [
-        [("nonfinite-1", 0, 0, None)],
-        [],
-        [("nonfinite-1", 0, 1, None)],
-        [("nonfinite-1", 0, 1, 4)],
-    ]
-
-
 def test_numbers_that_json_does_not_have_are_strings() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [math.nan, math.inf, -math.inf], new=3, scalars={"loss": math.nan}))
