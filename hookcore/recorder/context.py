@@ -38,18 +38,18 @@ class Context:
         self.settings = settings  # as they are now: commands replace them
         self.paused = False  # whether steps are only counted
         self.sink = sink  # where frames go; replaced if there is no server
-        self.now = now
+        self.now = now  # the time in seconds
         self.lock = threading.RLock()  # threads that train at the same time end their steps one after another
         self.track: Any = cpu.Track()  # counts the steps; see `clock/steady.py`
         self.track.at = float("nan")
         self.events: list[Event] = []  # for the next frame; always the same list, because the short way looks at it
-        self.current = CurrentStep()
-        self.errors = ErrorLog(self.current)
-        self.plans = PlanTable()
-        self.statistics = Statistics(settings, self.current, self.errors)
+        self.current = CurrentStep()  # and the passes that run in it
+        self.errors = ErrorLog(self.current)  # of hookcore, and what it had to leave out
+        self.plans = PlanTable()  # the models, and what to capture of each module
+        self.statistics = Statistics(settings, self.current, self.errors)  # the taps and their rows
         self.parameters = Parameters(self.plans, self.statistics, settings.kinds, self.errors)
-        self.owners = Owners(self.parameters)
-        self.cadence = Cadence(settings.every, settings.budget, settings.allowance)
+        self.owners = Owners(self.parameters)  # the optimizers that step them
+        self.cadence = Cadence(settings.every, settings.budget, settings.allowance)  # which steps are captured
 
     @property
     def step(self) -> int:

@@ -40,7 +40,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class SeesPending(Protocol):
-    """Whoever follows the backward passes."""
+    """The part that follows backward passes."""
 
     def saw_pending_call(self) -> None:
         """Handle a module that is about to run while `CurrentStep.pending` is set."""

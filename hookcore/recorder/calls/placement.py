@@ -162,7 +162,7 @@ class Attachment(Protocol):
 
 
 class Front(StepObserver, BackwardObserver, Protocol):
-    """Who sees torch's calls."""
+    """The object that torch calls."""
 
 
 class Placement:

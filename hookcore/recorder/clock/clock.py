@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence, Set
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -81,7 +81,7 @@ def _step_frames(all_of_them: bool) -> list[int]:
 # Nothing here depends on what is captured, so steps have the same numbers under every setting. A step ends when an
 # optimizer with watched parameters has stepped, if these parameters got new gradients since the last step ended.
 # Otherwise the optimizer's values belong to the step that just ended. docs/how-it-works.md has a table of what counts
-# as a step in each kind of loop.
+# as a step in each kind of loop, and docs/architecture.md draws the states.
 #
 # New gradients are noticed at a few parameters of each optimizer, the *witnesses*: their `.grad` is compared before and
 # after each backward pass. Nothing can free it in between, so equal means unchanged. If a single optimizer runs and no
@@ -95,9 +95,9 @@ RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tens
 SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this many, in which its scaler is searched for
 SCALER_DEPTH: Final = 64  # frames up the stack
 SCALER_NEAR: Final = 7  # in all other steps, because a loop may start to use a scaler at any time
+MAX_WAITING: Final = 256  # calls that wait for the end of a step
 
-
-MAX_WAITING: Final = 256
+Ends = Literal["unknown", "optimizer", "hand"]  # what ends steps, unless the user does: an optimizer's step, or passes
 
 
 class Boundary:
@@ -161,9 +161,9 @@ class Clock:
         self.reach = Reach(self.owners, self._parameters)
         self.begins_late = False  # the forward pass of a step that begins now has already run
         self._due = False  # an optimizer stepped inside the running pass
-        self._decided = False  # whether an optimizer ever stepped
-        self._by_hand = 0  # passes per step, if no optimizer steps; 0 while unknown
-        self._attempts = 0  # closed ones, while it is unknown who steps
+        self._ends: Ends = "unknown"
+        self._by_hand = 0  # passes per step, if no optimizer steps
+        self._attempts = 0  # closed ones, while it is unknown what ends steps
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
         self.alone: Owner | None = None  # the only optimizer, if passes needn't be compared
@@ -253,8 +253,8 @@ class Clock:
             alone is not None
             and self._last is alone
             and self._group == {id(alone)}
-            and self._decided
-            and not (self.manual or self.passes or self._by_hand or self._due or self._passed_inside)
+            and self._ends == "optimizer"
+            and not (self.manual or self.passes or self._due or self._passed_inside)
             and not (self.nesting.stacks or alone.runs_passes or alone.scaler.found)
             and alone.gap(self.step) == 1
             and alone.last_step == self.step - 1
@@ -271,7 +271,7 @@ class Clock:
             self.owners.add_witnesses(owner)
         if not fresh and not self.step:
             return -1  # nothing to step with: some loops step once to silence a scheduler's warning
-        if not self._decided:
+        if self._ends != "optimizer":
             self._decide(owner.scaler.live())
         # Gradients may have been clipped since the last pass, or not compared before: now they belong to this step.
         of_all = (fresh or not owner.steps) and owner is not self.alone
@@ -293,7 +293,7 @@ class Clock:
     def _decide(self, scaler: GradScaler | None) -> None:
         """Decide that an optimizer steps this model. Held data was skipped by its scaler, or is part of its step."""
         scales = scales_until_now(scaler, self._attempts) if scaler is not None else []
-        self._decided, self._by_hand, self._attempts = True, 0, 0
+        self._ends, self._attempts = "optimizer", 0
         self.step += self._host.release_parts(as_steps=bool(scales), scales=scales)
 
     def _is_late(self, owner: Owner) -> bool:
@@ -349,7 +349,7 @@ class Clock:
             self.begins_late = True
             self.notice_end()
             self.begins_late = False
-        self.reach.compare(early=self.step < FIRST_STEPS or not self._decided)
+        self.reach.compare(early=self.step < FIRST_STEPS or self._ends != "optimizer")
 
     @property
     def ends_with_pass(self) -> bool:
@@ -358,17 +358,17 @@ class Clock:
 
     def pass_ended(self) -> bool:
         """Handle the end of a pass, even if it raised. Return whether it reached a watched parameter, if known."""
-        reached = self.reach.pass_ended(self.alone, self._decided)
+        reached = self.reach.pass_ended(self.alone, self._ends == "optimizer")
         if self.stepping:
             self._passed_inside.add(threading.get_ident())
         if self._due:
             self._due = False
-            if not self._decided:
+            if self._ends != "optimizer":
                 self._decide(None)
             self.tick()
         elif reached and not self.stepping and not self.manual:
             self.passes += 1
-            if not self._decided:
+            if self._ends != "optimizer":
                 self._count_by_hand()
         return reached
 
@@ -379,9 +379,9 @@ class Clock:
 
         Called where the next step may begin: before a pass, a module's run, or a logged value.
         """
-        if (not self.passes and not self._by_hand) or not self.reach.is_sure:
+        if (not self.passes and self._ends != "hand") or not self.reach.is_sure:
             return False
-        if self._decided:
+        if self._ends == "optimizer":
             owners = [owner for owner in self.owners if owner.owns]
             skipped = max(owners, key=lambda owner: owner.scaler.attempts(owner.ref()), default=None)
             if skipped is None or not skipped.scaler.attempts(skipped.ref()):
@@ -392,11 +392,11 @@ class Clock:
         witnesses = self.owners.tensors()
         changed = self.reach.comparison.weights_changed(witnesses)
         if not (changed or self.reach.comparison.were_reset(witnesses)) or runs_step():
-            if self.begins_late and self._by_hand and not self.passes and self.reach.comparison.has_marks:
+            if self.begins_late and self._ends == "hand" and not self.passes and self.reach.comparison.has_marks:
                 self._by_hand += 1  # the passes are micro-batches: more of them make a step
             return False
         self.reach.comparison.forget_marks()
-        if self._by_hand:
+        if self._ends == "hand":
             if self.passes:
                 self._by_hand = self.passes
                 self._end_by_hand()
@@ -411,17 +411,17 @@ class Clock:
 
     @property
     def undecided(self) -> bool:
-        """Return whether passes have ended and it is still unknown who steps."""
-        return bool(self.passes) and not self._decided and not self._by_hand
+        """Return whether passes have ended and it is still unknown what ends steps."""
+        return bool(self.passes) and self._ends == "unknown"
 
     @property
     def awaits_end(self) -> bool:
-        """Return whether passes have ended whose step may end unseen: who steps is unknown, or a scaler may skip it."""
+        """Return whether passes have ended whose step may end unseen: by an unknown cause, or because it is skipped."""
         is_open = bool(self.passes) and self.alone is None
         return is_open and (self.undecided or any(owner.scaler.found for owner in self.owners))
 
     def _count_by_hand(self) -> None:
-        if self._by_hand:
+        if self._ends == "hand":
             if self.passes >= self._by_hand:
                 self._end_by_hand()
         elif self.passes >= PASSES_WITHOUT_STEP and not self._attempts:
@@ -432,7 +432,7 @@ class Clock:
             self._end_by_hand()
 
     def _steps_by_hand(self, passes: int) -> None:
-        self._by_hand = passes
+        self._ends, self._by_hand = "hand", passes
         first = " The first steps have no weight gradients, because it wasn't known yet when these were complete."
         text = "No torch optimizer steps this model: steps are counted by backward passes."
         self._emit("no-optimizer", f"{text}{first if self._attempts else ''}")
