@@ -411,6 +411,16 @@ def test_a_long_name_is_not_a_new_description_each_time(outbox: Outbox) -> None:
     assert outbox.next_parcel().description == first.description
 
 
+def test_long_names_of_parameters_are_shortened_wherever_a_module_lists_them(outbox: Outbox) -> None:
+    name = "w" * 5_000
+    outbox.describe([ModuleRecord("m", "Linear", None, shapes=((name, (2, 3)),), placements=((name, "Shard(0)"),))])
+    description = outbox.next_parcel().description
+    assert description is not None
+    (module,) = description.modules
+    assert module.shapes == ((parcels_module.cut(name), (2, 3)),)
+    assert module.placements == ((parcels_module.cut(name), "Shard(0)"),)
+
+
 def test_a_frame_above_the_size_of_a_batch_is_sent_alone() -> None:
     outbox = Outbox()
     outbox.put(a_frame(0, (Tap("m", "output"),)))

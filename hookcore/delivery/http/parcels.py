@@ -35,17 +35,20 @@ def fitted(record: Record) -> Record:
     changes: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
-        longest = MAX_LONG_TEXT if field.name in _LONG_TEXTS else MAX_TEXT
-        if isinstance(value, str):
-            if len(value) > longest:
-                changes[field.name] = cut(value, longest)
-        elif isinstance(value, tuple) and any(len(text) > longest for text in value):
-            changes[field.name] = tuple(cut(text, longest) for text in value)
-        elif isinstance(value, dict):  # the facts of an event
-            changes[field.name] = {
-                name: cut(fact, MAX_LONG_TEXT) if isinstance(fact, str) else fact for name, fact in value.items()
-            }
+        longest = MAX_LONG_TEXT if field.name in _LONG_TEXTS or isinstance(value, dict) else MAX_TEXT
+        short = _cut_texts(value, longest)
+        if short != value:
+            changes[field.name] = short
     return replace(record, **changes) if changes else record
+
+
+def _cut_texts(value: Any, longest: int) -> Any:
+    """Return a value with all strings in it shortened, but the names of facts."""
+    if isinstance(value, str):
+        return cut(value, longest)
+    if isinstance(value, tuple):
+        return tuple(_cut_texts(part, longest) for part in value)
+    return {name: _cut_texts(fact, longest) for name, fact in value.items()} if isinstance(value, dict) else value
 
 
 def fitted_frame(frame: Frame) -> Frame:
