@@ -100,6 +100,7 @@ def test_a_training_says_when_an_error_begins_and_what_its_problems_were(
     monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
     said = ""
     with served() as server:
+        torch.manual_seed(0)  # by chance, all four units are dead in one of 15 such networks
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         with hookcore.watch(model, server=server.url, budget=None) as watcher:
