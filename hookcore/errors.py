@@ -26,7 +26,6 @@ OF_DASHBOARDS: Final = (
     "httptools",
     "jinja2",
     "orjson",
-    "plotly",
     "prometheus_client",
     "pyarrow",
     "safetensors",

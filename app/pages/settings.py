@@ -48,7 +48,6 @@ PACKAGES: Final = (
     "numpy",
     "pyarrow",
     "msgspec",
-    "plotly",
     "torch",
     "apprise",
 )
