@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hookcore.records import Tap
-from hookcore_app.live.news import MAX_SCALARS, _new_scalars
-from hookcore_app.live.publisher import Steps, mark_of
+from hookcore_app.live.publisher import mark_of
+from hookcore_app.live.views import MAX_SCALARS, ViewSpec, _scalars
 from hookcore_app.pages.report import ReportSteps, report_of
 from hookcore_app.pages.views.events import markdown_of
 from hookcore_app.runs import Run
@@ -149,8 +150,9 @@ def test_a_stream_of_scalars_says_how_many_more_there_are(world: World) -> None:
     run = open_run(world.runs, "many")
     names = [f"value {number:03}" for number in range(MAX_SCALARS + 3)]
     append(run.store, 0, [], (), dict.fromkeys(names, 1.0))
-    told = _new_scalars(run, Steps(), mark_of(run).steps)
-    assert told is not None
+    spec = ViewSpec("scalars", None, None, (), None, -512, None, 300)
+    (body,) = _scalars(run, spec, None, mark_of(run))
+    told = json.loads(body.data)
     assert (len(told["scalars"]), told["left_out"]) == (MAX_SCALARS, 3)
 
 
