@@ -14,12 +14,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import orjson
-import pyarrow as pa
-import pyarrow.csv
 from markupsafe import Markup
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+
+from hookcore.delivery.archive.arrow import csv, pa
 
 MEDIA_TYPES: Final = {
     "json": "application/json",
@@ -184,7 +184,7 @@ class Table:
             inert(name): [inert(text) for text in values] if isinstance(values, list) else values
             for name, values in self.columns.items()
         }
-        pa.csv.write_csv(Table(columns)._arrow(), sink)
+        csv.write_csv(Table(columns)._arrow(), sink)
         return sink.getvalue()
 
     def as_npy(self) -> bytes:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import hookcore
 from hookcore.errors import HookcoreError
@@ -19,14 +22,9 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import Answer
 from hookcore.records import text_of
 
-from . import api, assets, live
+from . import assets, live
 from .api import health, ingest, login
-from .api.routing import PROBLEM
-from .clickhouse.client import ClickHouseError, ClusterAddress, UnreachableError
-from .clickhouse.cluster.entry import Partial
-from .clickhouse.cluster.shared import SharedRuns
-from .clickhouse.native import FormatError
-from .clickhouse.schema import SchemaError, connect
+from .api.routing import REFUSALS
 from .pages import every
 from .pages.settings import error_page, wants_page
 from .pages.views.run_list import summary_of
@@ -37,21 +35,55 @@ from .serving.guard.access import Access, Usage
 from .serving.guard.security import Guard
 from .settings import ServerSettings
 
-_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"content": PROBLEM, "description": "what was wrong, and what to do"}
-}
-# No reader can cause these: ClickHouse is away, refuses, or answers something else.
-_OF_CLICKHOUSE: Final = (UnreachableError, ClickHouseError, FormatError, SchemaError)
+_RETRIED: Final = "hookcore.retried"  # in the scope of a request
 
 
 class App(FastAPI):
-    """FastAPI with the guard around everything, so that every answer has its headers, even after a crash."""
+    """FastAPI with the guard around everything, so that every answer has its headers, even after a crash.
+
+    Some routes may be late: they are made when an unknown address is requested, or all routes are asked for.
+    """
+
+    _late: Callable[[], Sequence[BaseRoute]] | None = None
+
+    def add_late(self, make: Callable[[], Sequence[BaseRoute]]) -> None:
+        """Let these routes be late. No path of them may be one of the other routes, with whatever method."""
+        self._late = make
+        self._completing = threading.Lock()
+        self._unknown, self.router.default = self.router.default, self._answer_late
+
+    async def _answer_late(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Look for a route again, once all are there."""
+        if _RETRIED in scope:
+            await self._unknown(scope, receive, send)
+            return
+        scope[_RETRIED] = True  # also if they are there by now: another thread may have added them meanwhile
+        if self._late is not None:
+            await run_in_threadpool(self.complete)
+        await self.router.app(scope, receive, send)
+
+    def complete(self) -> None:
+        """Make the late routes, if that wasn't done yet."""
+        if self._late is None:
+            return
+        with self._completing:
+            if self._late is not None:
+                self.router.routes.extend(self._late())
+                self._late = None
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """All routes."""
+        self.complete()
+        return super().routes
 
     def build_middleware_stack(self) -> ASGIApp:
         """Put the guard around FastAPI's own middleware."""
         state = self.state
         inside = super().build_middleware_stack()
         if state.settings.store:
+            from .clickhouse.cluster.entry import Partial  # only for a server with a store
+
             inside = Partial(inside, state.runs)
         return Guard(inside, state.settings, state.access, state.usage)
 
@@ -74,13 +106,11 @@ def make_app(settings: ServerSettings, title: str) -> App:
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
-        responses=_REFUSALS,
+        responses=REFUSALS,
     )
     app.state.settings, app.state.stopping = settings, False
     app.state.access, app.state.usage, app.state.intake = Access(settings), Usage(), ingest.Intake()
     app.add_exception_handler(HookcoreError, _explain)
-    for kind in _OF_CLICKHOUSE:
-        app.add_exception_handler(kind, _explain_away)
     app.add_exception_handler(RequestValidationError, _explain_invalid)
     app.add_exception_handler(HTTPException, _explain_refused)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
@@ -88,7 +118,7 @@ def make_app(settings: ServerSettings, title: str) -> App:
     return app
 
 
-def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> FastAPI:
+def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> App:
     """Create an application over `runs`. `trouble` says why they can't be saved, if they should be."""
     app = make_app(settings, "hookcore")
     intake: ingest.Intake = app.state.intake
@@ -100,21 +130,30 @@ def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> FastA
         share_runs(app, settings)
     app.state.explainer = Explainer()
     app.state.notifications = Notifications.of(runs, settings)
-    app.router.routes.extend(_routes())
+    for part in (health, ingest, login, live, assets, every):
+        app.router.routes.extend(part.router.routes)
+    app.add_late(_rest)
     return app
 
 
 @cache
-def _routes() -> list[BaseRoute]:
-    """Return all routes, for every application: to analyze their parameters takes longer than most requests."""
-    router = APIRouter(responses=_REFUSALS)
-    for part in (health, ingest, login, live, api, assets, every):
-        router.include_router(part.router)
-    return router.routes
+def _rest() -> Sequence[BaseRoute]:
+    """Return the routes of REST. To import and analyze them takes longer than the rest of a server's start."""
+    from .api import rest
+
+    return rest.router.routes
 
 
 def share_runs(app: App, settings: ServerSettings) -> None:
     """Let an application show the runs of a ClickHouse, once it is started. Raises ArgumentError for its address."""
+    from .clickhouse.client import ClickHouseError, ClusterAddress, UnreachableError  # only for a server with a store
+    from .clickhouse.cluster.shared import SharedRuns
+    from .clickhouse.native import FormatError
+    from .clickhouse.schema import SchemaError, connect
+
+    # No reader can cause these: ClickHouse is away, refuses, or answers something else.
+    for kind in (UnreachableError, ClickHouseError, FormatError, SchemaError):
+        app.add_exception_handler(kind, _explain_away)
     cluster = connect(ClusterAddress.of(settings.store), hookcore.__version__)
     app.state.shared = SharedRuns(app.state.runs, cluster, settings, summary_of)
     app.state.take = partial(ingest.refuse_runs, app.state)
@@ -132,8 +171,9 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 async def _explain_away(request: Request, error: Exception) -> Response:
-    code = f", code {error.code}" if isinstance(error, ClickHouseError) and error.code else ""
-    sentence = f"partial: ClickHouse can't be read now ({error}{code}). Try again; its log may say more"
+    code = getattr(error, "code", 0)
+    said = f"{error}, code {code}" if code else str(error)
+    sentence = f"partial: ClickHouse can't be read now ({said}). Try again; its log may say more"
     return _problem(request, sentence, 503, {"Retry-After": "2"})
 
 

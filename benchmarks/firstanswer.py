@@ -3,8 +3,9 @@
     python -m benchmarks.firstanswer [--busy 4] [--rounds 3]
 
 Each round begins without a dashboard, in a home folder that is kept between rounds: in the first one, nothing is
-prepared on disk. This prints seconds by the clock from the call of `watch()`, and the processor time that the dashboard
-had used at its first answer. The page is requested twenty times per second.
+prepared on disk, and Python compiles all modules. This prints seconds by the clock from the call of `watch()`, and what
+the dashboard had used when it answered for the first time, and after its first page: processor time, memory, and, in a
+round of its own, the imported modules. The page is requested twenty times per second.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def seconds_until(url: str, is_right: Any, began: float) -> float:
 
 def measure(home: Path) -> dict[str, float]:
     """Watch a training in a new process until a step is on its page."""
-    environment = {**os.environ, "HOOKCORE_HOME": str(home)}
+    environment = environment_in(home)
     with ExitStack() as stack:
         training = subprocess.Popen([sys.executable, "-c", TRAIN], stdout=subprocess.PIPE, text=True, env=environment)
         stack.callback(subprocess.run, [HOOKCORE, "stop"], env=environment, capture_output=True, check=False)
@@ -78,10 +79,35 @@ def measure(home: Path) -> dict[str, float]:
         assert training.stdout is not None
         began, returned, url = training.stdout.readline().split()
         base, _, run = url.rpartition("/runs/")
+        seconds_until(f"{base}/healthz", bool, float(began))
+        dashboard = psutil.Process(json.loads((home / "dashboard.json").read_text())["pid"])
+        listens = cpu_s(dashboard)
         page = seconds_until(f"{base}/", lambda text: "<html" in text, float(began))
-        used = cpu_s(psutil.Process(json.loads((home / "dashboard.json").read_text())["pid"]))
+        used, held = cpu_s(dashboard), dashboard.memory_info().rss / 2**20
         shows = seconds_until(f"{base}/api/v1/runs/{run}", lambda about: (about["newest_step"] or 0) > 0, float(began))
-        return {"watch": float(returned) - float(began), "page": page, "step": shows, "processor": used}
+        seconds = {"watch": float(returned) - float(began), "page": page, "step": shows}
+        return {**seconds, "listens": listens, "processor": used, "memory": held}
+
+
+def environment_in(home: Path) -> dict[str, str]:
+    """Return the environment of a training whose dashboard has a home folder, with the compiled modules in there."""
+    added = {"HOOKCORE_HOME": str(home), "HOOKCORE_PORT": "0", "PYTHONPYCACHEPREFIX": str(home / "compiled")}
+    return {**os.environ, **added, "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def count_modules(home: Path) -> tuple[int, int]:
+    """Return how many modules a new dashboard has imported when it answers, and after its first page."""
+    environment = {**environment_in(home), "PYTHONPROFILEIMPORTTIME": "1"}  # Python writes each one to the log
+    start = "from hookcore.delivery.dashboard.process import join_or_start; print(join_or_start().url)"
+    started = subprocess.run([sys.executable, "-c", start], env=environment, capture_output=True, text=True, check=True)
+    counts = []
+    try:
+        for path, is_right in (("/healthz", bool), ("/", lambda text: "<html" in text)):
+            seconds_until(started.stdout.strip() + path, is_right, time.time())
+            counts.append((home / "dashboard.log").read_text().count("import time:"))
+    finally:
+        subprocess.run([HOOKCORE, "stop"], env=environment, capture_output=True, check=False)
+    return counts[0], counts[1]
 
 
 def main() -> None:
@@ -97,9 +123,12 @@ def main() -> None:
             kept = "nothing prepared" if number == 0 else "prepared by an earlier dashboard"
             print(
                 f"watch() took {found['watch']:.2f} s, the page came after {found['page']:.2f} s, a step after "
-                f"{found['step']:.2f} s; {found['processor']:.2f} s of the dashboard's processor time ({kept})"
+                f"{found['step']:.2f} s; of the dashboard's processor time {found['listens']:.2f} s until it answered, "
+                f"{found['processor']:.2f} s with the page, and {found['memory']:.0f} MiB ({kept})"
             )
             time.sleep(1.0)
+        answers, page = count_modules(Path(home))
+        print(f"{answers} modules are imported until the dashboard answers, {page} with its first page")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from .attention import looks_like_attention
 Pool = Literal["worst", "mean", "min", "max"]
 Floats = NDArray[np.float64]
 
+MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG, or tiles; npy and safetensors have no limit
 QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 

@@ -31,7 +31,6 @@ from ..runs import Joint, Run
 from ..runs.joint import joint_of
 from ..runs.query import Traits
 from .params import (
-    MAX_RUN_ID,
     MAX_STEP,
     RUN_PATTERN,
     After,
@@ -47,7 +46,7 @@ from .params import (
     page_of,
     run_named,
 )
-from .routing import Format, ReplyParam, answered, described, router
+from .routing import MAX_RUN_ID, Format, ReplyParam, answered, described, router
 from .series import TapText
 
 # Two runs side by side: what they share, how much was compared, and where they first differ.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from fastapi import APIRouter, Request
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import Metric as Family
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
@@ -17,6 +14,10 @@ from hookcore.delivery.http.outbox import Reason
 
 from ..live import Publisher, publisher_of
 from ..runs import STATES, Run
+from .routing import REFUSALS
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
 
 # Metrics for Prometheus, of a server and of a collector.
 
@@ -39,6 +40,8 @@ class _Collected:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Family]:
+        from prometheus_client.metrics_core import Metric as Family  # only for a server whose metrics are read
+
         for metric in self._metrics:
             name = f"hookcore_{metric.name}"
             family = Family(name.removesuffix("_total"), metric.help, metric.kind)
@@ -49,13 +52,16 @@ class _Collected:
 
 def exposition(metrics: Iterable[Metric]) -> PlainTextResponse:
     """Return metrics in the format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
     registry = CollectorRegistry()
     registry.register(_Collected(metrics))
     return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 REASONS: Final = frozenset({*get_args(Reason), "spool-full", "spool-damaged"})  # of trainers and collectors
-router = APIRouter()
+router = APIRouter(responses=REFUSALS)
 
 
 @router.get("/healthz")

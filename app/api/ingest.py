@@ -21,11 +21,11 @@ from starlette.exceptions import HTTPException
 from hookcore.errors import HookcoreError, WireError
 from hookcore.records import wire
 
-from ..clickhouse.client import without_password
 from ..runs import AwayError, Run, Runs, limits
 from ..runs.disk import WrongKeyError
 from ..serving.guard.security import ONLY_KNOWN
 from .health import Metric
+from .routing import REFUSALS
 
 RETRY_S: Final = 5
 MAX_WAITING: Final = 4  # bodies of the maximum size at once
@@ -35,7 +35,7 @@ BUSY: Final = 2  # threads that decode or store at once: more of them only compe
 _PIECE: Final = 2**20
 _MAX_WINDOW: Final = 2**23  # memory for decompression; every zstd decoder must support this window
 
-router = APIRouter(dependencies=[ONLY_KNOWN])
+router = APIRouter(dependencies=[ONLY_KNOWN], responses=REFUSALS)
 
 
 @dataclass(slots=True)
@@ -185,6 +185,8 @@ def _ended(runs: Runs, batch: wire.Batch) -> Run | None:
 
 def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) -> wire.Receipt:
     """Refuse a batch, because collectors bring the runs of this server."""
+    from ..clickhouse.client import without_password  # only a server with a store needs it
+
     to = without_password(state.settings.store)
     raise state.intake.refuse(
         403,

@@ -14,10 +14,9 @@ from hookcore.reading.answers import LoginLink, Number
 from ..formats import StrictJson
 from ..serving.guard.access import CODE_S, SESSION_S, Access, Visitor
 from ..serving.guard.security import LOGOUT, ONLY_KNOWN, peer_of
-from .routing import answered
+from .routing import REFUSALS, answered
 
-router = APIRouter()
-_api = APIRouter(dependencies=[ONLY_KNOWN])
+router = APIRouter(responses=REFUSALS)
 
 
 @router.get("/login", include_in_schema=False)
@@ -44,7 +43,7 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
     return answer
 
 
-@_api.post("/api/v1/login-link", responses={200: answered(LoginLink)[200]})
+@router.post("/api/v1/login-link", dependencies=[ONLY_KNOWN], responses={200: answered(LoginLink)[200]})
 def login_link(
     request: Request, role: Annotated[Literal["owner", "reader"], Query(description="the browser's access")] = "owner"
 ) -> Response:
@@ -56,7 +55,7 @@ def login_link(
     return StrictJson(LoginLink(f"{base}/login?code={access.make_code(role)}", Number(CODE_S)))
 
 
-@_api.post(LOGOUT, include_in_schema=False)
+@router.post(LOGOUT, dependencies=[ONLY_KNOWN], include_in_schema=False)
 def logout(request: Request, everyone: bool = False) -> dict[str, int]:
     """Log out this browser, or with `everyone`, which needs the owner, all browsers and unused links.
 
@@ -72,13 +71,10 @@ def logout(request: Request, everyone: bool = False) -> dict[str, int]:
     return {"sessions": int(bool(visitor.session))}
 
 
-@_api.get(PROOF_PATH, include_in_schema=False)
+@router.get(PROOF_PATH, dependencies=[ONLY_KNOWN], include_in_schema=False)
 def identity(
     request: Request, nonce: Annotated[str, Query(min_length=16, max_length=MAX_NONCE)]
 ) -> dict[str, list[str]]:
     """Prove for each token that the server knows it. Trainers and clients send nothing else before they have this."""
     access: Access = request.app.state.access
     return {"proofs": access.proofs(nonce)}
-
-
-router.include_router(_api)

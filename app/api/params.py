@@ -20,12 +20,11 @@ from ..runs import Run, Runs, why_gone
 from ..runs.edits import MAX_TEXT
 from ..runs.joint import rank_of
 from ..runs.shelf import MAX_CHART, MAX_NAME, MAX_QUERY, Views
-from .routing import ReplyParam
+from .routing import MAX_RUN_ID, ReplyParam
 
 MAX_CELLS: Final = 2_000_000  # of a map
 MAX_STEP: Final = 2**53
 MAX_PAGE: Final = 10_000
-MAX_RUN_ID: Final = 200  # characters
 RUN_PATTERN: Final = rf"^[A-Za-z0-9_-]{{1,{MAX_RUN_ID}}}$"
 
 RunId = Annotated[str, Path(pattern=RUN_PATTERN, description="a run's id", examples=["run-1"])]

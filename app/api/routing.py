@@ -24,6 +24,7 @@ from ..runs.memory import has_swapped, watch_reads
 from ..serving.guard.security import ONLY_KNOWN
 
 ATTEMPTS: Final = 3
+MAX_RUN_ID: Final = 200  # characters
 
 
 class SteadyRoute(APIRoute):
@@ -157,6 +158,9 @@ def ref_to(kind: type[Any]) -> dict[str, Any]:
 
 
 PROBLEM: Final[dict[str, Any]] = {"application/json": {"schema": ref_to(answers.Problem)}}
+REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"content": PROBLEM, "description": "what was wrong, and what to do"}
+}
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -237,6 +241,7 @@ def _named(function: Callable[..., Any]) -> list[Parameter]:
 router: Final = Router(
     prefix="/api/v1",
     tags=["runs"],
+    responses=REFUSALS,
     default_response_class=StrictJson,
     dependencies=[ONLY_KNOWN],
     route_class=SteadyRoute,

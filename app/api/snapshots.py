@@ -20,7 +20,7 @@ from hookcore.store.checks import unknown
 
 from ..analysis.attention import AttentionLayer, Captured, Fuse, gradient_of, maps_at, maps_of, taps_like_attention
 from ..analysis.attention import rollout as roll_out
-from ..analysis.tiles import Pool, factors_of, named, png_of, real_of, statistics_of, tiles_of
+from ..analysis.tiles import MAX_VALUES, Pool, factors_of, named, png_of, real_of, statistics_of, tiles_of
 from ..analysis.tiles import pool as pooled
 from ..formats import ARRAYS, TENSORS, StrictJson, Table, csv_of, json_of, npy_of
 from ..runs import Run
@@ -30,7 +30,6 @@ from .runs import accepted, require_live
 
 # Raw tensors: the list, one of them in many formats, and requests for more.
 
-MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG, or tiles; npy and safetensors have no limit
 MAX_TILES: Final = 1024
 
 Part = Annotated[str, Query(alias="slice", max_length=500, description="a slice as in NumPy, such as 0,:,3:7")]

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from ..serving.guard.security import ONLY_KNOWN
 from .publisher import Publisher, publisher_of
 from .socket import router as _socket
 from .sse import router as _sse
 
-router = APIRouter(dependencies=[ONLY_KNOWN])
-router.include_router(_sse)
-router.include_router(_socket)
+router = APIRouter(routes=[*_sse.routes, *_socket.routes])
 
 __all__ = ["Publisher", "publisher_of", "router"]

@@ -20,6 +20,7 @@ from hookcore.reading.answers.live import ErrorMessage
 from hookcore.store import checks
 
 from ..runs import Run
+from ..serving.guard.security import ONLY_KNOWN
 from .publisher import Mark, Publisher, publisher_of, reader_of, token_of
 from .views import (
     NOBODY,
@@ -45,7 +46,7 @@ MAX_TEXT: Final = 2**16
 SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
 
 _log = logging.getLogger("hookcore.live")
-router = APIRouter()
+router = APIRouter(dependencies=[ONLY_KNOWN])
 
 
 class _NoSuchRunError(HookcoreError):

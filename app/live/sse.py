@@ -19,7 +19,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hookcore.store import STAT_NAMES, checks
 
+from ..api.routing import REFUSALS
 from ..runs import Run
+from ..serving.guard.security import ONLY_KNOWN
 from .publisher import ALL, ChangeTicker, Mark, Publisher, Steps, publisher_of, reader_of
 from .views import Subscribe, ViewSpec, make, spec_of
 
@@ -29,7 +31,7 @@ SEND_S: Final = 60.0  # the last resort, for a server without WriteDeadline
 
 Cursor = tuple[str, Mark]  # the id of an event: a run, and the progress of its reader
 
-router = APIRouter()
+router = APIRouter(dependencies=[ONLY_KNOWN], responses=REFUSALS)
 
 
 class LiveResponse(StreamingResponse):

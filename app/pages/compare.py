@@ -25,7 +25,7 @@ from hookcore.store.unlike import Sample
 from ..analysis.comparison import ComparisonQuery, Side, what_differs
 from ..analysis.modules import finder_of, types_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
-from ..api.params import MAX_RUN_ID
+from ..api.routing import MAX_RUN_ID
 from ..formats import plain, script_json, text_of_setting
 from ..live.publisher import mark_of
 from ..live.views import news_of

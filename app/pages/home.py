@@ -12,11 +12,10 @@ from fastapi import Query
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import RunNews
 
-from ..api.runs import charts_of, problem_of_chart, problem_of_view
 from ..formats import script_json
 from ..live.publisher import mark_of
 from ..live.views import news_of
-from ..runs import Run
+from ..runs import Run, Runs
 from ..runs.query import EXAMPLE, Traits, find_runs, names_in
 from .page import Page, RunPage, Text
 from .views.run_list import (
@@ -88,7 +87,7 @@ class RunsPage(Page):
             "runs": shown,
             "groups": groups_of(shown, {each.run.id: each for each in found}, self.group),
             "groupings": groupings_of(known, self.group),
-            "views": [(name, query, problem_of_view(query)) for name, query in runs.views.all().items()],
+            "views": _views_of(runs),
             "columns": columns,
             "cells": cells,
             "about": {each.run.id: each.run for each in found},
@@ -138,6 +137,16 @@ def heading_of(name: str, words: str, falls: bool, sort: str) -> Heading:
     return Heading(words, name if turned else f"-{name}", "descending" if falls != turned else "ascending")
 
 
+def _views_of(runs: Runs) -> list[tuple[str, str, str]]:
+    """Return the name and the query of each saved view, and why it can't be shown, if so."""
+    saved = runs.views.all()
+    if not saved:
+        return []
+    from ..api.rest import problem_of_view  # REST takes long to import, and the first page is waited for
+
+    return [(name, query, problem_of_view(query)) for name, query in saved.items()]
+
+
 def _news_of(run: Run) -> RunNews | None:
     """Return how far a run is; a run that can't be read, as its line says, must not hide the others."""
     try:
@@ -154,4 +163,6 @@ class BoardPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return each pinned chart, and why it can't be shown, if an earlier version has stored it unchecked."""
+        from ..api.rest import charts_of, problem_of_chart  # late, as above
+
         return {"charts": [(chart, problem_of_chart(chart)) for chart in charts_of(self.runs)]}

@@ -26,7 +26,6 @@ from ..analysis.cost import cost_of
 from ..analysis.modules import ON_MODEL, finder_of, losses_of, rows_of
 from ..analysis.numerals import size
 from ..assets import Package
-from ..clickhouse.client import without_password
 from ..formats import plain
 from ..runs import Run, Runs, why_gone
 from ..runs.edits import rules_of
@@ -107,6 +106,8 @@ def _value_of(setting: Setting, value: Any) -> str:
     if setting.secret:
         return "set" if value else "not set"
     if setting.name in ADDRESSES and value:
+        from ..clickhouse.client import without_password  # only a server with a store needs it
+
         return without_password(value)
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -13,8 +13,7 @@ from hookcore.records import TENSOR_KINDS
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, MAX_MEDIA_BYTES, TABLE_TYPE, TEXT_TYPE
 
 from ..analysis.modules import finder_of
-from ..analysis.tiles import statistics_of
-from ..api.snapshots import MAX_VALUES
+from ..analysis.tiles import MAX_VALUES, statistics_of
 from ..runs import Run
 from .page import FindText, RowNumber, RunPage, TablePage
 from .views.span import ALL, Shared, Span

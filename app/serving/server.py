@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dataclasses
 import gc
 import logging
@@ -22,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hookcore.config import AUTO
+from hookcore.delivery.archive.arrow import leave_out_pandas
 from hookcore.delivery.background import background
 from hookcore.delivery.dashboard import process as dashboard
 from hookcore.delivery.dashboard.process import data_folder, make_private
@@ -29,7 +31,7 @@ from hookcore.errors import ArgumentError, HookcoreError
 
 from .. import assets
 from ..live import publisher_of
-from ..main import create_app
+from ..main import App, create_app
 from ..pages import every
 from ..runs import Runs
 from ..runs.undelivered import LostMarks, follow_orphans
@@ -87,6 +89,10 @@ KEEP_ALIVE_S: Final = 30
 YOUNG_OBJECTS: Final = 5000  # between two looks of the garbage collector: each takes longer with every run
 PREPARE_AFTER_S: Final = 3.0
 _GRACE_S: Final = 0.5
+# Options of glibc's mallopt. By default, each thread fills an arena of its own, which keeps what it once had, and the
+# size from which on freed memory goes back to the system at once grows to 32 MiB.
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
+ALLOCATOR: Final = {_ARENA_MAX: 2, _MMAP_THRESHOLD: 2**18, _TRIM_THRESHOLD: 2**20}
 
 
 @dataclass(slots=True)
@@ -252,6 +258,7 @@ def run(
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a signal arrives or the server is no longer used. `fill` adds runs before it starts."""
+    save_memory()
     given, trouble = _with_folder(given, environment)
     handed = inherited(environment)
     listening = handed or listen(given.host, given.port)
@@ -275,6 +282,7 @@ def run(
         (say or _say)(greeting(given, settings, app.state.access))
         gc.freeze()  # the modules and the routes stay; looking through them delays live pages by a tenth of a second
         gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+        gc.enable()
         try:
             server.run(sockets=[listening])
         finally:
@@ -306,6 +314,16 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
+def save_memory() -> None:
+    """Let this process hold little memory that it doesn't use. To be called before it starts threads."""
+    leave_out_pandas()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # not glibc
+            allocator = ctypes.CDLL(None)
+            for option in ALLOCATOR.items():
+                allocator.mallopt(*option)
+
+
 def prepare(settings: ServerSettings) -> None:
     """Set the log and the limit of open files of a server's process."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -319,10 +337,8 @@ def prepare(settings: ServerSettings) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _prepare_for_readers(app: FastAPI) -> None:
+def _prepare_for_readers(app: App) -> None:
     """Do in advance what would otherwise delay the first reader by half a second."""
     time.sleep(PREPARE_AFTER_S)  # the first answers come first
-    nowhere = {"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": []}
-    for route in app.routes:
-        route.matches(nowhere)  # FastAPI analyzes a route's parameters when the route is first used
+    app.complete()
     every.prepare()

@@ -196,6 +196,7 @@ def _spool_of(run: RunInfo, server: str) -> MakeSpool | None:
 
     def make(info: RunInfo, describe: Callable[[], DescribedRun]) -> Spool:
         with explained():
+            import_module("pyarrow")  # which the spool imports later
             spool: Spool = import_module("hookcore.delivery.archive.spool").RunSpool(info, describe, server)
         return spool
 
@@ -212,6 +213,7 @@ def _to_the_store(run: RunInfo, settings: Settings, chosen: Choices) -> Delivery
     if settings.keep is None or settings.keep == AUTO:
         return Delivery(run, StoreSink(store), store, None)
     with explained():
+        import_module("pyarrow")  # which the archive imports later
         archive = import_module("hookcore.delivery.archive")
     return Delivery(run, archive.ArchiveSink(store, settings.keep, run), store, None)
 

@@ -12,7 +12,7 @@ import pytest
 from hookcore.records import Tap
 from hookcore.store import Series
 from hookcore_app.analysis.overlay import GRADIENT_NORM, band_of, name_of
-from hookcore_app.api.params import MAX_RUN_ID
+from hookcore_app.api.routing import MAX_RUN_ID
 from tests.build import append, open_run
 from tests.serving import World, make_world
 

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 
 from hookcore.delivery.archive import ArchiveSink, ArchiveWriter, folder_name, load_into, read_archive
 from hookcore.delivery.archive import folder as archive_files
-from hookcore.delivery.archive.folder import MERGE_AT, SUFFIX, TABLES, parts_in
+from hookcore.delivery.archive.folder import MERGE_AT, SUFFIX, TABLES, parts_in, schemas
 from hookcore.delivery.archive.writer import HANG_S, Scribe, Writes
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
@@ -143,6 +144,35 @@ def test_many_parts_are_merged_into_few_files_with_the_same_rows(tmp_path: Path)
         kept.writer.write()
     assert len(list((kept.writer.folder / "stats").iterdir())) < 3 * MERGE_AT
     assert_same(kept.store, kept.read())
+
+
+def test_parts_are_merged_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(tmp_path)
+    monkeypatch.setattr(archive_files, "PORTION_BYTES", 1)
+    for step in range(MERGE_AT):
+        kept.take(make_frame(step))
+        kept.writer.write()
+    (part,) = (kept.writer.folder / "stats").iterdir()
+    about = pq.ParquetFile(part).metadata
+    assert about.num_row_groups == MERGE_AT
+    assert_same(kept.store, kept.read())
+
+
+ARRAYS = """
+import sys
+import numpy as np
+from hookcore.delivery.archive.arrow import leave_out_pandas, pa
+leave_out_pandas()
+print("pyarrow" in sys.modules)
+print(pa.array(np.arange(2)).to_pylist(), pa.array(["a"]).to_pylist(), "pandas" in sys.modules)
+import pandas
+print(len(pandas.Series([1])))
+"""
+
+
+def test_a_server_that_writes_runs_needs_no_pandas() -> None:
+    done = subprocess.run([sys.executable, "-c", ARRAYS], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["False", "[0, 1] ['a'] False", "1"]
 
 
 def with_duckdb(folder: Path) -> list[tuple[int, float]]:
@@ -517,7 +547,7 @@ def test_impossible_numbers_are_refused_when_read(tmp_path: Path) -> None:
     part = parts_in(kept.writer.folder / "sketches")[0][2]
     table = pq.read_table(part)
     wrong = [[65535] * len(bins) for bins in table["bins"].to_pylist()]
-    field = TABLES["sketches"].field("bins")
+    field = schemas()["sketches"].field("bins")
     pq.write_table(table.set_column(3, field, pyarrow.array(wrong, field.type)), part)
     archive = read_archive(kept.writer.folder)
     assert not list(archive.frames())

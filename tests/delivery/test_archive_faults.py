@@ -23,7 +23,7 @@ from hookcore.delivery.archive import Archive, ArchiveWriter, load_into, read_ar
 from hookcore.delivery.archive import folder as archive_files
 from hookcore.delivery.archive import folder as archive_folder
 from hookcore.delivery.archive import reader as archive_reader
-from hookcore.delivery.archive.folder import TABLES, WHOLE
+from hookcore.delivery.archive.folder import TABLES, schemas
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, ModuleRecord
 from hookcore.records.wire import EndItem
@@ -285,7 +285,7 @@ def test_a_small_file_that_unpacks_to_a_large_table_is_skipped(
 ) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(3))
-    schema = TABLES.get(name) or WHOLE[name]
+    schema = schemas()[name]
     path = kept.folder / (f"{name}/part-000001-000001.parquet" if name in TABLES else f"{name}.parquet")
     pyarrow.parquet.write_table(_crafted(schema, rows, "x" * letters), path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 5_000_000
@@ -304,7 +304,7 @@ def test_many_tiny_frames_are_read_without_an_object_for_each(tmp_path: Path) ->
     kept, store = writer(tmp_path)
     write_each(kept, store, range(3))
     path = kept.folder / "steps" / "part-000001-000001.parquet"
-    pyarrow.parquet.write_table(_crafted(TABLES["steps"], 500_000, ""), path, compression="zstd", store_schema=False)
+    pyarrow.parquet.write_table(_crafted(schemas()["steps"], 500_000, ""), path, compression="zstd", store_schema=False)
     frames = read_archive(kept.folder).frames()
     tracemalloc.start()
     try:

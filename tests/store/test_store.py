@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import gc
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -510,3 +512,30 @@ def test_the_empty_magnitudes_around_zero_share_one_bin_of_a_histogram() -> None
     assert shown.counts[0][around] == 0
     assert 5e-4 < shown.edges[around + 1] == -shown.edges[around] <= 1.1e-3
     assert shown.counts.sum() == len(values)
+
+
+def test_the_size_that_a_store_states_is_what_it_holds() -> None:
+    taps = tuple(Tap(f"layers.{number}", "output") for number in range(60))
+    random = np.random.default_rng(0)
+    kinds = [sketch_of(random.normal(0, scale, 2000)) for scale in np.geomspace(1e-4, 10, 60)]
+    blocks = [block_of(kinds[first:] + kinds[:first]) for first in range(8)]
+
+    def add(store: Store, first: int, last: int) -> None:
+        for step in range(first, last):
+            stats, block = random.random((60, len(STATS))), blocks[step % 8]
+            own = SketchBlock(block.start.copy(), block.bins.copy(), block.counts.copy())
+            store.append(build.frame(step, stats, taps if step == 0 else (), sketches=own))
+
+    add(Store(2**23), 0, 600)  # NumPy imports some of its modules as late as this
+    gc.collect()
+    tracemalloc.start()
+    try:
+        store = Store(2**23)
+        for first in range(0, 2500, 500):  # exact rows only at first, then merged ones, too, up to the limit
+            add(store, first, first + 500)
+            gc.collect()
+            usage = store.usage()
+            assert usage.nbytes <= usage.max_bytes + usage.parts["names"].nbytes
+            assert tracemalloc.get_traced_memory()[0] == pytest.approx(usage.nbytes, rel=0.05, abs=100_000)
+    finally:
+        tracemalloc.stop()

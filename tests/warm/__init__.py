@@ -26,6 +26,7 @@ _HERE: Final = Path(__file__).parent
 _OF_TRAININGS: Final = ("torch._dynamo", "torch.nn.parallel", "hookcore.watcher", "pytest")
 # The imports of servers, which take two. They import the last ones with their first connection and request.
 _OF_SERVERS: Final = (
+    "hookcore_app.api.rest",
     "hookcore_app.main",
     "hookcore_app.serving.server",
     "uvicorn.protocols.http.httptools_impl",

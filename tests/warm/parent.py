@@ -41,7 +41,6 @@ def main(address: Path, modules: list[str]) -> None:
     multiprocessing.set_executable(sys.executable)
     for module in modules:
         import_module(module)
-    analyze_routes()
     gc.collect()
     gc.freeze()  # imported objects are never garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,12 +55,6 @@ def main(address: Path, modules: list[str]) -> None:
             become(asked)
     else:
         shutil.rmtree(address.parent, ignore_errors=True)
-
-
-def analyze_routes() -> None:
-    """Let the server analyze the parameters of its routes, which takes the first request of a process 0.3 seconds."""
-    for route in sys.modules["hookcore_app.main"]._routes():
-        route.matches({"type": "http", "method": "GET", "path": "/nowhere"})
 
 
 class Parent:

@@ -8,15 +8,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from hookcore.delivery.archive.arrow import pa, pq
 from hookcore.delivery.dashboard.private import UNFINISHED, make_folder, parsed, read_regular, whole_file
 from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord, Value
 from hookcore.records.flow import CallSize, FlowCall
@@ -32,17 +32,74 @@ RUN_FILE: Final = "run.json"
 MAX_RUN_FILE_BYTES: Final = 2**22
 TAP_COLUMNS: Final = ("module", "kind", "index", "phase")
 
-_COLUMN_TYPES: Final[dict[Any, pa.DataType]] = {
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    str | None: pa.string(),
-    int | None: pa.int64(),
-    bool: pa.bool_(),
-    dict[str, Value]: pa.string(),  # as JSON; null if it is empty
-    tuple[tuple[str, str], ...]: pa.map_(pa.string(), pa.string()),
-    tuple[tuple[str, tuple[int, ...]], ...]: pa.map_(pa.string(), pa.list_(pa.int64())),
-}
+# Tables that grow by parts. `frame` numbers the frames in order of arrival and connects the rows of the tables: one
+# step may have several frames.
+TABLES: Final = ("steps", "stats", "sketches", "scalars", "flows", "events", "snapshots")
+OF_FRAMES: Final = TABLES[:4]  # rows of every frame
+# Files of older releases don't have these.
+LATER_COLUMNS: Final = frozenset(
+    (
+        *("about", "bases", "owner", "source", "placements", "inside", "names", "item"),
+        *(field.name for field in fields(CallSize)),
+    )
+)
+
+
+@cache
+def schemas() -> dict[str, pa.Schema]:
+    """Return the columns of each table: of TABLES, and of those that are rewritten whole whenever they change."""
+    place = [("frame", pa.int64()), ("step", pa.int64())]
+    word = pa.dictionary(pa.int32(), pa.string())
+    texts = [(name, pa.string()) for name in TAP_COLUMNS]
+    stats = [(name, pa.float64()) for name in STATS]
+    return {
+        "steps": pa.schema(
+            [
+                *place,
+                ("time_s", pa.float64()),
+                ("micro_batches", pa.int32()),
+                ("grad_scale", pa.float64()),
+                ("elapsed_s", pa.float64()),
+            ]
+        ),
+        "stats": pa.schema(
+            [
+                *place,
+                ("tap", pa.int32()),
+                *((name, word) for name in TAP_COLUMNS),
+                ("call", pa.int32()),
+                *stats,
+                ("owner", pa.int32()),
+            ]
+        ),
+        "sketches": pa.schema(
+            [*place, ("tap", pa.int32()), ("bins", pa.list_(pa.uint16())), ("counts", pa.list_(pa.uint32()))]
+        ),
+        "scalars": pa.schema([*place, ("name", pa.string()), ("value", pa.float64())]),
+        # A row for each call; the columns of its size are null if that isn't known.
+        "flows": pa.schema([*place, ("seconds", pa.float64()), *_schema_of(FlowCall), *_schema_of(CallSize)]),
+        "events": _schema_of(Event),
+        "snapshots": pa.schema(
+            [
+                ("step", pa.int64()),
+                ("time_s", pa.float64()),
+                *texts,
+                ("call", pa.int32()),
+                ("dtype", pa.string()),
+                ("shape", pa.list_(pa.int64())),
+                ("stored", pa.string()),
+                ("values", pa.binary()),
+                ("truncated", pa.bool_()),
+                ("number", pa.int64()),
+                ("names", pa.string()),  # as JSON; null if there are none
+                ("item", pa.int64()),  # its number on the wire; -1 if it has none
+            ]
+        ),
+        "taps": pa.schema([("tap", pa.int32()), *texts, ("call", pa.int32())]),
+        "modules": _schema_of(ModuleRecord),
+        "coverage": _schema_of(Coverage),
+        "hooks": _schema_of(HookRecord),
+    }
 
 
 def _schema_of(record: type) -> pa.Schema:
@@ -51,8 +108,8 @@ def _schema_of(record: type) -> pa.Schema:
 
 
 def _type_of(hint: Any) -> pa.DataType:
-    if hint in _COLUMN_TYPES:
-        return _COLUMN_TYPES[hint]
+    if hint in (known := _column_types()):
+        return known[hint]
     if get_origin(hint) is tuple:
         return pa.list_(_type_of(get_args(hint)[0]))
     if is_dataclass(hint):
@@ -60,61 +117,20 @@ def _type_of(hint: Any) -> pa.DataType:
     return _type_of(type(get_args(hint)[0]))  # one of some words
 
 
-_WORD: Final = pa.dictionary(pa.int32(), pa.string())
-_TAP: Final = [*((name, _WORD) for name in TAP_COLUMNS), ("call", pa.int32())]
-_PLACE: Final = [("frame", pa.int64()), ("step", pa.int64())]
+@cache
+def _column_types() -> dict[Any, pa.DataType]:
+    return {
+        int: pa.int64(),
+        float: pa.float64(),
+        str: pa.string(),
+        str | None: pa.string(),
+        int | None: pa.int64(),
+        bool: pa.bool_(),
+        dict[str, Value]: pa.string(),  # as JSON; null if it is empty
+        tuple[tuple[str, str], ...]: pa.map_(pa.string(), pa.string()),
+        tuple[tuple[str, tuple[int, ...]], ...]: pa.map_(pa.string(), pa.list_(pa.int64())),
+    }
 
-# Tables that grow by parts. `frame` numbers the frames in order of arrival and connects the rows of the tables: one
-# step may have several frames.
-TABLES: Final = {
-    "steps": pa.schema(
-        [
-            *_PLACE,
-            ("time_s", pa.float64()),
-            ("micro_batches", pa.int32()),
-            ("grad_scale", pa.float64()),
-            ("elapsed_s", pa.float64()),
-        ]
-    ),
-    "stats": pa.schema(
-        [*_PLACE, ("tap", pa.int32()), *_TAP, *((name, pa.float64()) for name in STATS), ("owner", pa.int32())]
-    ),
-    "sketches": pa.schema(
-        [*_PLACE, ("tap", pa.int32()), ("bins", pa.list_(pa.uint16())), ("counts", pa.list_(pa.uint32()))]
-    ),
-    "scalars": pa.schema([*_PLACE, ("name", pa.string()), ("value", pa.float64())]),
-    # A row for each call; the columns of its size are null if that isn't known.
-    "flows": pa.schema([*_PLACE, ("seconds", pa.float64()), *_schema_of(FlowCall), *_schema_of(CallSize)]),
-    "events": _schema_of(Event),
-    "snapshots": pa.schema(
-        [
-            ("step", pa.int64()),
-            ("time_s", pa.float64()),
-            *((name, pa.string()) for name in TAP_COLUMNS),
-            ("call", pa.int32()),
-            ("dtype", pa.string()),
-            ("shape", pa.list_(pa.int64())),
-            ("stored", pa.string()),
-            ("values", pa.binary()),
-            ("truncated", pa.bool_()),
-            ("number", pa.int64()),
-            ("names", pa.string()),  # as JSON; null if there are none
-            ("item", pa.int64()),  # its number on the wire; -1 if it has none
-        ]
-    ),
-}
-OF_FRAMES: Final = ("steps", "stats", "sketches", "scalars")  # rows of every frame
-# Tables that are rewritten whole whenever they change.
-WHOLE: Final = {
-    "taps": pa.schema([("tap", pa.int32()), *((name, pa.string()) for name in TAP_COLUMNS), ("call", pa.int32())]),
-    "modules": _schema_of(ModuleRecord),
-    "coverage": _schema_of(Coverage),
-    "hooks": _schema_of(HookRecord),
-}
-# Files of older releases don't have these.
-LATER_COLUMNS: Final = frozenset(
-    ("about", "bases", "owner", "source", "placements", "inside", "names", "item", *_schema_of(CallSize).names)
-)
 
 _PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -150,6 +166,7 @@ def parts_in(folder: Path) -> list[tuple[int, int, Path]]:
 
 MERGE_AT: Final = 8  # this many parts of about one size become one
 MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
+PORTION_BYTES: Final = 8 * 2**20  # unpacked, of the rows that are merged at once
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> int:
@@ -179,10 +196,20 @@ def write_json(path: Path, content: dict[str, Any]) -> int:
 
 def write_table(path: Path, table: pa.Table) -> int:
     """Write a Parquet file atomically. Return by how many bytes the folder grew."""
+    return _write_tables(path, table.schema, [table])
+
+
+def _write_tables(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     # A dictionary of numbers that hardly repeat saves nothing, and takes time to make.
-    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.type == pa.string()]
+    words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.type == pa.string()]
     options = {"compression": "zstd", "compression_level": 1, "use_dictionary": words, "write_statistics": True}
-    return write_whole(path, lambda file: pq.write_table(table, file, **options))
+
+    def write(file: IO[bytes]) -> None:
+        with pq.ParquetWriter(file, schema, **options) as writer:
+            for table in tables:
+                writer.write_table(table)
+
+    return write_whole(path, write)
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -219,12 +246,28 @@ def merge_parts(folder: Path) -> int:
     run = _mergeable(parts_in(folder))
     if not run:
         return 0
-    table = joined([_read_table(path) for _, _, path in run])
     before = sum(path.stat().st_size for _, _, path in run)
-    after = write_table(folder / part_name(run[0][0], run[-1][1]), table)
+    with contextlib.ExitStack() as files:
+        parts = [pq.ParquetFile(files.enter_context(path.open("rb"))) for _, _, path in run]
+        schema = pa.unify_schemas([part.schema_arrow for part in parts], promote_options="default")
+        after = _write_tables(folder / part_name(run[0][0], run[-1][1]), schema, _portions(parts, schema))
     for _, _, path in run:
         path.unlink()
     return after - before
+
+
+def _portions(parts: Sequence[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of all parts, some at a time: all together may take a gigabyte."""
+    taken, nbytes = [schema.empty_table()], 0
+    for part in parts:
+        for number in range(part.num_row_groups):
+            size = part.metadata.row_group(number).total_byte_size
+            if nbytes and nbytes + size > PORTION_BYTES:
+                yield joined(taken)
+                taken, nbytes = taken[:1], 0
+            taken.append(part.read_row_group(number))
+            nbytes += size
+    yield joined(taken)
 
 
 def joined(parts: list[pa.Table]) -> pa.Table:
@@ -423,3 +466,4 @@ class RunFolder:
                     self.nbytes += merge_parts(self.path / name)
                 except Exception:  # a full disk, or a part that has become damaged
                     self._unmergeable.add(name)
+        pa.default_memory_pool().release_unused()  # it would keep what it needed to merge large parts

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from hookcore.delivery.archive.arrow import pa, pc, pq
 from hookcore.delivery.archive.folder import (
     FORMAT,
     LATER_COLUMNS,
@@ -25,9 +23,9 @@ from hookcore.delivery.archive.folder import (
     OTHER_BINS,
     RUN_FILE,
     TABLES,
-    WHOLE,
     joined,
     parts_in,
+    schemas,
 )
 from hookcore.delivery.archive.tables import events_of, flows_of, frames_of, snapshots_of
 from hookcore.delivery.dashboard.private import open_regular, parsed, read_regular
@@ -48,19 +46,14 @@ MAX_PART_ROWS: Final = 50_000_000
 MAX_WHOLE_ROWS: Final = 300_000
 ROWS_AT_ONCE: Final = 2**16
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# All errors that reading a foreign file can cause.
-_READ_ERRORS: Final = (
-    OSError,
-    pa.ArrowException,
-    HookcoreError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    MemoryError,
-)
 MAX_MERGES: Final = 1000  # during one reading; more are no longer a writer's
 Record = TypeVar("Record", Tap, ModuleRecord, Coverage, HookRecord)
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """Return all errors that reading a foreign file can cause."""
+    own = (OSError, HookcoreError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+    return (*own, pa.ArrowException)
 
 
 class _MergedError(Exception):
@@ -137,7 +130,7 @@ class Archive:
 
     def _frames(self, tables: dict[str, pa.Table], flows: dict[int, Flow]) -> Iterator[tuple[int, Frame]]:
         if not self.has_sketches:
-            tables["sketches"] = TABLES["sketches"].empty_table()
+            tables["sketches"] = schemas()["sketches"].empty_table()
         yield from frames_of(tables, flows)
 
     def _each(self, frames: Iterator[Any], what: str) -> Iterator[Any]:
@@ -146,7 +139,7 @@ class Archive:
                 frame = next(frames)
             except StopIteration:
                 return
-            except _READ_ERRORS as error:
+            except read_errors() as error:
                 self.damages.append(f"{what}: {error}")
                 return
             yield frame
@@ -179,7 +172,7 @@ class Archive:
         while left := [each for each in parts_in(self.folder / name) if each[1] > done]:
             for first, last, path in left:
                 try:
-                    table = self._read(path, TABLES[name], whole)
+                    table = self._read(path, schemas()[name], whole)
                 except _MergedError:
                     break
                 known = sum(count for part, count in rows.items() if part >= first)
@@ -188,12 +181,12 @@ class Archive:
 
     def _range(self, name: str, first: int, last: int) -> pa.Table:
         paths = [path for begin, end, path in parts_in(self.folder / name) if first <= begin and end <= last]
-        tables = [self._read(path, TABLES[name]) for path in paths]
-        return joined(tables) if tables else TABLES[name].empty_table()
+        tables = [self._read(path, schemas()[name]) for path in paths]
+        return joined(tables) if tables else schemas()[name].empty_table()
 
     def _whole(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / f"{name}.parquet"
-        rows: list[dict[str, Any]] = self._read(path, WHOLE[name], True).to_pylist() if path.exists() else []
+        rows: list[dict[str, Any]] = self._read(path, schemas()[name], True).to_pylist() if path.exists() else []
         return rows
 
     def _records(self, name: str, rows: list[dict[str, Any]], kind: type[Record]) -> list[Record]:
@@ -208,7 +201,7 @@ class Archive:
         try:
             with open_regular(path, MAX_FILE_BYTES) as file:
                 return _table_of(file, schema, most_bytes, most_rows)
-        except _READ_ERRORS as error:
+        except read_errors() as error:
             if isinstance(error, FileNotFoundError) and self._merges < MAX_MERGES and not os.path.lexists(path):
                 self._merges += 1
                 raise _MergedError from None

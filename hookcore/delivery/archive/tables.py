@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hookcore.delivery.archive.folder import TABLES, TAP_COLUMNS, WHOLE
+from hookcore.delivery.archive.arrow import pa
+from hookcore.delivery.archive.folder import TAP_COLUMNS, schemas
 from hookcore.records import STATS, Event, Frame, Names, SketchBlock, Snapshot, Tap, Value
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from hookcore.records.sketch import rows_of
@@ -48,9 +48,9 @@ def _of_known_taps(frame: Frame, known: int) -> Frame:
 
 def _steps_table(frames: Sequence[Numbered]) -> pa.Table:
     columns: dict[str, list[Any]] = {"frame": [number for number, _ in frames]}
-    columns |= {name: [getattr(frame, name) for _, frame in frames] for name in TABLES["steps"].names[1:]}
+    columns |= {name: [getattr(frame, name) for _, frame in frames] for name in schemas()["steps"].names[1:]}
     columns["micro_batches"] = [min(many, 2**31 - 1) for many in columns["micro_batches"]]
-    return pa.table(columns, schema=TABLES["steps"])
+    return pa.table(columns, schema=schemas()["steps"])
 
 
 def _places(frames: Sequence[Numbered]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
@@ -68,7 +68,7 @@ def _stats_table(frames: Sequence[Numbered], taps: TapList) -> pa.Table:
     columns |= {name: of_taps.take(pa.array(rows)) for name, of_taps in taps.fact(_columns_of).items()}
     columns |= {name: np.ascontiguousarray(stats[:, place]) for place, name in enumerate(STATS)}
     columns["owner"] = pa.chunked_array([_owners(frame) for _, frame in frames], pa.int32())
-    return pa.table(columns, schema=TABLES["stats"])
+    return pa.table(columns, schema=schemas()["stats"])
 
 
 def _owners(frame: Frame) -> pa.Array:
@@ -98,7 +98,7 @@ def _sketches_table(frames: Sequence[Numbered]) -> pa.Table:
         "bins": pa.ListArray.from_arrays(offsets, pa.array(bins.astype(np.uint16, copy=False))),
         "counts": pa.ListArray.from_arrays(offsets, pa.array(counts.astype(np.uint32, copy=False))),
     }
-    return pa.table(columns, schema=TABLES["sketches"])
+    return pa.table(columns, schema=schemas()["sketches"])
 
 
 def _scalars_table(frames: Sequence[Numbered]) -> pa.Table:
@@ -107,7 +107,7 @@ def _scalars_table(frames: Sequence[Numbered]) -> pa.Table:
         for number, frame in frames
         for name, value in frame.scalars.items()
     ]
-    return pa.Table.from_pylist(rows, schema=TABLES["scalars"])
+    return pa.Table.from_pylist(rows, schema=schemas()["scalars"])
 
 
 def _flows_table(frames: Sequence[Numbered]) -> pa.Table:
@@ -117,7 +117,7 @@ def _flows_table(frames: Sequence[Numbered]) -> pa.Table:
         if frame.flow is not None
         for call, size in zip(frame.flow.calls, _size_rows(frame.flow), strict=True)
     ]
-    return pa.Table.from_pylist(rows, schema=TABLES["flows"])
+    return pa.Table.from_pylist(rows, schema=schemas()["flows"])
 
 
 def _size_rows(flow: Flow) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ def _size_rows(flow: Flow) -> list[dict[str, Any]]:
 
 def records_table(name: str, records: Sequence[Any]) -> pa.Table:
     """Return a table of records, with a column per field."""
-    schema = TABLES.get(name) or WHOLE[name]
+    schema = schemas()[name]
     rows = [{field: _cell(value) for field, value in asdict(record).items()} for record in records]
     return pa.Table.from_pylist(rows, schema=schema)
 
@@ -138,7 +138,7 @@ def _cell(value: Any) -> Any:
 
 def taps_table(taps: Sequence[Tap]) -> pa.Table:
     """Return a table of all taps with their numbers."""
-    return pa.Table.from_pylist([{"tap": number, **asdict(tap)} for number, tap in enumerate(taps)], WHOLE["taps"])
+    return pa.Table.from_pylist([{"tap": number, **asdict(tap)} for number, tap in enumerate(taps)], schemas()["taps"])
 
 
 def snapshots_table(snapshots: Sequence[tuple[int, Snapshot]]) -> pa.Table:
@@ -150,7 +150,7 @@ def snapshots_table(snapshots: Sequence[tuple[int, Snapshot]]) -> pa.Table:
         rows.append(
             {**asdict(snapshot.tap), **structs.asdict(item), "number": item.request, "names": names, "item": on_wire}
         )
-    return pa.Table.from_pylist(rows, schema=TABLES["snapshots"])
+    return pa.Table.from_pylist(rows, schema=schemas()["snapshots"])
 
 
 # -- and back ----------------------------------------------------------------------------------------------------------
