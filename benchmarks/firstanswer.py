@@ -1,11 +1,12 @@
 """How soon a new dashboard answers, and shows a step, after `watch()`: on idle cores, and beside busy processes.
 
-    python -m benchmarks.firstanswer [--busy 4] [--rounds 3]
+    python -m benchmarks.firstanswer [--busy 4] [--rounds 3] [--demo 20000]
 
 Each round begins without a dashboard, in a home folder that is kept between rounds: in the first one, nothing is
 prepared on disk, and Python compiles all modules. This prints seconds by the clock from the call of `watch()`, and what
 the dashboard had used when it answered for the first time, and after its first page: processor time, memory, and, in a
-round of its own, the imported modules. The page is requested twenty times per second.
+round of its own, the imported modules. The page is requested twenty times per second. With `--demo`, it also prints the
+memory of a dashboard before its first run, and while the demo trains this many steps as fast as it can.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,9 +28,11 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.timing import busy, describe_machine
-from benchmarks.traffic import cpu_s
+from benchmarks.traffic import cpu_s, sum_of
 
 PATIENCE_S: Final = 60.0
+PREPARED_S: Final = 10.0  # until a dashboard has prepared what later readers need
+SAVED_S: Final = 10.0  # until the rest of a run is saved
 HOOKCORE: Final = str(Path(sys.executable).with_name("hookcore"))
 TRAIN: Final = """
 import sys, time, torch
@@ -95,15 +99,56 @@ def environment_in(home: Path) -> dict[str, str]:
     return {**os.environ, **added, "PYTHONDONTWRITEBYTECODE": ""}
 
 
+def memory_of(pid: int) -> str:
+    """Return how much memory a process holds."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    mib = {name: int(size.split()[0]) / 1024 for name, size in (line.split(":") for line in lines)}
+    private = mib["Private_Clean"] + mib["Private_Dirty"]
+    return f"RSS {mib['Rss']:.0f}, PSS {mib['Pss']:.0f}, private {private:.0f} MiB"
+
+
+def watch_demo(home: Path, steps: int) -> None:
+    """Print the memory of a dashboard before its first run, and ten times during the demo."""
+    environment = environment_in(home)
+    url = start_dashboard(environment)
+    try:
+        seconds_until(f"{url}/", bool, time.time())
+        dashboard = psutil.Process(json.loads((home / "dashboard.json").read_text())["pid"])
+        time.sleep(PREPARED_S)
+        print(f"before the first run: {memory_of(dashboard.pid)}", flush=True)
+        before = cpu_s(dashboard)
+        command = [HOOKCORE, "demo", "--steps", str(steps), "--most-per-s", "0"]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as demo:
+            assert demo.stdout is not None
+            for line in demo.stdout:
+                step = re.match(r"step +(\d+)", line)
+                if step and int(step[1]) % (steps // 10) == 0:
+                    used = cpu_s(dashboard) - before
+                    print(f"step {step[1]}: {memory_of(dashboard.pid)}, {used:.0f} s of processor time", flush=True)
+        time.sleep(SAVED_S)
+        counted = sum_of(urllib.request.urlopen(f"{url}/metrics").read(), "hookcore_memory_used_bytes") / 2**20
+        highest = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{dashboard.pid}/status").read_text())
+        assert highest is not None
+        print(f"after the run: {memory_of(dashboard.pid)}; highest RSS {int(highest[1]) / 1024:.0f} MiB")
+        print(f"the server's own count of the run: {counted:.0f} MiB")
+    finally:
+        subprocess.run([HOOKCORE, "stop"], env=environment, capture_output=True, check=False)
+
+
+def start_dashboard(environment: dict[str, str]) -> str:
+    """Start a dashboard, and return its address."""
+    start = "from hookcore.delivery.dashboard.process import join_or_start; print(join_or_start().url)"
+    command = [sys.executable, "-c", start]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def count_modules(home: Path) -> tuple[int, int]:
     """Return how many modules a new dashboard has imported when it answers, and after its first page."""
     environment = {**environment_in(home), "PYTHONPROFILEIMPORTTIME": "1"}  # Python writes each one to the log
-    start = "from hookcore.delivery.dashboard.process import join_or_start; print(join_or_start().url)"
-    started = subprocess.run([sys.executable, "-c", start], env=environment, capture_output=True, text=True, check=True)
-    counts = []
+    url, counts = start_dashboard(environment), []
     try:
         for path, is_right in (("/healthz", bool), ("/", lambda text: "<html" in text)):
-            seconds_until(started.stdout.strip() + path, is_right, time.time())
+            seconds_until(url + path, is_right, time.time())
             counts.append((home / "dashboard.log").read_text().count("import time:"))
     finally:
         subprocess.run([HOOKCORE, "stop"], env=environment, capture_output=True, check=False)
@@ -115,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--busy", type=int, default=0, help="processes that keep cores busy meanwhile")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--demo", type=int, default=0, help="steps of the demo whose memory is measured")
     given = parser.parse_args()
     print(f"{describe_machine()}, {given.busy} busy processes")
     with tempfile.TemporaryDirectory() as home, busy(given.busy):
@@ -128,6 +174,8 @@ def main() -> None:
             )
             time.sleep(1.0)
         answers, page = count_modules(Path(home))
+        if given.demo:
+            watch_demo(Path(home), given.demo)
         print(f"{answers} modules are imported until the dashboard answers, {page} with its first page")
 
 

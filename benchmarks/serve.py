@@ -206,26 +206,44 @@ def _count(server: traffic.ServerProcess, run: str, frames: int) -> tuple[int, i
 
 
 def train_beside(size: Size) -> None:
-    """Compare a training loop that sends its frames to a server with one that keeps them, taking turns."""
-    from benchmarks.timing import Length, Spread, describe_machine, take_turns
+    """Compare a training while its server runs with the same one while its server is stopped, in turns of steps.
+
+    A stopped server takes no processor time, and does the work of these steps in the next turn. So the mean of both
+    turns is compared with the turn in which it is stopped.
+    """
+    from benchmarks.timing import describe_machine
 
     print(f"\ntraining beside a server, {describe_machine()}", flush=True)
+    _train_beside(size, "default", {})
+    _train_beside(size, "every step", {"every": 1, "budget": None})
+
+
+def _train_beside(size: Size, name: str, settings: dict[str, Any]) -> None:
+    from benchmarks.timing import Length, Spread, take_turns
+
     with traffic.server_process() as server:
-        loops = {name: _loop(url) for name, url in (("alone", None), ("beside", server.url))}
-        for step, _ in loops.values():
-            step(5)
-        figures = take_turns(
-            {name: lambda run=run: run(size.steps) for name, (run, _) in loops.items()},
-            Length(0.0, rounds=size.rounds),
-        )
-        ratio = Spread.of(figures["beside"] / figures["alone"])
-        print(f"  a step alone takes {np.median(figures['alone']) / size.steps * 1000:.2f} ms; ratio {ratio}")
-        traffic.judge("beside a server / server=None", ratio.median, LOSS, "")
-        for _, watcher in loops.values():
-            watcher.close()
+        run, watcher = _loop(server.url, settings)
+
+        def stopped() -> float:
+            server.process.suspend()
+            try:
+                return run(size.steps)
+            finally:
+                server.process.resume()
+
+        run(size.steps)
+        used = server.cpu_s
+        turns = {"running": lambda: run(size.steps), "stopped": stopped}
+        figures = take_turns(turns, Length(0.0, rounds=size.rounds))
+        used = (server.cpu_s - used) / (2 * size.rounds * size.steps)
+        ratio = Spread.of((figures["running"] + figures["stopped"]) / 2 / figures["stopped"])
+        a_step = np.median(figures["stopped"]) / size.steps * 1000
+        print(f"  {name}: a step takes {a_step:.2f} ms, and {used * 1000:.2f} ms of the server's processor time")
+        traffic.judge(f"{name}: both turns / stopped, {ratio}", ratio.median, LOSS, "")
+        watcher.close()
 
 
-def _loop(url: str | None) -> tuple[Callable[[int], float], Any]:
+def _loop(url: str, settings: dict[str, Any]) -> tuple[Callable[[int], float], Any]:
     import torch
     from torch import nn
 
@@ -235,7 +253,7 @@ def _loop(url: str | None) -> tuple[Callable[[int], float], Any]:
     model = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.GELU())))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data = torch.randn(256, 512)
-    watcher = hookcore.watch(model, server=url, every=1, budget=None)
+    watcher = hookcore.watch(model, server=url, **settings)
 
     def run(steps: int) -> float:
         started = time.perf_counter()
