@@ -29,6 +29,8 @@ UNUSED = {
         "*.pxd",
         "*.pyx",
     ],
+    # Plotly's own script, of which the pages have a smaller build, and its parts for notebooks.
+    "plotly": ["package_data/*.js", "package_data/datasets", "labextension"],
     "numpy": ["tests", "*/tests", "f2py", "distutils", "_core/include", "*.pyi", "*/*.pyi", "_core/lib", "random/lib"],
     "zstandard": ["_cffi*", "backend_cffi.py"],
     ".": ["pip", "pip-*", "setuptools", "setuptools-*", "pkg_resources", "_distutils_hack", "distutils-precedence.pth"],
@@ -41,6 +43,7 @@ LOADED = [
     "hookcore_app.serving.server",
     "hookcore_app.main",
     "hookcore.delivery.archive",
+    "plotly.graph_objects",
     "pyarrow.parquet",
     "pyarrow.csv",
     "pyarrow.compute",

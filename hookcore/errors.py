@@ -26,6 +26,7 @@ OF_DASHBOARDS: Final = (
     "httptools",
     "jinja2",
     "orjson",
+    "plotly",
     "prometheus_client",
     "pyarrow",
     "safetensors",

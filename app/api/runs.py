@@ -581,7 +581,7 @@ def report(
 
     With steps, numbers are of them, and findings are the incidents that touch them, as they were known then.
     """
-    from ..pages.report import ReportSteps, report_of
+    from ..pages.report import ReportSteps, report_of  # imports Plotly
 
     headers = {
         "Content-Disposition": f'attachment; filename="hookcore-{run.id}.html"',

@@ -271,6 +271,7 @@ def figure(
     theme: Annotated[Literal["light", "dark"], Query(description="the color theme")] = "light",
 ) -> Response:
     """Return a chart for Plotly.js and Plotly for Python. Its arrays are typed, so that NaN stays NaN."""
+    # Plotly is loaded for the first chart, so a server that draws none does without.
     from ..analysis.figures import THEMES
 
     if chart == "compare":

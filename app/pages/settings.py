@@ -47,6 +47,7 @@ PACKAGES: Final = (
     "numpy",
     "pyarrow",
     "msgspec",
+    "plotly",
     "torch",
     "apprise",
 )

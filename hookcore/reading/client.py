@@ -194,7 +194,7 @@ class Client(Reader):
         """Return a chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare, or tensor.
 
         The parameters have the names of the other methods' (tap, kind, stat, match, first, last, run, ...); see
-        docs/http-api.md. Needs plotly: `pip install plotly`.
+        docs/http-api.md. Needs plotly, which is installed with the dashboard.
         """
         graphs = library("plotly.graph_objects")
         names = {"first": "from", "last": "to", "names": "name"}

@@ -20,10 +20,9 @@ from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
 from hookcore_app.analysis import figures
 from hookcore_app.analysis.figures.lines import smoothed
-from hookcore_app.analysis.figures.style import escaped, figure_of, is_log, log_ticks
+from hookcore_app.analysis.figures.style import escaped, is_log, log_ticks
 from tests.api_world import MATRIX, STEPS, TAPS, World, fill, open_run, value_at
 from tests.build import append
-from tests.lanes import examples
 
 CHARTS: list[dict[str, Any]] = [
     {"chart": "heatmap"},
@@ -68,27 +67,6 @@ def test_every_chart_is_valid_for_plotly(world: World, asked: dict[str, Any], th
     assert figure.data
     assert figure.layout.paper_bgcolor == figures.THEMES[theme].paper
     assert figure.layout.title.text
-
-
-INTEGERS = st.one_of(*(st.integers(-(2**bits), 2**bits) for bits in (3, 7, 8, 15, 16, 31, 32, 50)))
-
-
-@given(
-    st.one_of(
-        arrays(np.int64, st.integers(1, 5), elements=INTEGERS),
-        arrays(np.float64, (2, 3)),
-        arrays(np.float32, 4),
-        arrays(np.int32, 3),
-    )
-)
-@settings(max_examples=examples(100), deadline=None)
-def test_arrays_reach_plotly_unchanged(values: Any) -> None:
-    told = figure_of(figures.THEMES["light"], "title", [{"type": "heatmap", "z": values, "name": None}], width=300)
-    (trace,) = told["data"]
-    assert np.array_equal(values_of(trace["z"]), values, equal_nan=True)
-    assert trace["z"]["dtype"] in {"i1", "u1", "i2", "u2", "i4", "u4", "f4", "f8"}  # those of Plotly.js
-    assert "name" not in trace
-    assert go.Figure(told).layout.template.layout == go.layout.Template().layout  # not that of Plotly for Python
 
 
 def test_a_heatmap_has_the_worst_values_and_marks_nan_and_infinities_differently(world: World) -> None:

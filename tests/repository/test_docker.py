@@ -40,12 +40,12 @@ def test_the_server_gets_all_dependencies_except_those_of_trainers() -> None:
     assert len(needed) - len([line for line in told if line]) == 1
 
 
-def test_a_server_imports_neither_torch_nor_plotly_nor_modules_for_notifications() -> None:
+def test_a_server_imports_neither_torch_nor_modules_for_notifications() -> None:
     code = (
         "import sys, hookcore_app.cli, hookcore_app.serving.server\n"
         "import hookcore_app.main, hookcore_app.runs, hookcore_app.settings as s\n"
         "hookcore_app.main.create_app(hookcore_app.runs.Runs(s.ServerSettings()), s.ServerSettings())\n"
-        "print({'torch', 'apprise', 'plotly'} & set(sys.modules))"
+        "print({'torch', 'apprise'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
+import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from hookcore.records.vocabulary import INFINITE_COLOR, NAN_COLOR
@@ -68,14 +68,11 @@ DARK: Final = Style(
 )
 THEMES: Final[Mapping[str, Style]] = MappingProxyType({"light": LIGHT, "dark": DARK})
 
-# A template that changes nothing. Without one, Plotly for Python would use its own.
-PLAIN: Final = MappingProxyType({"data": {"scatter": [{"type": "scatter"}]}})
-
 
 def figure_of(style: Style, title: str, traces: list[Trace], **layout: Any) -> dict[str, Any]:
-    """Return a figure as Plotly reads it. Arrays are typed, so NaN stays NaN."""
+    """Return a figure as a dict; Plotly raises here for an invalid one. Arrays are typed, so NaN stays NaN."""
     common = {
-        "template": dict(PLAIN),
+        "template": "none",
         "title": {"text": escaped(title), "font": {"size": 15}, "x": 0, "xref": "container", "pad": {"l": 14}},
         "paper_bgcolor": style.paper,
         "plot_bgcolor": style.paper,
@@ -85,31 +82,8 @@ def figure_of(style: Style, title: str, traces: list[Trace], **layout: Any) -> d
         "hoverlabel": {"font": {"color": style.ink}, "bgcolor": style.paper, "bordercolor": style.quiet},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
     }
-    made: dict[str, Any] = _typed({"data": traces, "layout": {**common, **layout}})
+    made: dict[str, Any] = go.Figure({"data": traces, "layout": {**common, **layout}}).to_dict()
     return made
-
-
-def _typed(part: Any) -> Any:
-    """Return a part of a figure without what is None, and with each array as text of its bytes."""
-    if isinstance(part, dict):
-        return {name: _typed(value) for name, value in part.items() if value is not None}
-    if isinstance(part, list | tuple):
-        return [_typed(value) for value in part] if part and isinstance(part[0], dict) else list(part)
-    if not isinstance(part, np.ndarray):
-        return part
-    if not part.size or part.dtype.kind not in "iuf":
-        return part.tolist()
-    values = np.ascontiguousarray(part, _type_of(part))
-    shape = {"shape": ", ".join(map(str, part.shape))} if part.ndim > 1 else {}
-    return {"dtype": values.dtype.str[1:], "bdata": base64.b64encode(values.tobytes()).decode(), **shape}
-
-
-def _type_of(values: NDArray[Any]) -> np.dtype[Any]:
-    """Return the smallest type of Plotly's that holds these numbers. It has none of eight bytes but float64."""
-    if values.dtype.kind == "f":
-        return np.dtype("<f4" if values.dtype.itemsize <= 4 else "<f8")
-    needed = np.result_type(np.min_scalar_type(values.min()), np.min_scalar_type(values.max()))
-    return needed.newbyteorder("<") if needed.itemsize <= 4 else np.dtype("<f8")
 
 
 def escaped(text: str) -> str:
