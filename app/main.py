@@ -22,10 +22,9 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import Answer
 from hookcore.records import text_of
 
-from . import assets, live
+from . import assets, live, pages
 from .api import health, ingest, login
 from .api.routing import REFUSALS
-from .pages import every
 from .pages.settings import error_page, wants_page
 from .pages.views.run_list import summary_of
 from .runs import Runs
@@ -130,7 +129,7 @@ def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> App:
         share_runs(app, settings)
     app.state.explainer = Explainer()
     app.state.notifications = Notifications.of(runs, settings)
-    for part in (health, ingest, login, live, assets, every):
+    for part in (health, ingest, login, live, assets, pages):
         app.router.routes.extend(part.router.routes)
     app.add_late(_rest)
     return app

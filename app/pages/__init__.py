@@ -1,1 +1,46 @@
 """The pages: complete HTML without scripts, rendered by Jinja; scripts make them live. No JSON here."""
+
+from __future__ import annotations
+
+from .. import assets
+from .compare import ComparePage, DifferencesPage
+from .frame import compile_templates
+from .home import BoardPage, RunsPage
+from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage
+from .overview import OverviewPage, SystemPage, TimelinePage
+from .page import router_of
+from .problems import EventsPage, IncidentPage
+from .ranks import RanksPage
+from .settings import HelpPage, HooksPage, SettingsPage
+from .tensors import MediaPage, TensorsPage
+
+router = router_of(
+    (
+        RunsPage,
+        OverviewPage,
+        ModelPage,
+        FlowPage,
+        LayerPage,
+        HistogramsPage,
+        DifferencesPage,
+        RanksPage,
+        TensorsPage,
+        MediaPage,
+        BoardPage,
+        SystemPage,
+        HooksPage,
+        EventsPage,
+        IncidentPage,
+        TimelinePage,
+        DrawerPage,
+        ComparePage,
+        SettingsPage,
+        HelpPage,
+    )
+)
+
+
+def prepare() -> None:
+    """Compile the templates and compress the files of all pages, so that the first readers don't wait for it."""
+    compile_templates()
+    assets.read_all()

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from hookcore.errors import WireError
 from hookcore.records import Event, Names, Tap, Value
-from hookcore.records.values import first_values
 from hookcore.records.vocabulary import MAX_MEDIA_BYTES, is_media
 from hookcore.records.wire import (
     LATEST_TIME_S,
@@ -25,6 +24,7 @@ from hookcore.records.wire import (
     Place,
     RunInfo,
     SnapshotItem,
+    first_values,
 )
 
 MAX_TAPS: Final = 200_000  # of a run

@@ -29,10 +29,9 @@ from hookcore.delivery.dashboard import process as dashboard
 from hookcore.delivery.dashboard.process import data_folder, make_private
 from hookcore.errors import ArgumentError, HookcoreError
 
-from .. import assets
+from .. import assets, pages
 from ..live import publisher_of
 from ..main import App, create_app
-from ..pages import every
 from ..runs import Runs
 from ..runs.undelivered import LostMarks, follow_orphans
 from ..settings import ServerSettings
@@ -341,4 +340,4 @@ def _prepare_for_readers(app: App) -> None:
     """Do in advance what would otherwise delay the first reader by half a second."""
     time.sleep(PREPARE_AFTER_S)  # the first answers come first
     app.complete()
-    every.prepare()
+    pages.prepare()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -35,13 +37,16 @@ from hookcore.records import (
 )
 from hookcore.records.flow import Flow
 from hookcore.records.sketch import BINS
-from hookcore.records.values import MAX_BYTES
 
 # The messages between a trainer and a server, and their parts.
 
 SCHEMA: Final = 1
 CONTENT_TYPE: Final = "application/vnd.hookcore.v1+msgpack"
 MAX_TEXT: Final = 1000  # characters of a name; longer ones are refused
+# Of a configuration, and of the facts about a run: a description goes with each message.
+MAX_VALUES: Final = 400
+MAX_BYTES: Final = 131_072  # encoded
+_ENTRY: Final = 16  # bytes of a name and a value without their texts, at most
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -475,5 +480,13 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes | bytearray) 
         raise WireError(f"this is not a hookcore message: {error}") from None
 
 
-# fmt: off
-# fmt: on
+def first_values(values: Mapping[str, Value]) -> tuple[dict[str, Value], int]:
+    """Return the first values, as many as fit into a description, and how many were left out."""
+    kept: dict[str, Value] = {}
+    room = MAX_BYTES - _ENTRY
+    for name, value in islice(values.items(), MAX_VALUES):
+        room -= _ENTRY + sum(len(text.encode("utf-8", "replace")) for text in (name, value) if isinstance(text, str))
+        if room < 0:
+            break
+        kept[name] = value
+    return kept, len(values) - len(kept)

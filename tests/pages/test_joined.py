@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hookcore_app import assets
+from hookcore_app import assets, pages
 from hookcore_app.assets import join
-from hookcore_app.pages import every
 
 PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))
 
@@ -114,7 +113,7 @@ def test_an_unknown_page_has_no_script() -> None:
 
 def test_scripts_of_pages_are_read_in_advance() -> None:
     assets.read.cache_clear()
-    every.prepare()
+    pages.prepare()
     asked = assets.read.cache_info().misses
     for name in ("app.css", "css/card.css", "joined/flow.js", "vendor/plotly-cartesian.min.js"):
         assert assets.read(name) is not None

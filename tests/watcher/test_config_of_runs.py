@@ -36,7 +36,7 @@ from hookcore.recorder.known.facts import (
     facts_of_schedulers,
     options_of_script,
 )
-from hookcore.records.values import MAX_VALUES as MAX_IN_MESSAGE
+from hookcore.records.wire import MAX_VALUES as MAX_IN_MESSAGE
 from hookcore.records.wire import RunInfo, decode_batch, encode
 from hookcore_app.runs.limits import check, shortened, tamed
 from hookcore_app.serving import server_thread

@@ -18,7 +18,7 @@ from hookcore.hooks.checks import parameters_of
 from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.recorder.clock.owners import instances_of
 from hookcore.records import Value, text_of
-from hookcore.records.values import first_values
+from hookcore.records.wire import first_values
 
 if TYPE_CHECKING:
     from hookcore.recorder.clock.owners import Owners
