@@ -23,11 +23,11 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Hundreds of tests start their own Python: the first one compiles, the others only read.
 export PYTHONDONTWRITEBYTECODE =
-# Tests at a time: one more than CI has cores, since many wait for a browser or a process. These may be run again,
+# Tests at a time: two more than CI has cores, since many wait for a browser or a process. These may be run again,
 # because the machine may be shared. The pages' tests run beside the others, which use the cores that a browser leaves.
 # The tests of a file run in one process, so that the servers and trainings that they share start once; of the quick
 # tests, nearly all do: each process begins with a third of them, and takes over others when it has finished.
-AT_ONCE ?= 3
+AT_ONCE ?= 4
 TORCH ?= 2.13.0
 AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER --rerun-show-tracebacks
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.

@@ -41,11 +41,15 @@ pytestmark = [  # warnings of torch, with or without hookcore
 needs_inside = pytest.mark.skipif(not internals.SEES_INSIDE, reason="this torch can't trace the hooks into its graphs")
 needs_check = pytest.mark.skipif(internals.global_hook_check() is None, reason="this torch never warns of global hooks")
 WAYS = ("wrapped", "in place", "full graph", "part", "part in place")
-BACKENDS = ("eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow))
+BACKENDS = ("eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.all]))
 
 
 def on(backend: str, *values: str) -> Any:
-    return pytest.param(*values, backend, marks=[pytest.mark.slow] if backend == "inductor" else [])
+    """A case of a backend. Inductor compiles for minutes, so only the smallest model has it for each change."""
+    if backend != "inductor":
+        return pytest.param(*values, backend)
+    marks = [pytest.mark.slow] if "mlp" in values else [pytest.mark.slow, pytest.mark.all]
+    return pytest.param(*values, backend, marks=marks)
 
 
 # Compiling takes nearly all the time, so no case repeats what another one proves: dynamo traces the same graphs for all
