@@ -6,6 +6,7 @@ import gc
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,8 +82,9 @@ def no_leaked_hooks() -> Iterator[None]:
         _close_all()  # so that no other test fails because of it
     assert not left, f"the test left hooks behind: {left}"
     started = _threads() - threads
+    deadline = time.monotonic() + PATIENCE_S
     for thread in started:  # a thread that was asked to end may still be waiting for an answer
-        thread.join(PATIENCE_S)
+        thread.join(max(0.0, deadline - time.monotonic()))
     running = {thread for thread in started if thread.is_alive()}
     assert not running, f"the test left threads behind: {running}"
 
