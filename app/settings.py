@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from hookcore.config import AUTO, Setting, addresses_of
-from hookcore.config.readers import items_of, read_integer, read_notify, read_number, read_size, settings_in
+from hookcore.config.readers import items_of, read_integer, read_notify, read_number, read_size, setting, settings_in
 from hookcore.errors import ArgumentError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -41,9 +41,7 @@ def _setting(
     text: str,
     secret: bool = False,
 ) -> Any:
-    """Return a field with a row of the table, whose name is that of the field."""
-    setting = Setting("", default, allowed, text, read, from_text, secret=secret)
-    return field(default=setting.value_of(default), metadata={"setting": setting}, repr=not secret)
+    return setting(default, allowed, text, read, from_text, secret=secret, filled=True)
 
 
 _text: Final = partial(_setting, "a string", str, str)
@@ -159,14 +157,14 @@ TABLES: Final = {"server": SERVER, "collector": COLLECTOR}
 
 def _values_of(table: Iterable[Setting], given: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for setting in table:
-        value = given.get(setting.name)
+    for row in table:
+        value = given.get(row.name)
         if isinstance(value, list):  # a flag that is repeated
             value = ",".join(value)
         if value is None:
-            values[setting.name] = setting.value_in(environment)
+            values[row.name] = row.value_in(environment)
         elif isinstance(value, str):
-            values[setting.name] = setting.value_of_text(setting.name, value)
+            values[row.name] = row.value_of_text(row.name, value)
         else:
-            values[setting.name] = setting.value_of(value)
+            values[row.name] = row.value_of(value)
     return values

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsFloat, SupportsIndex
 from urllib.parse import urlsplit
@@ -352,10 +352,14 @@ class Setting:
             raise ArgumentError(message) from None
 
 
-def setting(*row: Any, **more: Any) -> Any:
-    """Return a field for a class of settings, with its row of the table. The row's name is that of the field."""
+def setting(*row: Any, filled: bool = False, **more: Any) -> Any:
+    """Return a field for a class of settings, with its row of the table. The row's name is that of the field.
+
+    `filled`: the class can be made without it, and then has the row's default.
+    """
     made = Setting("", *row, **more)
-    return field(metadata={"setting": made}, repr=not made.secret)
+    default = made.value_of(made.default) if filled else MISSING
+    return field(default=default, metadata={"setting": made}, repr=not made.secret)
 
 
 def settings_in(table: type) -> tuple[Setting, ...]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
 from hookcore.config import AUTO, NO_FOLDER, Flat, Settings, token_of
@@ -195,12 +196,17 @@ def _spool_of(run: RunInfo, server: str) -> MakeSpool | None:
         return None
 
     def make(info: RunInfo, describe: Callable[[], DescribedRun]) -> Spool:
-        with explained():
-            import_module("pyarrow")  # which the spool imports later
-            spool: Spool = import_module("hookcore.delivery.archive.spool").RunSpool(info, describe, server)
+        spool: Spool = _saving("hookcore.delivery.archive.spool").RunSpool(info, describe, server)
         return spool
 
     return make
+
+
+def _saving(name: str) -> ModuleType:
+    """Return a module that writes runs to disk. Raises ArgumentError if what it needs isn't installed."""
+    with explained():
+        import_module("pyarrow")  # which it imports when it writes
+        return import_module(name)
 
 
 def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:
@@ -212,10 +218,8 @@ def _to_the_store(run: RunInfo, settings: Settings, chosen: Choices) -> Delivery
     store = follow(Store(store_bytes(settings)), started_with(chosen), run.rank)
     if settings.keep is None or settings.keep == AUTO:
         return Delivery(run, StoreSink(store), store, None)
-    with explained():
-        import_module("pyarrow")  # which the archive imports later
-        archive = import_module("hookcore.delivery.archive")
-    return Delivery(run, archive.ArchiveSink(store, settings.keep, run), store, None)
+    sink = _saving("hookcore.delivery.archive").ArchiveSink(store, settings.keep, run)
+    return Delivery(run, sink, store, None)
 
 
 def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
