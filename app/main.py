@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Final
+from urllib.parse import unquote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -14,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import hookcore
 from hookcore.errors import HookcoreError
-from hookcore.reading import answers
+from hookcore.reading import Client, answers
 from hookcore.reading.answers.base import Answer
 from hookcore.records import text_of
 
@@ -84,7 +86,14 @@ class App(FastAPI):
             from .clickhouse.cluster.entry import Partial  # only for a server with a store
 
             inside = Partial(inside, state.runs)
+        self._inside = inside
         return Guard(inside, state.settings, state.access, state.usage)
+
+    async def answer_inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of this process itself, which needs no guard."""
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        await self._inside({**scope, "app": self}, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """Return FastAPI's schema, with the schemas of the answers."""
@@ -141,6 +150,41 @@ def _rest() -> Sequence[BaseRoute]:
     from .api import rest
 
     return rest.router.routes
+
+
+def client_inside(app: App, url: str = "") -> Client:
+    """Return a client that asks an application in this process, from a thread without an event loop."""
+
+    def carry(method: str, address: str, data: bytes | None) -> tuple[int, bytes]:
+        return asyncio.run(_answer_to(app, method, address, data))
+
+    return Client.inside(carry, url)
+
+
+async def _answer_to(app: App, method: str, address: str, data: bytes | None) -> tuple[int, bytes]:
+    path, _, query = address.partition("?")
+    host, kind = (b"host", b"127.0.0.1"), (b"content-type", b"application/json")
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method,
+    }
+    scope |= {"path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(), "root_path": ""}
+    scope |= {"headers": [host] if data is None else [host, kind], "server": ("127.0.0.1", 80), "state": {}}
+    status, parts = 500, list[bytes]()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": data or b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+        parts.append(message.get("body", b""))
+
+    await app.answer_inside(scope, receive, send)
+    return status, b"".join(parts)
 
 
 def share_runs(app: App, settings: ServerSettings) -> None:

@@ -13,9 +13,7 @@ import hookcore
 from hookcore.config import did_you_mean, unknown_variables
 from hookcore.errors import HookcoreError, explained
 
-from . import saved, servers, training
-from . import saved as check
-from . import servers as dashboards
+from . import asking, servers, training
 
 OTHER_NAMES: Final = {"--url": "--server"}  # HOOKCORE_URL is also called HOOKCORE_SERVER
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -27,10 +25,11 @@ FAMILIES: Final = (
     training.add_demo,
     training.add_run,
     servers.add_servers,
-    dashboards.add_dashboards,
-    saved.add_report,
-    check.add,
-    saved.add_replay,
+    servers.add_dashboards,
+    asking.add_questions,
+    asking.add_check,
+    asking.add_report,
+    training.add_replay,
     training.add_doctor,
 )
 EXAMPLES: Final = """examples:
@@ -40,6 +39,7 @@ EXAMPLES: Final = """examples:
   hookcore status                                  show where your dashboard is
   hookcore stop                                    stop it
   hookcore open runs/x.hookcore                    show a saved run
+  hookcore why                                     say why the newest run went wrong
   hookcore report                                  write the newest run as one HTML file
   hookcore check runs/x.hookcore --fail-on error   fail if something went wrong in a run
   hookcore serve --host 0.0.0.0                    run a server for other machines too

@@ -15,6 +15,7 @@ from hookcore.config import SETTINGS, Setting, Settings
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 
+from ..questions import id_of
 from ..settings import SERVER, ServerSettings
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def watch_variables(given: argparse.Namespace, environment: Mapping[str, str]) -
 # The run that a command is about: a saved one, or one of a server.
 
 TIMEOUT_S: Final = 120.0
+_NEITHER: Final = "{!r} is not a file, folder, or address: give a saved run, or http://HOST:PORT"
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -119,10 +121,9 @@ def saved_run(given: argparse.Namespace) -> Run | None:
         return None
     path = Path(given.source)
     if not path.exists():
-        raise ArgumentError(f"{str(path)!r} is not a file, folder, or address: give a saved run, or http://HOST:PORT")
+        raise ArgumentError(_NEITHER.format(str(path)))
     from ..runs import Runs
     from ..runs.saved import show
-    from ..settings import ServerSettings
 
     run = show(Runs(ServerSettings()), path)
     if given.run_id not in (None, run.id, run.name):
@@ -134,20 +135,29 @@ def saved_run(given: argparse.Namespace) -> Run | None:
 def run_of_server(given: argparse.Namespace) -> Iterator[tuple[Client, str]]:
     """Give a client of the server that the arguments name, and the id of the run."""
     with Client(given.source or None, given.token or None, timeout_s=TIMEOUT_S) as client:
-        yield client, _id_of(client, given.run_id)
+        yield client, id_of(client, given.run_id)
 
 
-def _id_of(client: Client, wanted: str | None) -> str:
-    """Return the id of the run with this id or name; without either, of the newest run."""
-    runs = client.runs()
-    if not wanted:
-        if not runs:
-            raise ArgumentError(f"the server at {client.url} has no runs yet: start a training first")
-        return runs[0].id
-    named = [run.id for run in runs if run.name == wanted]
-    if len(named) > 1 and all(run.id != wanted for run in runs):
-        raise ArgumentError(
-            f"{len(named)} runs have the name {wanted!r}: give the id of one, newest first: {', '.join(named[:5])}"
-        )
-    # Another id may belong to a run that isn't listed, so the server decides.
-    return named[0] if len(named) == 1 else wanted
+@contextmanager
+def client_of(given: argparse.Namespace) -> Iterator[Client]:
+    """Give a client of the server that the arguments name, or of saved runs, about which this process answers."""
+    if not given.source or given.source.startswith(("http://", "https://")):
+        with Client(given.source or None, given.token or None, timeout_s=TIMEOUT_S) as client:
+            yield client
+        return
+    path = Path(given.source)
+    if not path.exists():
+        raise ArgumentError(_NEITHER.format(str(path)))
+    from ..main import client_inside, create_app  # needs more than a request to a server
+    from ..runs import Runs
+    from ..runs.saved import show_all
+
+    settings = ServerSettings(keep="")
+    runs = Runs(settings)
+    show_all(runs, path)
+    app = create_app(runs, settings)
+    try:
+        yield client_inside(app)
+    finally:
+        app.state.explainer.close()
+        app.state.keeper.close()

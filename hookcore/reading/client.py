@@ -20,7 +20,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import TapName, Wanted, decode, library
 from hookcore.reading.answers.live import News
 from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
-from hookcore.reading.exchange import Exchange
+from hookcore.reading.exchange import Carry, Exchange
 from hookcore.reading.reader import Reader
 from hookcore.records import Coverage, HookRecord, Kind, Names, Phase, Severity, Snapshot, Tap
 from hookcore.store import StepRange
@@ -55,6 +55,13 @@ class Client(Reader):
             url, token = _own_dashboard(token)
         self._exchange, self._run = Exchange(url, token or token_of() or None, timeout_s), run
         self.url = self._exchange.url
+
+    @classmethod
+    def inside(cls, carry: Carry, url: str = "") -> Client:
+        """Return a client of a server in this process. `url` is the address of its pages, if anyone can open them."""
+        client = cls("http://127.0.0.1", "-")
+        client._exchange, client.url = Exchange("http://127.0.0.1", None, 0.0, carry), url
+        return client
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -109,9 +116,11 @@ class Client(Reader):
         """Return the state of the server."""
         return self._get(dict[str, Any], "/healthz")
 
-    def runs(self, query: str = "") -> list[answers.Run]:
-        """Return all runs, or those that match a query such as `lr>0.1 and tag:sweep`, newest first."""
+    def runs(self, query: str = "", limit: int | None = None) -> list[answers.Run]:
+        """Return all runs or the newest `limit`, or those that match a query such as `lr>0.1 and tag:sweep`."""
         asked = {"query": query} if query else {}
+        if limit is not None:
+            return list(self._get(answers.Runs, "/api/v1/runs", {**asked, "limit": limit}).runs)
         return [run for page in self._pages(answers.Runs, "/api/v1/runs", asked) for run in page.runs]
 
     def run(self, run: str) -> answers.Run:

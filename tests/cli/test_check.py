@@ -15,7 +15,7 @@ from hookcore.reading.answers import Incidents, RunRules
 from hookcore.records import Failure, Tap
 from hookcore.records.vocabulary import OWN_RULE
 from hookcore_app.cli import main
-from hookcore_app.cli.saved import Checked
+from hookcore_app.cli.asking import Checked
 from tests import build
 from tests.archive_world import ODD_NAME, keep, kept_in, save_layer
 from tests.serving import TOKEN, served

@@ -20,7 +20,6 @@ from hookcore.findings.rules import RuleName
 from hookcore.records import Tap
 from hookcore.records.wire import Batch, EndItem
 from hookcore.store import Store
-from hookcore_app.cli.tables import rules_table
 from hookcore_app.runs.shelf import PAGE_FILE
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
@@ -28,6 +27,7 @@ from tests.archive_world import TAPS, kept_in
 from tests.build import append
 from tests.keep_world import INFO, batch, start, stop
 from tests.serving import TOKEN, Served, served
+from tests.settings_tables import rules_table
 
 NO_RELU = {"dead": False, "dead-channels": False}  # called dead_relu in SageMaker Debugger
 
@@ -55,7 +55,7 @@ def test_every_threshold_is_in_its_range_and_has_help() -> None:
 
 def test_the_table_in_the_documentation_equals_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
-    assert rules_table() in page, "regenerate it: python -m hookcore_app.cli.tables rules"
+    assert rules_table() in page, "regenerate it: python -m tests.settings_tables rules"
 
 
 def test_a_threshold_decides_whether_a_rule_fires() -> None:

@@ -292,7 +292,7 @@ def _frames() -> list[Any]:
 
 
 def test_an_unwritable_path_is_reported(tmp_path: Path) -> None:
-    from hookcore_app.cli.saved import _write
+    from hookcore_app.cli.asking import _write
 
     with pytest.raises(ArgumentError, match="can't write"):
         _write(tmp_path / "no" / "such" / "folder.html", b"", False)

@@ -15,7 +15,7 @@ def _start() -> None:
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     sys.modules.pop(__name__, None)
     if before is not None:
-        from hookcore.commands.run.wait import watch_when_torch_comes
+        from hookcore.commands.run import watch_when_torch_comes
 
         watch_when_torch_comes()
     # Import the sitecustomize that this file hides. If there is none, Python expects the resulting error.

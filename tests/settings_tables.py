@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md and docs/rules.md: `python -m hookcore_app.cli.tables settings`, or `rules`."""
+"""The tables of docs/settings.md and docs/rules.md: `python -m tests.settings_tables settings`, or `rules`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Final
 
 from hookcore.config import SETTINGS
 from hookcore.findings import RULES, THRESHOLDS, Rule
-
-from ..settings import TABLES
+from hookcore_app.settings import TABLES
 
 # Variables without a flag or an argument. The code that needs one reads it by name.
 VARIABLES: Final = {

@@ -1,27 +1,27 @@
-"""`check`, `report`, and `replay`: the incidents of a run, the run as one HTML file, and a saved step again."""
+"""Questions about runs in a terminal: `runs`, `why`, `layers`, `compare`, `wait`, `check`, and `report`."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
-import resource
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 from xml.etree import ElementTree
 
-from hookcore.config import bytes_of
 from hookcore.errors import ArgumentError
-from hookcore.records import SEVERITIES
+from hookcore.reading import Client
+from hookcore.records import SEVERITIES, Kind
 from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, counted
 
-from .flags import Commands, add_command, add_source, run_of_server, saved_run
+from .. import questions
+from ..questions import Told
+from .flags import Commands, add_command, add_source, client_of, run_of_server, saved_run
 
 if TYPE_CHECKING:
     from hookcore.findings import Diagnosis, Finding
@@ -29,9 +29,161 @@ if TYPE_CHECKING:
     from hookcore.reading.answers import Findings, Incident, Incidents, OwnRule, RunRules
     from hookcore.records import Failure
 
+# Answers of a few lines, or the answers of REST.
+
+KINDS: Final = get_args(Kind)
+POLL_S: Final = 1.0
+HAPPENED, NOT_YET = 0, 1
+RUNS_EXAMPLES: Final = """
+  hookcore runs                                    the newest runs of your own dashboard
+  hookcore runs --query "state:live"               those that match a query (docs/runs.md)
+  hookcore runs runs --json                        those in a folder of saved runs, as JSON
+"""
+WHY_EXAMPLES: Final = """
+  hookcore why                                     the worst incident of the newest run
+  hookcore why --run baseline --incident dead-120-3
+                                                   one incident of a run
+  hookcore why runs/x.hookcore                     of a saved run
+"""
+LAYERS_EXAMPLES: Final = """
+  hookcore layers                                  the largest rms, non-finite values first
+  hookcore layers --stat norm --kind param_grad --limit 20
+                                                   the largest gradients of weights
+  hookcore layers --match type:Linear --smallest   the smallest rms of the linear layers
+"""
+COMPARE_EXAMPLES: Final = """
+  hookcore compare --run baseline --other wide     two runs: where they first differ
+  hookcore compare --from 1000                     the steps from 1,000 on with those before
+  hookcore compare --ranks                         the ranks of a distributed training
+"""
+WAIT_EXAMPLES: Final = """
+  hookcore wait                                    until the newest run has an incident, or is over
+  hookcore wait --until step --step 1000 --seconds 600
+                                                   at most ten minutes
+  hookcore wait --until end                        until the run is over
+"""
+
+
+def add_questions(commands: Commands) -> None:
+    runs = _add(commands, "runs", "List runs, newest first.", RUNS_EXAMPLES, _runs)
+    runs.add_argument("--query", default="", help="only runs that match, such as `lr>0.1 and tag:sweep`")
+    _add_limit(runs, 20)
+    why = _add(commands, "why", "Say why a run went wrong: culprit, evidence, and source line.", WHY_EXAMPLES, _why)
+    why.add_argument("--incident", default=None, help="id of the incident (default: the worst one)")
+    _add_layers(_add(commands, "layers", "List the worst layers by a statistic.", LAYERS_EXAMPLES, _layers))
+    _add_compare(
+        _add(commands, "compare", "Say what differs between two runs, two spans of steps, or the ranks of a run.",
+             COMPARE_EXAMPLES, _compare)
+    )  # fmt: skip
+    wait = _add(
+        commands,
+        "wait",
+        "Wait until something happens in a run. The exit code is 0 if it happened, and 1 if the time passed or the run "
+        "ended first.",
+        WAIT_EXAMPLES,
+        _wait,
+    )
+    wait.add_argument("--until", choices=get_args(questions.Until), default="incident", help="default: incident")
+    wait.add_argument("--step", type=int, help="the step to wait for (default: the next one)")
+    wait.add_argument("--since", type=int, metavar="STEP", help="only incidents that began after this step")
+    wait.add_argument("--seconds", type=float, default=3600.0, help="how long to wait at most (default: 3600)")
+
+
+def _add(
+    commands: Commands, name: str, summary: str, examples: str, run: Callable[..., Any]
+) -> argparse.ArgumentParser:
+    parser = add_command(commands, name, summary, examples)
+    add_source(parser)
+    parser.add_argument("--json", action="store_true", help="print the answers of REST as JSON")
+    parser.set_defaults(run=_answering(run))
+    return parser
+
+
+def _answering(ask: Callable[[Client, argparse.Namespace], Told | tuple[Told, int]]) -> Callable[..., int]:
+    """Return the function that runs a command: it prints an answer, and returns the exit code."""
+
+    def answer(given: argparse.Namespace, _environment: Mapping[str, str]) -> int:
+        with client_of(given) as client:
+            found = ask(client, given)
+        told, code = found if isinstance(found, tuple) else (found, HAPPENED)
+        print(_json_of(told) if given.json else told.text)
+        return code
+
+    return answer
+
+
+def _json_of(told: Told) -> str:
+    from ..formats import json_of
+
+    return json.dumps(json.loads(json_of(told.answers)), indent=2)
+
+
+def _add_limit(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--limit", type=int, default=default, help=f"how many to list at most (default: {default})")
+
+
+def _add_steps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", dest="first", type=int, help="the first step (default: the first of the run)")
+    parser.add_argument("--to", dest="last", type=int, help="the last step (default: the newest)")
+
+
+def _add_layers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stat", default="rms", help="the statistic to sort by (default: rms)")
+    parser.add_argument("--kind", choices=KINDS, help="only tensors of this kind (default: all)")
+    parser.add_argument("--match", help="only modules that match a pattern (docs/patterns.md)")
+    parser.add_argument("--smallest", action="store_true", help="start with the smallest value")
+    _add_steps(parser)
+    _add_limit(parser, 10)
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--other", help="id or name of the run to compare with")
+    parser.add_argument("--ranks", action="store_true", help="compare the ranks of the run")
+    _add_steps(parser)
+    parser.add_argument("--other-from", type=int, help="the first of the other steps (default: all others)")
+    parser.add_argument("--other-to", type=int, help="the last of the other steps")
+    parser.add_argument("--kind", choices=KINDS, help="only tensors of this kind (default: all)")
+    parser.add_argument("--stat", default="rms", help="the statistic to compare (default: rms)")
+    _add_limit(parser, 8)
+
+
+def _runs(client: Client, given: argparse.Namespace) -> Told:
+    if given.run_id is not None:
+        raise ArgumentError("`hookcore runs` lists all runs: use --query to find some, or `hookcore why --run` for one")
+    return questions.list_runs(client, given.query, given.limit)
+
+
+def _why(client: Client, given: argparse.Namespace) -> Told:
+    return questions.explain(client, given.run_id, given.incident)
+
+
+def _layers(client: Client, given: argparse.Namespace) -> Told:
+    about = given.stat, given.kind, given.match, given.first, given.last, given.smallest, given.limit
+    return questions.worst_layers(client, given.run_id, *about)
+
+
+def _compare(client: Client, given: argparse.Namespace) -> Told:
+    others = given.other_from, given.other_to
+    return questions.compare(
+        client, given.run_id, given.other, given.ranks, given.first, given.last, *others, given.kind, given.stat,
+        given.limit,
+    )  # fmt: skip
+
+
+def _wait(client: Client, given: argparse.Namespace) -> tuple[Told, int]:
+    waiting = questions.Waiting(client, given.run_id, given.until, given.step, given.since)
+    deadline = time.monotonic() + given.seconds
+    while (told := waiting.look()) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return waiting.give_up(given.seconds), NOT_YET
+        time.sleep(min(POLL_S, left))
+    return told, HAPPENED if waiting.happened else NOT_YET
+
+
 # `check`: the incidents of a run, and an exit code for scripts and CI.
 
-EXAMPLES: Final = """
+CHECK_EXAMPLES: Final = """
   hookcore check                                   the newest run of your own dashboard
   hookcore check runs/x.hookcore                   a saved run
   hookcore check http://box:8642 --run run-1       a run of a server (token: HOOKCORE_TOKEN)
@@ -96,13 +248,13 @@ class Checked:
         return f"{self.failure.sentence}{self.failure.place}: {self.failure.error}"
 
 
-def add(commands: Commands) -> None:
+def add_check(commands: Commands) -> None:
     parser = add_command(
         commands,
         "check",
         "Print the incidents of a run. The exit code is 0 if none reaches the severity, 1 if one does or the training "
         "crashed or was lost, and 2 if the run can't be judged.",
-        EXAMPLES,
+        CHECK_EXAMPLES,
     )
     add_source(parser)
     parser.add_argument(
@@ -296,7 +448,7 @@ def _xml(text: str) -> str:
 FORMATS: Final[dict[str, Callable[[Checked, str], str]]] = {"text": _as_text, "json": _as_json, "junit": _as_junit}
 
 
-# `report` and `replay`: a run as one HTML file, and the step in a capsule again.
+# `report`: a run as one HTML file.
 
 REPORT_EXAMPLES: Final = """
   hookcore report                                  the newest run of your own dashboard
@@ -349,54 +501,3 @@ def _write(path: Path, content: bytes, over: bool) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise ArgumentError(f"can't write {str(path)!r}: {error}; choose another path with -o") from None
-
-
-REPLAY_EXAMPLES: Final = """
-  hookcore replay step.capsule                     find the operator and the line that made a NaN
-  hookcore replay step.capsule --above 1e4         find the first one above a magnitude
-  hookcore replay step.capsule --json              print JSON, for programs
-"""
-
-
-def add_replay(commands: Commands) -> None:
-    replay = add_command(
-        commands,
-        "replay",
-        "Run the training step in a capsule again, and show the operator and the line that made a non-finite value. "
-        "This runs code from the capsule: replay only those that you trust.",
-        REPLAY_EXAMPLES,
-    )
-    replay.add_argument("capsule", help="file with the step; its name ends in .capsule")
-    replay.add_argument("--above", type=float, default=None, metavar="X", help="also report magnitudes above X")
-    replay.add_argument(
-        "--memory",
-        default="",
-        metavar="SIZE",
-        help="memory limit, such as 8GiB; also lowers the priority of the process",
-    )
-    replay.add_argument(
-        "--definitions",
-        action="store_true",
-        help="if the model is defined in the main script, run only the script's imports and definitions",
-    )
-    replay.add_argument("--json", action="store_true", help="print JSON")
-    replay.set_defaults(run=_replay)
-
-
-def _replay(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
-    if given.memory:
-        _yield_to_others(given.memory)
-    capsules = import_module("hookcore.capsules")  # imports torch, which no other command should wait for
-    print(f"hookcore: {capsules.read_about(given.capsule)['warning']}", file=sys.stderr)
-    with contextlib.redirect_stdout(sys.stderr):  # what the training's own code prints
-        found = capsules.replay(given.capsule, given.above, definitions=given.definitions)
-    return json.dumps(found.as_dict(), indent=2) if given.json else str(capsules.as_text(found))
-
-
-def _yield_to_others(memory: str) -> None:
-    try:
-        limit = bytes_of(memory)
-    except ValueError as error:
-        raise ArgumentError(f"memory={memory!r} is invalid: use a size such as 8GiB. {error}") from None
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    os.nice(2)  # just below the training, because a person waits for the answer
