@@ -9,13 +9,14 @@ from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import unquote
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import hookcore
@@ -33,9 +34,10 @@ from .runs import Runs
 from .runs.alerts import Explainer, Notifications
 from .runs.keep import Keeper
 from .serving.guard.access import Access, Usage
-from .serving.guard.security import Guard
+from .serving.guard.security import AGENTS, Guard, is_owner
 from .settings import ServerSettings
 
+NO_MCP: Final = "mcp is not installed: run `pip install 'hookcore[mcp]'` in the environment of the server"
 _RETRIED: Final = "hookcore.retried"  # in the scope of a request
 
 
@@ -140,8 +142,43 @@ def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> App:
     app.state.notifications = Notifications.of(runs, settings)
     for part in (health, ingest, login, live, assets, pages):
         app.router.routes.extend(part.router.routes)
+    app.router.routes.append(Route(AGENTS, Agents(app), include_in_schema=False))
     app.add_late(_rest)
     return app
+
+
+class Agents:
+    """MCP for coding agents. Its package is imported with the first request."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._limiter: CapacityLimiter | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. An agent may command only with the full-access token, if the settings allow it at all."""
+        if scope["method"] != "POST":
+            raise HTTPException(405, "MCP has no sessions here: send POST requests", {"Allow": "POST"})
+        agents = await run_in_threadpool(import_agents)
+        self._limiter = self._limiter or CapacityLimiter(agents.AT_ONCE)
+        settings: ServerSettings = self._app.state.settings
+        commands, why_not = False, "this server lets agents only read: start it with --allow-commands"
+        if settings.allow_commands:
+            commands, why_not = is_owner(scope, self._app.state.access), "commands need the full-access token"
+        request = Request(scope)
+        url = f"{request.url.scheme}://{request.headers['host']}{scope.get('root_path', '')}"
+        server = agents.make_server(client_inside(self._app, url), commands, why_not, self._limiter)
+        await agents.serve_http(server, scope, receive, send)
+
+
+def import_agents() -> Any:
+    """Return the module that answers agents. Raises HTTPException if it lacks a package."""
+    try:
+        from . import agents
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        raise HTTPException(501, NO_MCP) from None
+    return agents
 
 
 @cache

@@ -524,9 +524,15 @@ class Waiting:
     """
 
     def __init__(
-        self, client: Client, run: str | None, until: Until, step: int | None = None, since: int | None = None
+        self,
+        client: Client,
+        run: str | None,
+        until: Until,
+        step: int | None = None,
+        since: int | None = None,
+        seconds: float = math.inf,
     ) -> None:
-        self.client, self.run, self.until = client, id_of(client, run), until
+        self.client, self.run, self.until, self.seconds = client, id_of(client, run), until, seconds
         self._since = -1 if since is None else since
         newest = client.run(self.run).newest_step
         self._step = step if step is not None else (-1 if newest is None else newest) + 1
@@ -548,10 +554,10 @@ class Waiting:
             return self._end(about, f"It is over{words}.", happened=self.until == "end")
         return None
 
-    def give_up(self, seconds: float) -> Told:
+    def give_up(self) -> Told:
         """Return that it hasn't happened in time."""
         words = {"incident": "no incident", "step": f"not yet at step {self._step:,}", "end": "not over yet"}
-        return self._end(self.client.run(self.run), f"After {seconds:g} s: {words[self.until]}.", happened=False)
+        return self._end(self.client.run(self.run), f"After {self.seconds:g} s: {words[self.until]}.", happened=False)
 
     def _incident(self) -> answers.Incident | None:
         return next(

@@ -98,6 +98,11 @@ class ServerSettings:
         secret=True,
     )
     rules_file: str = _file("", "Python file with your own rules, which this server runs on all runs that it receives.")
+    allow_commands: bool = _switch(
+        False,
+        "Let [coding agents](agents.md) that have the full-access token change what is captured; they only read "
+        "by default.",
+    )
     dashboard: bool = _switch(False, "Run as this user's dashboard, which saves each run where its trainer asks.")
 
     @property

@@ -171,12 +171,12 @@ def _compare(client: Client, given: argparse.Namespace) -> Told:
 
 
 def _wait(client: Client, given: argparse.Namespace) -> tuple[Told, int]:
-    waiting = questions.Waiting(client, given.run_id, given.until, given.step, given.since)
+    waiting = questions.Waiting(client, given.run_id, given.until, given.step, given.since, given.seconds)
     deadline = time.monotonic() + given.seconds
     while (told := waiting.look()) is None:
         left = deadline - time.monotonic()
         if left <= 0:
-            return waiting.give_up(given.seconds), NOT_YET
+            return waiting.give_up(), NOT_YET
         time.sleep(min(POLL_S, left))
     return told, HAPPENED if waiting.happened else NOT_YET
 

@@ -27,6 +27,7 @@ FAMILIES: Final = (
     servers.add_servers,
     servers.add_dashboards,
     asking.add_questions,
+    servers.add_mcp,
     asking.add_check,
     asking.add_report,
     training.add_replay,

@@ -108,10 +108,15 @@ _NEITHER: Final = "{!r} is not a file, folder, or address: give a saved run, or 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a run."""
+    add_server_or_runs(parser)
+    parser.add_argument("--run", dest="run_id", default=None, help="id or name of the run (default: the newest run)")
+
+
+def add_server_or_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a server, or saved runs."""
     parser.add_argument(
         "source", nargs="?", default="", help="saved run, or address of a server (default: your own dashboard)"
     )
-    parser.add_argument("--run", dest="run_id", default=None, help="id or name of the run (default: the newest run)")
     parser.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
 
 

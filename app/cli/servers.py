@@ -17,7 +17,15 @@ from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.exchange import Exchange
 
 from ..settings import COLLECTOR, SERVER, CollectorSettings
-from .flags import Commands, add_command, add_flags, add_server_flags, server_settings_of
+from .flags import (
+    Commands,
+    add_command,
+    add_flags,
+    add_server_flags,
+    add_server_or_runs,
+    client_of,
+    server_settings_of,
+)
 
 if TYPE_CHECKING:
     from ..runs import Runs
@@ -37,8 +45,14 @@ OPEN_EXAMPLES: Final = """
   hookcore open runs/2026-05-01.hookcore           one run
   hookcore open runs/*.hookcore --port 0           several runs, on any free port
 """
+MCP_EXAMPLES: Final = """
+  hookcore mcp                                     asks your own dashboard
+  hookcore mcp http://box:8642                     a server (token: HOOKCORE_TOKEN)
+  hookcore mcp runs                                a folder of saved runs
+  hookcore mcp --allow-commands                    agents may also change what is captured
+"""
 OF_TRAINERS: Final = frozenset(  # settings for receiving runs
-    ("lost_after_s", "keep", "keep_limit", "store", "retain", "notify", "rules_file", "dashboard")
+    ("lost_after_s", "keep", "keep_limit", "store", "retain", "notify", "rules_file", "allow_commands", "dashboard")
 )
 COLLECT_EXAMPLES: Final = """
   hookcore collect --to http://box:8642            for the trainings on this machine
@@ -73,6 +87,27 @@ def add_servers(commands: Commands) -> None:
     collect.usage = "hookcore collect --to ADDRESS [flags]"
     add_server_flags(collect, COLLECTOR_FLAGS, {"port": COLLECTOR_PORT})
     collect.set_defaults(run=_collect)
+
+
+def add_mcp(commands: Commands) -> None:
+    mcp = add_command(
+        commands, "mcp", "Answer the questions of a coding agent: MCP over standard input and output.", MCP_EXAMPLES
+    )
+    add_server_or_runs(mcp)
+    mcp.add_argument("--allow-commands", action="store_true", help="let agents change what is captured")
+    mcp.set_defaults(run=_mcp)
+
+
+def _mcp(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
+    with client_of(given) as client:
+        try:
+            from .. import agents  # only agents need it
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+                raise
+            raise ArgumentError("mcp is not installed: run `pip install 'hookcore[mcp]'`") from None
+        agents.serve_stdio(client, given.allow_commands)
+    return ""
 
 
 def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -37,6 +37,7 @@ COMMANDS = (
     "layers",
     "compare",
     "wait",
+    "mcp",
 )
 # Passed between hookcore's own processes; not for users.
 INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH"}

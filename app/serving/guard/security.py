@@ -226,6 +226,7 @@ INGEST: Final = "/api/v1/ingest"
 LOGOUT: Final = "/api/v1/logout"
 STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
 WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login", PROOF_PATH})
+AGENTS: Final = "/mcp"  # a question has a body there, and what may change something looks for an owner itself
 UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics", PROOF_PATH})  # don't count as use
 PEER: Final = "hookcore_peer"
 OWNER: Final = "owner"  # a fact about a peer
@@ -288,9 +289,10 @@ class Guard:
         _check_size(scope)
         headers = dict(scope["headers"])
         host = self._check_host([value for name, value in scope["headers"] if name == b"host"])
-        changes = scope["type"] == "http" and scope["method"] not in SAFE_METHODS
+        has_body = scope["type"] == "http" and scope["method"] not in SAFE_METHODS
+        changes = has_body and path != AGENTS
         _check_fetch_metadata(scope, path, headers, bool(self._ancestors))
-        if changes or path in STREAMS:
+        if has_body or path in STREAMS:
             _check_origin(scope, headers, host)
         if path in WITHOUT_TOKEN and not changes:
             return None
