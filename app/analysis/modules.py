@@ -1,12 +1,17 @@
-"""Which modules of a run are meant, a row for each of them, and what is missing of its data."""
+"""The modules of a run: as rows and as a tree, which ones a text means, and what is missing of their data."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.config.patterns import STRUCTURE, Facts, Selection, literal, parse, parse_search, select_among
 from hookcore.config.patterns import literal_expression as escaped
@@ -67,6 +72,18 @@ def rows_of(store: Store, first: int | None = None, last: int | None = None) -> 
     ]
 
 
+def columns_of(rows: Sequence[ModuleRow]) -> dict[str, NDArray[np.int64] | list[str]]:
+    """Return the columns of a file: numbers, and texts."""
+    numbers = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in ("calls", "values", "hooks")}
+    return {
+        "path": [row.path for row in rows],
+        "type": [row.type for row in rows],
+        "captured": ["yes" if row.captured else row.reason or "no" for row in rows],
+        "kinds": [" ".join(row.kinds) for row in rows],
+        **numbers,
+    }
+
+
 def calls_of(store: Store, taps: TapList, first: int | None = None, last: int | None = None) -> Counter[str]:
     """Return how often each module of these taps was called in its newest captured step, up to the limit of calls."""
     return _calls_in(store.latest(stat="count", first=first, last=last, wanted=taps, merged=True))
@@ -104,6 +121,229 @@ def _values_in(latest: Latest) -> Counter[str]:
 def _module_of(hook: HookRecord, paths: Iterable[str]) -> str:
     """Return the module of a hook; for a hook on a parameter, the module that has the parameter."""
     return hook.owner if hook.scope == "module" or hook.owner in paths else hook.owner.rpartition(".")[0]
+
+
+# The rows of a table as a tree that a reader folds, filters, and sorts.
+
+ROOT_ID: Final = "."  # the root module in an address: its path is empty
+MAX_FOLDS: Final = 4000  # letters of the folded groups in an address
+_NUMBERS: Final = re.compile(r"([0-9]{1,18})")
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """A module and the modules in it. Blocks that are built alike can be one branch, with a member for each block."""
+
+    path: str
+    name: str  # the path below the parent's
+    members: list[ModuleRow]
+    parent: Branch | None = None
+    children: list[Branch] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """The name of the branch in an address."""
+        return quote(self.path, safe="") or ROOT_ID
+
+    def every(self) -> list[ModuleRow]:
+        """Return the rows of the branch and of everything below it."""
+        return [row for branch in every_branch([self]) for row in branch.members]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """A row of the table."""
+
+    branch: Branch
+    level: int
+    place: int  # among the shown siblings, from 1
+    siblings: int
+    is_open: bool | None  # None without anything to open
+    matches: bool  # or only contains modules that match
+
+    @property
+    def stands_for(self) -> list[ModuleRow]:
+        """The modules that this row stands for: its own, and those below it if it is closed."""
+        return self.branch.every() if self.is_open is False else self.branch.members
+
+    def worst(self, column: str) -> ModuleRow:
+        """Return the module to show in a column: the one with the largest rank of those that the row stands for."""
+        rank = _RANKS.get(column)
+        return self.branch.members[0] if rank is None else max(self.stands_for, key=rank)
+
+
+_RANKS: Final[dict[str, Callable[[ModuleRow], int]]] = {
+    "captured": lambda row: not row.captured,
+    "calls": lambda row: row.calls,
+    "values": lambda row: row.values,
+    "hooks": lambda row: row.hooks,
+}
+_SORTED_BY: Final[dict[str, Callable[[ModuleRow], int | str]]] = {
+    **_RANKS,
+    "path": lambda row: row.path,
+    "type": lambda row: row.type,
+    "captured": lambda row: "yes" if row.captured else row.reason or "no",
+    "kinds": lambda row: ", ".join(row.kinds),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """Which groups are open: as `mode` says, except for those that the reader has turned."""
+
+    mode: str = ""  # "" is all, "none", or "uncaptured": groups with uncaptured modules
+    turned: tuple[str, ...] = ()  # ids
+
+    @classmethod
+    def read(cls, text: str) -> Folds:
+        """Read the folds of an address: `*none,layers.3,layers.4`."""
+        ids = [each for each in text.split(",") if each]
+        mode = ids.pop(0)[1:] if ids and ids[0].startswith("*") else ""
+        return cls(mode if mode in ("none", "uncaptured") else "", tuple(ids))
+
+    def turn(self, branch: Branch) -> str:
+        """Return the folds after a branch was opened or closed. If there are too many, the oldest ones are dropped."""
+        ids = [each for each in self.turned if each != branch.id]
+        ids += [branch.id] if len(ids) == len(self.turned) else []
+        mode = [f"*{self.mode}"] if self.mode else []
+        while len(",".join(mode + ids)) > MAX_FOLDS:
+            ids.pop(0)
+        return ",".join(mode + ids)
+
+    def opened(self, roots: Sequence[Branch]) -> set[Branch]:
+        """Return the open branches."""
+        every = every_branch(roots)
+        if self.mode == "uncaptured":
+            usual = {branch for branch in every if any(_has_uncaptured(child) for child in branch.children)}
+        elif self.mode == "none":
+            usual = {branch for branch in roots if len(roots) == 1}
+        else:
+            usual = set(every)
+        turned = set(self.turned)
+        return {branch for branch in every if (branch in usual) != (branch.id in turned)}
+
+
+def _has_uncaptured(branch: Branch) -> bool:
+    return any(not row.captured for row in branch.every())
+
+
+def grow(rows: Iterable[ModuleRow]) -> list[Branch]:
+    """Return the roots of a tree. A module whose parent is not listed stands below its nearest listed ancestor."""
+    known, roots = dict[str, Branch](), list[Branch]()
+    for row in rows:
+        parent = _parent_of(row, known)
+        name = row.path[len(parent.path) + 1 :] if parent and parent.path else row.path
+        branch = known[row.path] = Branch(row.path, name or row.type or "model", [row], parent)
+        (roots if parent is None else parent.children).append(branch)
+    return roots
+
+
+def _parent_of(row: ModuleRow, known: Mapping[str, Branch]) -> Branch | None:
+    if row.parent is not None and row.parent in known:
+        return known[row.parent]
+    path = row.path
+    while (end := max(path.rfind("."), path.rfind("/"))) > 0:  # a slash ends the name of a root
+        path = path[:end]
+        if path in known:
+            return known[path]
+    return known.get("") if row.path else None
+
+
+def every_branch(roots: Sequence[Branch]) -> list[Branch]:
+    """Return all branches, each before its children."""
+    found, waiting = list[Branch](), [*reversed(roots)]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += reversed(found[-1].children)
+    return found
+
+
+def fold_alike(roots: Sequence[Branch]) -> list[Branch]:
+    """Return a tree in which numbered neighbors that are built alike are one: `layers.0` to `.31` are `layers.*`."""
+    shapes, numbers = dict[Branch, int](), dict[object, int]()
+    for branch in reversed(every_branch(roots)):
+        shape = branch.members[0].type, tuple((child.name, shapes[child]) for child in branch.children)
+        shapes[branch] = numbers.setdefault(shape, len(numbers))
+    folded = [Branch(root.path, root.name, root.members) for root in roots]
+    waiting = [([root], branch) for root, branch in zip(roots, folded, strict=True)]
+    while waiting:
+        alike, into = waiting.pop()
+        first = alike[0]
+        for places in _runs_of(first.children, shapes):
+            child = first.children[places[0]]
+            name = child.name if len(places) == 1 else "*"
+            path = into.path + child.path[len(first.path) : len(child.path) - len(child.name)] + name
+            below = [branch.children[place] for branch in alike for place in places]
+            into.children.append(Branch(path, name, [row for each in below for row in each.members], into))
+            waiting.append((below, into.children[-1]))
+    return folded
+
+
+def _runs_of(branches: Sequence[Branch], shapes: Mapping[Branch, int]) -> list[list[int]]:
+    """Return the places of neighbors that are built alike and have numbers as names, and of each other branch."""
+    runs = list[list[int]]()
+    for place, branch in enumerate(branches):
+        is_number, before = _NUMBERS.fullmatch(branch.name), branches[place - 1]
+        if runs and is_number and _NUMBERS.fullmatch(before.name) and shapes[before] == shapes[branch]:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
+
+
+def shown_rows(
+    roots: Sequence[Branch], fits: Callable[[str], bool], sort: str = "", folds: Folds = Folds()
+) -> tuple[list[TreeRow], int]:
+    """Return the rows of a tree, and the number of branches that match; sorted by a column, they are a plain list."""
+    matching, shown = set[Branch](), set[Branch]()
+    for branch in reversed(every_branch(roots)):
+        if any(fits(row.path) for row in branch.members):
+            matching.add(branch)
+        if branch in matching or branch in shown:
+            shown.add(branch)
+            if branch.parent is not None:
+                shown.add(branch.parent)
+    if sort.removeprefix("-") in _SORTED_BY:
+        return _list_rows([each for each in every_branch(roots) if each in matching], sort), len(matching)
+    return _tree_rows(roots, shown, matching, folds.opened(roots)), len(matching)
+
+
+def _tree_rows(
+    roots: Sequence[Branch], shown: Collection[Branch], matching: Collection[Branch], opened: Collection[Branch]
+) -> list[TreeRow]:
+    rows, waiting = list[TreeRow](), list[TreeRow]()
+
+    def await_rows(branches: Sequence[Branch], level: int) -> None:
+        there = [branch for branch in branches if branch in shown]
+        for place, branch in reversed([*enumerate(there, 1)]):
+            is_open = branch in opened if any(child in shown for child in branch.children) else None
+            waiting.append(TreeRow(branch, level, place, len(there), is_open, branch in matching))
+
+    await_rows(roots, 1)
+    while waiting:
+        row = waiting.pop()
+        rows.append(row)
+        if row.is_open:
+            await_rows(row.branch.children, row.level + 1)
+    return rows
+
+
+def _list_rows(branches: Sequence[Branch], sort: str) -> list[TreeRow]:
+    column = sort.removeprefix("-")
+    rows = [TreeRow(branch, 1, 0, len(branches), None, True) for branch in branches]
+    values = {row.branch: _SORTED_BY[column](row.worst(column)) for row in rows}
+    known = [row for row in rows if values[row.branch] != ""]
+    known.sort(key=lambda row: _natural(values[row.branch]), reverse=sort.startswith("-"))
+    ordered = known + [row for row in rows if values[row.branch] == ""]  # missing values come last either way
+    return [replace(row, place=place) for place, row in enumerate(ordered, 1)]
+
+
+def _natural(value: int | str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts numbers by size, also those in words."""
+    if not isinstance(value, str):
+        return [(0, value, "")]
+    parts = filter(None, _NUMBERS.split(value.casefold()))
+    return [(0, int(part), "") if _NUMBERS.fullmatch(part) else (1, 0, part) for part in parts]
 
 
 # Which modules of a run are meant: by a find box, or by settings that the trainer doesn't have yet.

@@ -21,9 +21,9 @@ from hookcore.records import Severity
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
-from ..analysis.modules import Patterns, Switch, first_found, found_by, preview, rows_of
+from ..analysis.modules import ModuleRow, Patterns, Switch, columns_of, first_found, found_by, preview, rows_of
 from ..analysis.timeline import COLUMNS, timeline_of
-from ..formats import ARRAYS, StrictJson, plain
+from ..formats import ARRAYS, StrictJson, Table, plain
 from ..runs import Run, Runs, why_gone
 from ..runs.answering import run_of
 from ..runs.edits import annotate, remove_annotation
@@ -57,7 +57,7 @@ from .params import (
     page_of,
     run_named,
 )
-from .routing import ReplyParam, answered, described, problems, router
+from .routing import Format, ReplyParam, answered, described, problems, router
 from .series import ScalarNames, SeriesLimit, TapText, asked_stats
 
 # The runs and their parts: modules, taps, coverage, hooks.
@@ -175,10 +175,14 @@ def find_modules(
     return reply.json(lambda: found_by(run, f) if limit is None else first_found(run, f, limit))
 
 
-@router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the tree of the page Hooks
-def module_rows(run: PathRun, reply: ReplyParam, span: SpanParam) -> Response:
-    """Return what the tree shows of each module: its hooks, and the newest values in a range of steps."""
-    return reply.json(lambda: rows_of(run.store, span.first, span.last))
+@router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the files of the page Hooks
+def module_rows(run: PathRun, reply: ReplyParam, span: SpanParam, format: Format = None) -> Response:
+    """Return what the page shows of each module: its hooks, and the newest values in a range of steps."""
+
+    def rows() -> list[ModuleRow]:
+        return rows_of(run.store, span.first, span.last)
+
+    return reply.arrays(format, rows, table=lambda: Table(columns_of(rows())))
 
 
 @router.post("/runs/{run}/selection", include_in_schema=False)  # only for the page Hooks

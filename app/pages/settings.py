@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import blake2b
 from importlib import metadata
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 import hookcore
@@ -23,7 +23,17 @@ from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..analysis.cost import cost_of
-from ..analysis.modules import ON_MODEL, finder_of, losses_of, rows_of
+from ..analysis.modules import (
+    MAX_FOLDS,
+    ON_MODEL,
+    Folds,
+    finder_of,
+    fold_alike,
+    grow,
+    losses_of,
+    rows_of,
+    shown_rows,
+)
 from ..analysis.numerals import size
 from ..assets import Package
 from ..formats import plain
@@ -31,7 +41,7 @@ from ..runs import Run, Runs, why_gone
 from ..runs.edits import rules_of
 from ..settings import SERVER, ServerSettings
 from .frame import PLACES, address_of, no_change_words, render
-from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
+from .page import FindText, Page, RowNumber, RunPage, Short, TablePage, Text
 from .views.events import every_event
 from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS
 
@@ -241,8 +251,20 @@ def error_page(request: Request, sentence: str, status: int, headers: Mapping[st
 
 # The page Hooks: the captured tensors of each module, their cost, all hooks, and the capture settings.
 
-ROWS: Final = 200  # modules in the table without scripts
+ROWS: Final = 200  # of modules on a page of their table
+MAX_TYPES: Final = 200  # to choose from
 MAX_HOOKS: Final = 500  # of each list
+
+COLUMNS: Final = (  # key, title, and help
+    ("path", "Module", ""),
+    ("type", "Type", ""),
+    ("captured", "Captured", "If not, the reason. A collapsed group shows the first uncaptured module in it."),
+    ("kinds", "Kinds", ""),
+    ("calls", "Calls", "Calls per step"),
+    ("values", "Values", "Values read in the newest captured step, or in the chosen steps"),
+    ("hooks", "Hooks", "Hooks on the module and its parameters that are not from hookcore"),
+)
+NUMBERS: Final = frozenset({"calls", "values", "hooks"})  # of these columns, the largest come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +278,16 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class HooksPage(RunPage):
-    """The captured modules, their cost, and all hooks. The table and the settings aren't live."""
+    """The captured modules, their cost, and all hooks. The settings aren't live."""
 
     name = "hooks"
-    parts = ("figures", "reasons", "rules", "lists")
+    parts = ("figures", "reasons", "rules", "modules", "lists")
 
     f: FindText = ""
     row: RowNumber = 0
+    sort: Short = ""
+    fold: Short = ""
+    folds: Annotated[str, Query(max_length=MAX_FOLDS, description="the groups that are open or closed")] = ""
 
     @cached_property
     def coverage(self) -> list[Coverage]:
@@ -270,14 +295,39 @@ class HooksPage(RunPage):
         return self.run.reader.coverage()
 
     def values(self) -> dict[str, Any]:
-        """Return the table and the settings of the whole page."""
-        return {} if self.part else self._table() | {"trainer": trainer_settings(self.run)}
+        """Return the settings, which only the whole page shows."""
+        return {} if self.part else {"trainer": trainer_settings(self.run)}
 
-    def _table(self) -> dict[str, Any]:
-        fits = finder_of(self.run, self.f).fits
-        rows = [row for row in rows_of(self.run.store, *self.values_in) if fits(row.path)]
-        table = TablePage.at(self.row, ROWS, len(rows))
-        return {"rows": table.cut(rows), "table": table}
+    def part_modules(self) -> dict[str, Any]:
+        """Return a page of the table of modules, and what its rows can be chosen by."""
+        rows, folds = rows_of(self.run.store, *self.values_in), Folds.read(self.folds)
+        roots = grow(rows)
+        shown, matching = shown_rows(
+            fold_alike(roots) if self.fold == "1" else roots, finder_of(self.run, self.f).fits, self.sort, folds
+        )
+        table = TablePage.at(self.row, ROWS, len(shown))
+        return {
+            "modules": len(rows),
+            "matching": matching,
+            "rows": table.cut(shown),
+            "table": table,
+            "folds": folds,
+            "types": Counter(row.type for row in rows).most_common(MAX_TYPES),
+            "columns": COLUMNS,
+            "numbers": NUMBERS,
+        }
+
+    def address(self, **changes: object) -> str:
+        """Return the address of this page with other choices, from the first row on unless one is given."""
+        chosen = {"f": self.f, "sort": self.sort, "fold": self.fold, "folds": self.folds} | changes
+        return address_of(self.run, self.name, **chosen, **dict(self.shared.parts))
+
+    def next_sort(self, column: str) -> str:
+        """Return the order after a click on a heading: largest numbers or A first, reversed, and the model's."""
+        once, twice = (f"-{column}", column) if column in NUMBERS else (column, f"-{column}")
+        if self.sort.removeprefix("-") != column:
+            return once
+        return twice if self.sort == once else ""
 
     def part_rules(self) -> dict[str, Any]:
         """Return the rules with their thresholds."""

@@ -655,3 +655,6 @@ def test_rows_of_the_hooks_page_count_calls_values_and_other_hooks(world: World)
         (3, 16, 0),
         (0, 8, 1),
     ]
+    lines = world.client.get("/api/v1/runs/one/module-rows?format=csv").text.splitlines()
+    assert lines[0].replace('"', "") == "path,type,captured,kinds,calls,values,hooks"
+    assert len(lines) == 1 + len(MODULES)

@@ -37,8 +37,8 @@ def change(site: Site, **changes: Any) -> None:
 
 
 def row(page: Page, path: str) -> Any:
-    """Return the row of a module in the tree."""
-    return page.get_by_role("row").filter(has=page.locator(f'.tree-cell[title="{path}"]'))
+    """Return the row of a module in the table."""
+    return page.locator(f'#module-rows tr[data-path="{path}"]')
 
 
 def watched(page: Page, path: str) -> Any:
@@ -49,7 +49,7 @@ def watched(page: Page, path: str) -> Any:
 def test_every_module_is_listed_with_what_is_captured_or_why_not(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
-        expect(row(tab.page, "features.0")).to_contain_text("weight gradient")
+        expect(row(tab.page, "features.0")).to_contain_text("gradients of weights")
         expect(row(tab.page, "attention.out_proj")).to_contain_text("uses its weight directly")
         expect(tab.page.locator("#hook-reasons")).to_contain_text("bypass hooks")
         expect(tab.page.locator("#hook-figures")).to_contain_text("35 of 41")
@@ -75,12 +75,12 @@ def test_an_ended_run_says_why_its_controls_are_disabled(visit: Open, paths: Pat
 def test_without_a_script_there_is_a_table_that_the_url_filters(visit: Open, paths: Paths) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("bad")["hooks"] + "?f=type:Conv2d")
-        expect(tab.page.locator("#tree tbody tr")).to_have_count(2)
+        expect(tab.page.locator("#module-rows tbody tr:not(.context)")).to_have_count(2)
         expect(tab.page.locator("#modules-said")).to_have_text("2 of 41 modules")
         tab.goto(paths("bad")["hooks"] + "?f=is:nosuch")
         expect(tab.page.locator("#find-problem")).to_contain_text("is:frozen")
         tab.goto(paths("bad")["hooks"] + "?f=nothing-at-all")
-        expect(tab.page.locator("#tree")).to_contain_text("41 modules are hidden")
+        expect(tab.page.locator("#modules")).to_contain_text("41 modules are hidden")
 
 
 def test_a_module_is_switched_off_and_the_previous_state_is_restored(visit: Open, paths: Paths, site: Site) -> None:
@@ -108,7 +108,8 @@ def test_a_closed_group_is_switched_as_a_whole_by_key(visit: Open, paths: Paths,
         page = tab.page
         tab.goto(paths("live")["hooks"])
         expect(row(page, "encoder")).to_be_visible()
-        row(page, "encoder").locator(".tree-twist").click()
+        page.get_by_role("link", name="Collapse encoder", exact=True).click()
+        expect(row(page, "encoder")).to_have_attribute("aria-expanded", "false")
         page.keyboard.press("Space")
         expect(page.locator("#exclude")).to_have_value("encoder\nencoder.*")
         expect(page.get_by_role("checkbox", name="Watch encoder and everything below it")).to_have_attribute(

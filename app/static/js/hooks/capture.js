@@ -17,7 +17,6 @@ const NAMES = /** @type {const} */ (["every", "budget", "include", "exclude"]);
 export class Capture {
   /** The modules that the form's patterns would select. @type {Preview | null} */
   #preview = null;
-  #paths = new Set();
   /** The settings before the last change on this page. @type {Wanted | null | undefined} */
   #before;
   /** The number of modules that the applied settings select. @type {number | null} */
@@ -64,9 +63,14 @@ export class Capture {
     return read(this.form);
   }
 
-  /** @param {string} path of a module */
-  watches(path) {
-    return this.#preview !== null && this.#paths.has(path) === this.#preview.fits;
+  /** Returns how many of some modules the form's patterns select. @param {string[]} paths @param {number} total how
+   * many modules these are @param {boolean} whole with everything below them */
+  watched(paths, total, whole) {
+    if (this.#preview === null) return 0;
+    const own = new Set(paths);
+    const isMeant = (/** @type {string} */ path) => own.has(path) || (whole && paths.some((top) => isBelow(path, top)));
+    const listed = this.#preview.paths.filter(isMeant).length;
+    return this.#preview.fits ? listed : total - listed;
   }
 
   /** Writes settings into the form, without applying them. @param {Partial<Wanted>} wanted */
@@ -136,7 +140,6 @@ export class Capture {
   #take(answer) {
     this.#preview = answer;
     this.#know();
-    this.#paths = new Set(answer.paths);
     const { include, exclude } = changesOf(this.held, this.wanted);
     if (include === undefined && exclude === undefined) this.#now = answer.selected;
     this.#draw();
@@ -235,6 +238,11 @@ export class Capture {
     this.told.textContent = text;
     this.told.dataset.state = state;
   }
+}
+
+/** @param {string} path @param {string} top */
+function isBelow(path, top) {
+  return top === "" || path.startsWith(`${top}.`) || path.startsWith(`${top}/`);
 }
 
 /** @param {HTMLFormElement} form @returns {Wanted} */

@@ -1,35 +1,46 @@
-import { ApiError, send } from "../api.js";
+import { send } from "../api.js";
 import { byId } from "../dom.js";
+import { Finder } from "../finder.js";
 import { Capture } from "../hooks/capture.js";
-import { listenToRules, load, makeTree, startFiles, startInventory } from "../hooks/lists.js";
-import { Parts } from "../live/parts.js";
-import { Refresh } from "../live/refresh.js";
+import { listenToRules, startFiles, startInventory } from "../hooks/lists.js";
+import { ModuleTable } from "../hooks/table.js";
+import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { toast } from "../popup.js";
 
 const MIN_MS = 5000;
 const ASK_MS = 1000;
 const PATIENCE = 8; // requests, after a change
+const CHOICES = ["sort", "fold", "folds"]; // what the table is chosen by, besides the text of the find box
 
-const page = open({ sort: "", fold: "0" });
+const page = open({ sort: "", fold: "0", folds: "", row: "0" });
 const run = /** @type {string} */ (page.run);
 const form = /** @type {HTMLFormElement | null} */ (document.getElementById("capture"));
 const figures = byId("hook-figures");
-const parts = new Parts(page, "hooks", { min: MIN_MS, max: MIN_MS });
+/** The text of the find box that could be read last: the table stays as it is until another one can be. */
+let filter = page.state.get("f");
+const parts = new Parts(page, "hooks", { min: MIN_MS, max: MIN_MS, query });
 /** Changes when other modules are captured. */
 let coverage = figures.dataset.coverage;
 
-const capture = form && new Capture(page, form, { drafted: () => tree.draw(), obeyed: () => void settle() });
-const tree = makeTree(page, byId("modules"), capture);
+const capture = form && new Capture(page, form, { drafted: () => table.showWatched(), obeyed: () => void settle() });
+const table = new ModuleTable(page, byId("modules"), capture);
+const finder = new Finder(page, () => {
+  if (finder.problem) return;
+  filter = finder.text;
+  fromTop();
+});
 
-const list = async (/** @type {AbortSignal} */ signal) => {
-  tree.show(await load(run, page.follow.values, signal));
-  capture?.look();
-  byId("modules-said").textContent = "";
-};
-// If the server doesn't answer, the banner says so, and it is asked again.
-const failed = (/** @type {unknown} */ error) => error instanceof ApiError && toast(error.message, { kind: "error" });
-const listing = new Refresh(list, { failed });
+function query() {
+  const asked = new URLSearchParams(location.search);
+  asked.set("f", filter);
+  return asked.toString();
+}
+
+/** Shows the first rows of other modules, or the same ones in another order. */
+function fromTop() {
+  page.state.set({ row: "0" });
+  void parts.now(["modules"]);
+}
 
 /** After a change, asks the trainer for its hooks, and waits until it has reported what it captures now. */
 async function settle() {
@@ -37,22 +48,25 @@ async function settle() {
   const before = coverage;
   for (let asked = 0; asked < PATIENCE && coverage === before; asked += 1) {
     if (asked) await new Promise((go) => setTimeout(go, ASK_MS));
-    await parts.now();
+    await parts.now(["figures", "reasons", "rules", "lists"]);
   }
 }
 
-parts.follow();
-page.events.on("news", () => page.follow.paused || parts.soon());
+parts.follow(["figures", "reasons", "rules", "lists"]);
+page.events.on("news", () => page.follow.paused || parts.soon(["figures", "reasons", "rules", "lists"]));
 figures.addEventListener("renewed", () => {
   if (figures.dataset.coverage === coverage) return;
   coverage = figures.dataset.coverage;
-  void listing.now();
+  void parts.now(["modules"]);
 });
 page.follow.on("change", () => {
   byId("hooks-now").hidden = !page.follow.paused;
-  void listing.now();
+  void parts.now(["modules"]);
 });
+for (const name of CHOICES) page.state.on(name, fromTop);
+page.state.on("row", () => void parts.now(["modules"]));
+listenToLinks(page);
 startInventory(page, () => parts.now());
 startFiles(page);
 listenToRules(run, byId("rules"), () => parts.now(["rules"]));
-void listing.now();
+capture?.look();
