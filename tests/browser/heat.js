@@ -84,7 +84,7 @@ async ({ rows, steps, nanRow, nanStep, fit }) => {
   };
   await take(frame(0, steps));
   const nanPixels = () => {
-    const { picture, scene } = heat.screen;
+    const { canvas: picture, scene } = heat.screen;
     const ratio = picture.width / scene.layout.width;
     const { x, y, w, h } = scene.layout.plot;
     const image = picture

@@ -154,9 +154,9 @@ def test_pointing_at_a_layer_in_another_chart_moves_the_cursor_here(visit: Open)
             return data.some(Boolean); }"""
         assert not tab.page.evaluate(drawn)
         tab.page.evaluate("probe.page.cursor.move({ module: 'layers.1.m3', step: 20 }, {})")
-        assert tab.page.evaluate(drawn)
+        becomes(tab.page, f"({drawn})()")
         tab.page.evaluate("probe.page.cursor.clear()")
-        assert not tab.page.evaluate(drawn)
+        becomes(tab.page, f"!({drawn})()")
 
 
 def test_the_export_has_the_title_the_names_and_the_legend_and_the_table_every_layer(visit: Open) -> None:

@@ -40,7 +40,7 @@ def test_boxes_unfold_and_fold_by_keyboard_and_the_address_keeps_it(visit: Open,
         page = opened(tab.page)
         shown = page.locator("#model-count")
         first = shown.inner_text()
-        page.locator(".model-pad").focus()
+        page.locator(".model-canvas").focus()
         page.keyboard.press("Home")
         page.keyboard.press("Space")
         expect(shown).to_have_text(re.compile(", 1 box shown$"))
@@ -66,7 +66,7 @@ def test_a_box_opens_the_drawer_with_the_servers_data(visit: Open, paths: Paths,
         expect(value).to_have_attribute("value", str(found["series"][0]["mean"][0]))
         expect(drawer.locator("#drawer-histogram-title")).to_have_text("Distribution of activation")
         assert tab.axe() == []
-        page.locator(".model-pad").focus()
+        page.locator(".model-canvas").focus()
         page.keyboard.press("Escape")
         expect(drawer).to_be_hidden()
         assert "box=" not in page.url
@@ -75,7 +75,7 @@ def test_a_box_opens_the_drawer_with_the_servers_data(visit: Open, paths: Paths,
         expect(drawer.locator("h2")).to_have_text("(root)")
         drawer.get_by_role("link", name="Open layer").focus()
         page.keyboard.press("Escape")
-        expect(page.locator(".model-pad")).to_be_focused()
+        expect(page.locator(".model-canvas")).to_be_focused()
         page.locator("#boxes").get_by_role("link", name="features.1").click()  # names in the table do the same
         expect(drawer.locator("h2")).to_have_text("features.1")
         assert "box=features.1" in page.url
@@ -136,7 +136,7 @@ def test_the_find_box_counts_its_matches_and_j_goes_to_the_next(visit: Open, pat
         page = opened(tab.page)
         expect(page.locator("#found-words")).to_have_text("3 matches")
         expect(page.locator("#boxes tbody tr")).to_have_count(3)
-        page.locator(".model-pad").focus()
+        page.locator(".model-canvas").focus()
         page.keyboard.press("j")
         tab.wait_for(lambda: "box=encoder.layers.0.linear1" in page.url, "the first match is selected")
         page.keyboard.press("j")

@@ -4,7 +4,6 @@ import { badness, Columns, MISSING, NAN, stopAt } from "../../app/static/js/canv
 import { Grid, Painter, relativeTo, usualOf } from "../../app/static/js/heat/grid.js";
 import { Heat } from "../../app/static/js/heat/heat.js";
 import { shortened, tableOf } from "../../app/static/js/heat/picture.js";
-import { moveBy, Pointing, wordsOf } from "../../app/static/js/heat/pointing.js";
 import {
   blockOf,
   boxOf,
@@ -19,6 +18,7 @@ import {
   stepAt,
   xOf,
 } from "../../app/static/js/heat/rows.js";
+import { Screen, wordsOf } from "../../app/static/js/heat/screen.js";
 import { Feed } from "../../app/static/js/live/subscription.js";
 import { Scale } from "../../app/static/js/scale.js";
 import { dice } from "./dice.mjs";
@@ -344,8 +344,7 @@ test("a click holds the captured step before it, or else the first one, among th
   assert.equal(at(33, [31, 39]), 33); // none of these steps was captured
 });
 
-test("the arrow keys move a heatmap's cursor from captured step to captured step, and Enter holds one", (about) => {
-  about.mock.timers.enable({ apis: ["setTimeout"] });
+test("the arrow keys move a heatmap's cursor from captured step to captured step, and Enter holds one", () => {
   const picked = [];
   const heat = {
     columns: sparse(),
@@ -355,28 +354,20 @@ test("the arrow keys move a heatmap's cursor from captured step to captured step
     options: { onPick: (_, step) => picked.push(step) },
     stopAt: Heat.prototype.stopAt,
   };
-  const page = { follow: { held: null, step: 99 }, cursor: { pin() {} }, announce() {} };
-  const pointing = {
-    heat,
-    page,
-    screen: {},
-    at: { row: 0, step: 34, sharing: 1 },
-    point: (at) => Object.assign(pointing, { at }),
-    pick: Pointing.prototype.pick,
-  };
-  const press = (key, shiftKey = false) => {
-    moveBy({ key, shiftKey, preventDefault() {}, stopPropagation() {} }, pointing);
-    return pointing.at.step;
-  };
-  press("Enter"); // at the pointer
+  const page = { follow: { held: null, step: 99 }, cursor: { pin() {} } };
+  const screen = Object.setPrototypeOf({ heat, page }, Screen.prototype);
+  let at = { row: 0, step: 34, sharing: 1 };
+  screen.choose(at, { key: "Enter" }); // at the pointer
   assert.deepEqual(picked, [30]);
-  assert.deepEqual(
-    ["ArrowLeft", "ArrowLeft", "ArrowRight", "ArrowRight", "Home", "ArrowLeft", "End"].map((key) => press(key)),
-    [30, 20, 30, 40, 10, 10, 69],
-  );
-  press("Enter");
+  const moves = [-1, -1, 1, 1, -Infinity, -1, Infinity];
+  const steps = moves.map((right) => {
+    at = screen.next(at, right, 0);
+    return at.step;
+  });
+  assert.deepEqual(steps, [30, 20, 30, 40, 10, 10, 69]);
+  screen.choose(at, { key: "Enter" });
   assert.deepEqual(picked, [30, 69]);
   Object.assign(page.follow, { held: 34 });
-  pointing.pick({ row: 0, step: 34, sharing: 1 }); // a click on the name of a layer
+  screen.choose({ row: 0, step: 34, sharing: 1 }, { button: 0 }); // a click on the name of a layer
   assert.deepEqual(picked, [30, 69, 34]);
 });

@@ -100,7 +100,7 @@ export class OverTime {
   #later() {
     this.#timer ??= setTimeout(() => {
       this.#timer = null;
-      if (this.heat.screen.pointing.at === null) this.choose();
+      if (this.heat.screen.at === null) this.choose();
       else this.#later();
     }, SORTED_MS);
   }

@@ -6,7 +6,6 @@ import { Card } from "../card.js";
 import { count, stepWords } from "../format.js";
 import { labelOf } from "../heat/rows.js";
 import { Subscription } from "../live/subscription.js";
-import { hideTip, showTip } from "../popup.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 import {
@@ -33,6 +32,8 @@ const TITLES = ["Activations", "Gradients"];
 const LINES = ["line1", "line2"];
 const LABEL = "Activations and gradients from input to output. Arrow keys move between layers, Enter selects one.";
 
+/** What the reader points at is a layer, by its place among those shown, and how many share its bar.
+ * @extends {CanvasChart<{place: number, sharing: number}>} */
 export class Profile extends CanvasChart {
   /** @type {Layer[]} all of them, from input to output */
   layers = [];
@@ -47,8 +48,6 @@ export class Profile extends CanvasChart {
   /** @type {Box[]} */
   #boxes = [];
   #named = [/** @type {readonly any[]} */ ([]), /** @type {readonly any[]} */ ([])];
-  /** The layer that is pointed at, by its place; -1: none. */
-  #at = -1;
 
   /** @param {Page} page @param {HTMLElement} element the figure
    * @param {{fits: (layer: Layer) => boolean, onPick: (layer: Layer) => void, onLayers: () => void}} options */
@@ -70,9 +69,7 @@ export class Profile extends CanvasChart {
       new Values(page, "output", "act", () => this.changed()),
       new Values(page, "output_grad", "grad", () => this.changed()),
     ];
-    page.cursor.on("move", (point) => point.source === this || this.draw());
     page.state.on("module", () => this.draw());
-    this.canvas.addEventListener("click", () => this.enter());
   }
 
   /** The values of the layers that are shown. */
@@ -149,7 +146,7 @@ export class Profile extends CanvasChart {
     drawMarks(pen, this.marks);
     const { module } = this.page.cursor.point;
     this.#frame(pen, this.#placeOf(this.page.state.get("module")), page.accent);
-    this.#frame(pen, this.#at >= 0 ? this.#at : this.#placeOf(module), page.ink);
+    this.#frame(pen, this.at?.place ?? this.#placeOf(module), page.ink);
     this.options.onLayers();
     if (this.step !== null) reportDrawn("bars", this.step, performance.now() - began);
   }
@@ -179,15 +176,15 @@ export class Profile extends CanvasChart {
     return `step ${count(this.step)} \u00b7 ${parts.join(", ")}`;
   }
 
-  /** @override @param {number} x @param {number} y in the window */
-  point(x, y) {
+  /** @override @param {number} x */
+  find(x) {
     const { shown } = this;
-    if (!this.#boxes.length) return;
+    if (!this.#boxes.length) return null;
     const many = barsIn(shown.length, this.#boxes[0].w);
-    const bar = layerAt(this.#boxes[0], many, x - this.canvas.getBoundingClientRect().left);
-    if (bar < 0) return this.leave();
+    const bar = layerAt(this.#boxes[0], many, x);
+    if (bar < 0) return null;
     const [from, to] = [startOf(bar, shown.length, many), startOf(bar + 1, shown.length, many)];
-    this.#moveTo(this.#worstIn(from, to), x, y, to - from);
+    return { place: this.#worstIn(from, to), sharing: to - from };
   }
 
   /** Of layers that share a bar: the one with the worst gradient, or activation if there are no gradients.
@@ -200,40 +197,37 @@ export class Profile extends CanvasChart {
     return found;
   }
 
-  /** @param {number} place @param {number} x @param {number} y of the tip, in the window @param {number} [sharing] */
-  #moveTo(place, x, y, sharing = 1) {
+  /** @override */
+  start() {
+    return this.#boxes.length && this.shown.length ? { place: 0, sharing: 1 } : null;
+  }
+
+  /** @override @param {{place: number}} at @param {number} right @param {number} up */
+  next({ place }, right, up) {
+    return { place: Math.min(this.shown.length - 1, Math.max(0, place + (right || -up))), sharing: 1 };
+  }
+
+  /** @override @param {{place: number}} at @returns {[number, number]} */
+  cornerOf({ place }) {
+    return [this.#boxes[0].x + (place / this.shown.length) * this.#boxes[0].w, 20];
+  }
+
+  /** @override @param {{place: number, sharing: number}} at */
+  wordsOf({ place, sharing }) {
     const layer = this.shown[place];
-    if (!layer) return;
-    this.#at = place;
-    this.page.cursor.move({ module: layer.module, tap: null, step: this.step }, this);
     const more = sharing > 1 ? `\nthe worst of ${sharing} layers here` : "";
-    showTip(`${layer.label}${layer.type ? ` (${layer.type})` : ""}\n${this.#words(place)}${more}`, x, y);
-    this.draw();
+    return layer ? `${layer.label}${layer.type ? ` (${layer.type})` : ""}\n${this.#words(place)}${more}` : "";
   }
 
-  /** @override */
-  leave() {
-    if (this.#at >= 0) this.page.cursor.move({ module: null, tap: null, step: null }, this);
-    this.#at = -1;
-    hideTip();
-    this.draw();
+  /** @override @param {{place: number}} at */
+  cursorOf({ place }) {
+    return { module: this.shown[place]?.module ?? null, tap: null, step: this.step };
   }
 
-  /** @override */
-  enter() {
-    const layer = this.shown[this.#at];
+  /** @override @param {{place: number} | null} at */
+  choose(at) {
+    const layer = at && this.shown[at.place];
     if (layer) this.options.onPick(layer);
-  }
-
-  /** @override @param {number} right @param {number} up */
-  move(right, up) {
-    const { shown } = this;
-    if (!this.#boxes.length || !shown.length) return false;
-    const place = this.#at < 0 ? 0 : Math.min(shown.length - 1, Math.max(0, this.#at + (right || -up)));
-    const { left, top } = this.canvas.getBoundingClientRect();
-    this.#moveTo(place, left + this.#boxes[0].x + (place / shown.length) * this.#boxes[0].w, top + 20);
-    this.page.announce(`${shown[place].label}, ${this.#words(place)}`);
-    return true;
   }
 }
 

@@ -5,7 +5,6 @@ import { paletteOf, pixelOf } from "../canvas/colors.js";
 import { stopAt } from "../canvas/columns.js";
 import { makeButton } from "../dom.js";
 import { number } from "../format.js";
-import { hideTip, showTip } from "../popup.js";
 import { Scale, ticks } from "../scale.js";
 import { colors } from "../theme.js";
 import { paint, STRIP } from "./paint.js";
@@ -56,6 +55,7 @@ const PLACES = 40; // steps of the arrow keys from the bottom to the top
  * [number, number] | null}} Options `zoomed` is the zoom with which it begins */
 /** @typedef {{step: number, value: number}} Point */
 
+/** @extends {CanvasChart<Point>} */
 export class HistMap extends CanvasChart {
   /** @type {Shape | null} */
   shape = null;
@@ -67,8 +67,6 @@ export class HistMap extends CanvasChart {
   zoomed = null;
   /** The axis shared with other charts, if any. @type {Scale | null} */
   shared = null;
-  /** What the cursor is at. @type {Point | null} */
-  at = null;
   /** @type {ImageData | null} */
   #picture = null;
   #ratio = 1;
@@ -83,14 +81,12 @@ export class HistMap extends CanvasChart {
     element.append(this.reset);
     this.module = module;
     this.onOpen = onOpen;
-    const compose = () => page.schedule.soon(this.canvas, () => this.#compose());
-    this.brush = new Brush(this.canvas, { draw: compose, take: (box, wide, high) => this.#take(box, wide, high) });
-    this.canvas.addEventListener("click", ({ clientX, clientY }) => {
-      this.#open(this.#placeOf(clientX, clientY)?.step ?? null);
+    this.drag = this.brush = new Brush(this.canvas, {
+      draw: () => this.mark(),
+      take: (box, wide, high) => this.#take(box, wide, high),
     });
-    const again = () => page.schedule.isSeen(this.canvas) && compose();
-    const changes = [page.cursor.on("move", again), page.follow.on("change", again), page.clock.on("change", again)];
-    this.onClose(() => this.reset.remove(), ...changes);
+    const again = () => this.mark();
+    this.onClose(() => this.reset.remove(), page.follow.on("change", again), page.clock.on("change", again));
   }
 
   /** Shows one answer of `api/v1/histograms`. @param {Histograms} said
@@ -125,21 +121,19 @@ export class HistMap extends CanvasChart {
     return this.shape && shown ? stopAt(stopsOf(this.shape), step, shown, by) : step;
   }
 
-  /** The step at a place in the window; null outside of the picture. @param {number} x */
+  /** The step at a place; null outside of the picture. @param {number} x */
   #stepAt(x) {
-    const [box, span] = [this.canvas.getBoundingClientRect(), this.#shown];
-    if (!span || x < box.left + LEFT) return null;
-    const share = (x - box.left - LEFT) / (box.width - LEFT);
-    return Math.min(span[1], Math.floor(span[0] + share * (span[1] - span[0] + 1)));
+    const [{ width }, span] = [this.#size, this.#shown];
+    if (!span || x < LEFT) return null;
+    return Math.min(span[1], Math.floor(span[0] + ((x - LEFT) / (width - LEFT)) * (span[1] - span[0] + 1)));
   }
 
-  /** What is at a place in the window; null if nothing is. @param {number} x @param {number} y
-   * @returns {Point | null} */
-  #placeOf(x, y) {
-    const [box, step] = [this.canvas.getBoundingClientRect(), this.#stepAt(x)];
+  /** @override @param {number} x @param {number} y @returns {Point | null} */
+  find(x, y) {
+    const step = this.#stepAt(x);
     if (step === null || !this.axis) return null;
     const strip = STRIP / this.#ratio;
-    const place = 1 - (y - box.top - strip) / (box.height - BOTTOM - 2 * strip);
+    const place = 1 - (y - strip) / (this.#size.height - BOTTOM - 2 * strip);
     return { step, value: this.axis.value(Math.min(1, Math.max(0, place))) };
   }
 
@@ -159,10 +153,11 @@ export class HistMap extends CanvasChart {
     const [pixels, empty] = [new Uint32Array(image.data.buffer), pixelOf(colors().band)];
     paint(pixels, image.width, image.height, this.shape, this.axis, span, paletteOf(), empty);
     this.#picture = image;
-    this.#compose();
+    this.paintCursor();
   }
 
-  #compose() {
+  /** @override */
+  paintCursor() {
     const [pen, span] = [this.canvas.getContext("2d"), this.#shown];
     if (!pen || !span || !this.#picture || !this.axis) return;
     pen.setTransform(1, 0, 0, 1, 0, 0);
@@ -188,10 +183,8 @@ export class HistMap extends CanvasChart {
 
   /** Zooms to what a box contains. @param {Box} box @param {boolean} wide @param {boolean} high */
   #take({ left, right, top, bottom }, wide, high) {
-    const canvas = this.canvas.getBoundingClientRect();
-    const edge = canvas.left + LEFT;
-    const [from, to] = [left, right].map((x) => this.#stepAt(Math.max(edge, canvas.left + x)));
-    const [most, least] = [top, bottom].map((y) => this.#placeOf(edge, canvas.top + y)?.value ?? Number.NaN);
+    const [from, to] = [left, right].map((x) => this.#stepAt(Math.max(LEFT, x)));
+    const [most, least] = [top, bottom].map((y) => this.find(LEFT, y)?.value ?? Number.NaN);
     if (high && most > least) this.#zoomTo([least, most]);
     if (wide && from !== null && to !== null && to > from) this.page.follow.zoom(from, to);
   }
@@ -203,48 +196,39 @@ export class HistMap extends CanvasChart {
     this.draw();
   }
 
-  /** @override */
-  enter() {
-    this.#open(this.at?.step ?? null);
+  /** @override @param {Point | null} at */
+  choose(at) {
+    this.onOpen?.(at && this.#stopAt(at.step));
   }
 
-  /** @param {number | null} step */
-  #open(step) {
-    this.onOpen?.(step === null ? null : this.#stopAt(step));
+  /** @override @returns {Point | null} */
+  start() {
+    return this.#shown && { step: this.#stopAt(this.#shown[1]), value: 0 };
   }
 
-  /** @override @param {number} x @param {number} y */
-  point(x, y) {
-    this.#point(this.#placeOf(x, y), x, y);
+  /** @override @param {Point} at @param {number} right @param {number} up */
+  next({ step, value }, right, up) {
+    const [span, axis] = [this.#shown, this.axis];
+    if (!span || !axis) return null;
+    const to = Number.isFinite(right) ? this.#stopAt(step, right) : this.#stopAt(span[right > 0 ? 1 : 0]);
+    return { step: to, value: axis.value(Math.max(0, Math.min(1, axis.place(value) + up / PLACES))) };
   }
 
-  /** @override */
-  leave() {
-    this.#point(null);
+  /** @override @param {Point} at @returns {[number, number]} */
+  cornerOf({ step, value }) {
+    const [span, axis] = [this.#shown, this.axis];
+    if (!span || !axis) return [0, 0];
+    const share = (step - span[0]) / (span[1] - span[0] + 1);
+    return [LEFT + share * (this.#size.width - LEFT), topOf(axis, value, this.#size)];
   }
 
-  /** Moves the page's cursor there, and says in words what is there.
-   * @param {Point | null} at @param {number} [x] @param {number} [y] of the tip, in the window */
-  #point(at, x = 0, y = 0) {
-    this.at = at;
-    const module = this.module === undefined ? {} : { module: at ? this.module : null };
-    this.page.cursor.move({ step: at?.step ?? null, ...module }, this);
-    if (!at || !this.shape || !this.axis) return hideTip();
-    const words = say(this.shape, this.axis, at);
-    showTip(words, x, y);
-    return words;
+  /** @override @param {Point} at */
+  wordsOf(at) {
+    return this.shape && this.axis ? say(this.shape, this.axis, at) : "";
   }
 
-  /** @override @param {number} right @param {number} up */
-  move(right, up) {
-    const span = this.#shown;
-    if (!span || !this.axis) return false;
-    const step = this.#stopAt(this.at?.step ?? span[1], right);
-    const place = this.axis.place(this.at?.value ?? 0) + up / PLACES;
-    const value = this.axis.value(Math.max(0, Math.min(1, place)));
-    const { left, top, width } = this.canvas.getBoundingClientRect();
-    const x = left + LEFT + ((step - span[0]) / (span[1] - span[0] + 1)) * (width - LEFT);
-    this.page.announce(this.#point({ step, value }, x, top + topOf(this.axis, value, this.#size)) ?? "");
-    return true;
+  /** @override @param {Point} at */
+  cursorOf({ step }) {
+    return { step, ...(this.module === undefined ? {} : { module: this.module }) };
   }
 }

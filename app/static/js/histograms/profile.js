@@ -2,7 +2,6 @@
 import { CanvasChart, penOf } from "../canvas/chart.js";
 import { colorTable, cssOf } from "../canvas/colors.js";
 import { count, number } from "../format.js";
-import { hideTip, showTip } from "../popup.js";
 import { ticks } from "../scale.js";
 import { colors } from "../theme.js";
 import { rowsOf, SHARES } from "./paint.js";
@@ -18,6 +17,7 @@ const PLACES = 100; // that the arrow keys visit on the axis
 const BOTTOM = 16;
 const FONT = "10.5px system-ui, sans-serif";
 
+/** What the reader points at is a place of the axis, from 0 to 1. @extends {CanvasChart<number>} */
 export class HistProfile extends CanvasChart {
   /** @type {Shape | null} */
   shape = null;
@@ -25,20 +25,16 @@ export class HistProfile extends CanvasChart {
   axis = null;
   /** @type {Scale | null} */
   shared = null;
-  /** The place of the cursor on the axis, from 0 to 1. */
-  #at = 0.5;
 
   /** @param {Page} page @param {HTMLElement} element
    * @param {{title: string, height: number, mode: string, onOpen?: (step: number | null) => void}} options */
   constructor(page, element, { title, height, mode, onOpen }) {
     const what = mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front";
     const label = `${title}: ${what}. Left and right move along the values`;
-    super(page, element, { label, name: "histmap", height });
+    super(page, element, { label, name: "histmap", height, isLinked: mode === "bars" });
     this.mode = mode;
     this.onOpen = onOpen;
-    if (mode === "bars") this.onClose(page.cursor.on("move", () => this.draw()));
-    else this.onClose(page.follow.on("change", () => this.draw()));
-    this.canvas.addEventListener("click", () => this.enter());
+    if (mode !== "bars") this.onClose(page.follow.on("change", () => this.draw()));
   }
 
   /** @param {Histograms} said @param {[number, number] | null} _span @param {Scale | null} [shared] */
@@ -134,45 +130,41 @@ export class HistProfile extends CanvasChart {
     );
   }
 
-  /** @override @param {number} x @param {number} y */
-  point(x, y) {
-    const { left, width } = this.canvas.getBoundingClientRect();
-    this.#show((x - left) / width, x, y);
+  /** @override @param {number} x */
+  find(x) {
+    return Math.min(1, Math.max(0, x / this.canvas.clientWidth));
   }
 
   /** @override */
-  leave() {
-    hideTip();
+  start() {
+    return this.shape?.columns && this.axis ? 0.5 : null;
+  }
+
+  /** @override @param {number} at @param {number} right */
+  next(at, right) {
+    return right ? Math.min(1, Math.max(0, at + right / PLACES)) : null;
+  }
+
+  /** @override @param {number} at @returns {[number, number]} */
+  cornerOf(at) {
+    return [at * this.canvas.clientWidth, 0];
+  }
+
+  /** @override @param {number} at */
+  wordsOf(at) {
+    const { shape, axis, column } = this;
+    if (!shape?.columns || !axis) return "";
+    return column < 0 ? this.#missing : say(shape, axis, { step: shape.first[column], value: axis.value(at) });
   }
 
   /** @override */
-  enter() {
+  choose() {
     this.onOpen?.(null);
   }
 
-  /** @override @param {number} right */
-  move(right) {
-    if (!right) return false;
-    const place = Math.min(1, Math.max(0, this.#at + right / PLACES));
-    const { left, top, width } = this.canvas.getBoundingClientRect();
-    this.page.announce(this.#show(place, left + place * width, top));
-    return true;
-  }
-
-  /** Shows and returns the number of values at a place of the axis, from 0 to 1.
-   * @param {number} place @param {number} x of the tooltip, in the window @param {number} y */
-  #show(place, x, y) {
-    if (!this.shape?.columns || !this.axis) return "";
-    this.#at = Math.min(1, Math.max(0, place));
-    const { column } = this;
-    if (column < 0) {
-      showTip(this.#missing, x, y);
-      return this.#missing;
-    }
-    const at = { step: this.shape.first[column], value: this.axis.value(this.#at) };
-    const words = say(this.shape, this.axis, at);
-    showTip(words, x, y);
-    return words;
+  /** @override The cursor isn't drawn. */
+  mark() {
+    if (this.isLinked) this.draw();
   }
 }
 

@@ -18,12 +18,7 @@ const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], Arrow
 
 /** @param {Picture} picture */
 export function addKeys(picture) {
-  const { page, pad } = picture;
-  pad.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || !press(picture, event)) return;
-    event.preventDefault();
-    event.stopPropagation();
-  });
+  const { page } = picture;
   page.keys.add("a", "play the steps, or stop", () => picture.steps.play());
   page.keys.add("u", "unfold everything", () => picture.unfoldAll());
   page.keys.add("o", "collapse to default", () => page.state.set({ folds: "" }));
@@ -34,8 +29,8 @@ export function addKeys(picture) {
   page.keys.add("k", "previous match of the find box", () => next(picture, -1));
 }
 
-/** @param {Picture} picture @param {KeyboardEvent} event @returns {boolean} whether it was of use */
-function press(picture, event) {
+/** Returns whether a key on the picture means anything. @param {Picture} picture @param {KeyboardEvent} event */
+export function press(picture, event) {
   const [right, down] = ARROWS[event.key] ?? [0, 0];
   if (right || down) {
     if (!event.shiftKey) return walk(picture, right, down);
@@ -45,9 +40,8 @@ function press(picture, event) {
   }
   const { selected } = picture;
   if (event.key === "Home") return mark(picture, picture.structure.arranged?.rects[0]?.number);
-  if (event.key === "Enter" && selected !== null) picture.emit("open", selected);
-  else if (event.key === " " && selected !== null) picture.toggle(selected);
-  else return false;
+  if (event.key !== " " || selected === null) return false;
+  picture.toggle(selected);
   return true;
 }
 

@@ -1,19 +1,19 @@
 /** The picture: which boxes it shows, what of it is in the window, and when it is drawn. */
-import { fitCanvas, pixelRatio, reportDrawn } from "../canvas/chart.js";
+import { CanvasChart, fitCanvas, pixelRatio, reportDrawn } from "../canvas/chart.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { Finder } from "../finder.js";
-import { imageOf } from "../plot/files.js";
+import { hideTip } from "../popup.js";
 import { prefs } from "../prefs.js";
-import { Emitter } from "../state.js";
-import { colors, onTheme } from "../theme.js";
-import { tableOf } from "./boxes.js";
+import { colors } from "../theme.js";
+import { tableOf, tipOf } from "./boxes.js";
+import { press } from "./controls.js";
 import { drawModel, Ground, Minimap } from "./draw.js";
 import { Readings } from "./readings.js";
 import { Steps } from "./steps.js";
 import { Structure } from "./structure.js";
-import { brightOf, matchesOf } from "./tree.js";
-import { addPointing, Place, View } from "./view.js";
+import { brightOf, HEAD, matchesOf } from "./tree.js";
+import { hit, Pan, Place, View } from "./view.js";
 
 /** @import { Rect } from "./arrange.js"
  * @import { Ink } from "./readings.js"
@@ -21,13 +21,14 @@ import { addPointing, Place, View } from "./view.js";
 
 const OTHER_PX = 40; // difference in width at which the boxes are rearranged
 const CALM_MS = 120;
+const FOLD_PX = 26; // of a box's corner: a click there opens or closes it
 const LABEL =
   "The model. Arrow keys move between boxes, Enter opens the drawer, Space folds and unfolds, " +
   "plus and minus zoom, 0 shows all.";
 
 /** Emits "ink" when colors have changed, "select" with the box that was selected, "open" with one to look at, and
- * "found" when other boxes match. */
-export class Picture extends Emitter {
+ * "found" when other boxes match. @extends {CanvasChart<Rect>} */
+export class Picture extends CanvasChart {
   view = new View();
   place = new Place(this.view);
   #ground = new Ground();
@@ -35,8 +36,6 @@ export class Picture extends Emitter {
   matches = [];
   /** The boxes that stay bright; null: there is no text in the find box. @type {Set<number> | null} */
   found = null;
-  /** @type {number | null} */
-  pointed = null;
   /** Whether something has changed since the last drawing. */
   #isOld = true;
   /** The width for which the boxes are arranged. */
@@ -46,13 +45,11 @@ export class Picture extends Emitter {
 
   /** @param {Page} page @param {HTMLElement} element the figure */
   constructor(page, element) {
-    super();
-    this.page = page;
-    this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "model-canvas" }));
-    this.pad = h("div", { class: "model-pad", tabindex: "0", role: "application", "aria-label": LABEL });
+    const plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
+    super(page, plot, { label: LABEL, name: "model-canvas", isLinked: false });
+    this.plot = plot;
     const small = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "model-minimap", "aria-hidden": "true" }));
-    this.plot.append(this.canvas, this.pad, small);
+    plot.append(small);
     this.pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
     this.structure = new Structure(page, () => Math.max(320, this.plot.clientWidth - 30));
     this.readings = new Readings(page, this.structure);
@@ -62,23 +59,20 @@ export class Picture extends Emitter {
     this.card = new Card(page, element, {
       title: "Model",
       table: () => tableOf(this),
-      png: () => imageOf(this.canvas),
+      png: () => this.image(),
       query: () => ({ path: "model", query: { step: page.follow.values.to } }),
     });
-    addPointing(this);
+    this.drag = new Pan(this.canvas, this.view, () => this.moved());
+    this.canvas.addEventListener("dblclick", (event) => this.#chooseTwice(event));
     this.#listen();
   }
 
   #listen() {
     const { page, structure, readings } = this;
     const again = () => this.draw();
-    new ResizeObserver(() => this.#resize()).observe(this.plot);
-    page.schedule.watch(this.plot, again);
-    onTheme(() => readings.repaint());
-    prefs.on("colors", () => readings.repaint());
     prefs.on("numbers", again);
     structure.on("model", () => {
-      this.pointed = this.place.anchor = null;
+      this.at = this.place.anchor = null;
       this.#match();
     });
     structure.on("arranged", () => this.#arranged());
@@ -101,13 +95,19 @@ export class Picture extends Emitter {
     return this.structure.tree?.numbers.get(this.page.state.get("box")) ?? null;
   }
 
-  #resize() {
+  /** @override */
+  resized() {
     const { clientWidth: width, clientHeight: height } = this.plot;
     this.view.resize(width, height);
     this.draw();
     clearTimeout(this.#timer);
     if (Math.abs(width - this.#width) > OTHER_PX) this.#timer = setTimeout(() => this.structure.rearrange(), CALM_MS);
     this.#width = width;
+  }
+
+  /** @override */
+  recolored() {
+    this.readings.repaint();
   }
 
   #arranged() {
@@ -195,20 +195,66 @@ export class Picture extends Emitter {
     this.draw();
   }
 
+  /** Of an open box, only the heading. @override @param {number} x @param {number} y @returns {Rect | null} */
+  find(x, y) {
+    const { arranged, open } = this.structure;
+    const place = this.view.at(x, y);
+    const rect = arranged ? hit(arranged.rects, place) : null;
+    return rect && open.has(rect.number) && place[1] > rect.y + HEAD ? null : rect;
+  }
+
+  /** @override @param {Rect} at */
+  wordsOf({ number }) {
+    return this.structure.tree ? tipOf(this, number) : "";
+  }
+
+  /** @override @param {Rect | null} at @param {number} [x] @param {number} [y] */
+  pointAt(at, x, y) {
+    const before = this.at?.number;
+    super.pointAt(at, x, y);
+    this.canvas.classList.toggle("over", at !== null);
+    if (at?.number !== before) this.draw();
+  }
+
+  /** @override It is drawn with the boxes. */
+  mark() {}
+
+  /** @override @param {KeyboardEvent} event */
+  press(event) {
+    return press(this, event) || super.press(event);
+  }
+
+  /** @override @param {Rect | null} at @param {MouseEvent | KeyboardEvent} event */
+  choose(at, event) {
+    if ("key" in event) return void (this.selected !== null && this.emit("open", this.selected));
+    const { tree, open } = this.structure;
+    hideTip();
+    if (!at || !tree) return this.select(null);
+    const { kind, parts } = tree.boxes[at.number];
+    const [x, y] = this.view.at(event.offsetX, event.offsetY);
+    const corner = open.has(at.number) ? x < at.x + FOLD_PX : x > at.x + at.w - FOLD_PX && y < at.y + FOLD_PX;
+    if (parts.length && (corner || kind === "repeat")) this.toggle(at.number);
+    else this.select(at.number);
+  }
+
+  /** @param {MouseEvent} event */
+  #chooseTwice({ offsetX, offsetY }) {
+    const rect = this.find(offsetX, offsetY);
+    if (rect) this.toggle(rect.number);
+  }
+
+  /** @override */
   draw() {
     this.#isOld = true;
-    this.#soon();
+    super.draw();
   }
 
-  #soon() {
-    if (this.page.schedule.isSeen(this.plot)) this.page.schedule.soon(this, () => this.#draw());
-  }
-
-  #draw() {
+  /** @override */
+  paint() {
     const began = performance.now();
     const { structure, steps, readings, view, pen, canvas } = this;
     if (steps.advance(began)) this.#isOld = true;
-    if (!this.#isOld) return steps.playing ? this.#soon() : undefined; // the next step isn't due
+    if (!this.#isOld) return steps.playing ? super.draw() : undefined; // the next step isn't due
     const { arranged, tree, open } = structure;
     if (!arranged || !tree || !readings.values || !readings.gradients || this.plot.clientWidth < 10) return;
     const ratio = pixelRatio();
@@ -228,13 +274,13 @@ export class Picture extends Emitter {
       origins: new Set([...origins].map((number) => tree.shownFor(number, open))),
       found: this.found,
       selected: this.selected,
-      pointed: this.pointed,
+      pointed: this.at?.number ?? null,
       page: colors(),
     };
     drawModel(pen, scene, ratio, this.#ground);
     this.minimap.draw(scene, began, steps.playing);
     this.#isOld = false;
     reportDrawn("model", steps.step, performance.now() - began);
-    if (steps.playing) this.#soon();
+    if (steps.playing) super.draw();
   }
 }

@@ -73,6 +73,7 @@ export class Rolled {
       title: "Attention rollout",
       height: 420,
       onPoint: (cell) => this.#say(cell),
+      onChoose: ({ row }) => state.set({ position: String(row) }),
     });
     this.card = new Card(page, this.figure, {
       title: "Attention rollout",
@@ -86,10 +87,6 @@ export class Rolled {
     byId("rollout-step").addEventListener("change", (/** @type {any} */ event) =>
       state.set({ rollout: event.target.value }),
     );
-    this.matrix.canvas.addEventListener("click", (event) => {
-      const cell = this.matrix.cellOf(event);
-      if (cell) state.set({ position: String(cell.row) });
-    });
   }
 
   get query() {
@@ -202,7 +199,7 @@ export class Rolled {
     } else {
       this.row = new Trace(this.page, element, {
         title,
-        onPoint: (at) => this.#say(at < 0 ? null : { row: place, column: at }),
+        onPoint: (at) => this.#say(at === null ? null : { row: place, column: at }),
       });
       this.row.show(matrix[place], matrix[place]);
     }
@@ -213,7 +210,7 @@ export class Rolled {
     const weight = cell && number(this.said?.matrix[cell.row]?.[cell.column]);
     const words = cell ? `position ${this.#called(cell.row)} \u2192 ${this.#called(cell.column)}: ${weight}` : "\u00a0";
     byId("rollout-words").textContent = words;
-    if (cell && this.figure.contains(document.activeElement)) this.page.announce(words);
+    return words;
   }
 
   /** A position, and its token. @param {number} place */

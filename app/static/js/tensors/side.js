@@ -235,7 +235,7 @@ export class Side {
       this.picture = trace
         ? new Trace(this.page, this.plot, {
             title,
-            onPoint: (place) => this.#say(place < 0 ? null : { tile: 0, row: 0, column: place }),
+            onPoint: (place) => this.#say(place === null ? null : { tile: 0, row: 0, column: place }),
           })
         : new Tiles(this.page, this.plot, { title, height: this.height, onPoint: (cell) => this.#say(cell) });
     }
@@ -261,12 +261,12 @@ export class Side {
     this.#files();
   }
 
-  /** @param {{tile: number, row: number, column: number} | null} cell */
+  /** Shows and returns what a cell is. @param {{tile: number, row: number, column: number} | null} cell */
   #say(cell) {
     const { look, data } = this;
     if (!cell || !look || !data) {
       this.words.textContent = "\u00a0";
-      return;
+      return "";
     }
     const place = (cell.tile * data.shape[1] + cell.row) * data.shape[2] + cell.column;
     const value = data.values[place];
@@ -288,7 +288,7 @@ export class Side {
     const called = wordsAt(this.names, indices);
     const words = `[${indices.join(", ")}]  ${told}${of}${called && `  ${called}`}`;
     this.words.textContent = words;
-    if (document.activeElement === this.picture?.canvas) this.page.announce(words);
+    return words;
   }
 
   #facts() {

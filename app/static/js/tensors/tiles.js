@@ -241,6 +241,7 @@ const HEIGHT = 520;
  * @typedef {{values: Float32Array | Float64Array, shape: [number, number, number], shared: boolean, whole?: boolean,
  *   range?: ReturnType<typeof rangeOf>, names?: {rows: string[], columns: string[]}}} Picture */
 
+/** @extends {CanvasChart<Cell>} */
 export class Tiles extends CanvasChart {
   /** @type {Picture | null} */
   picture = null;
@@ -248,8 +249,6 @@ export class Tiles extends CanvasChart {
   layout = null;
   /** @type {ReturnType<typeof rangeOf>[]} */
   ranges = [];
-  /** @type {Cell | null} */
-  at = null;
   causal = false;
   /** Where names of rows and columns are. */
   edges = { left: 0, top: 0 };
@@ -257,11 +256,13 @@ export class Tiles extends CanvasChart {
   #drawn = document.createElement("canvas");
 
   /** @param {Page} page @param {HTMLElement} element
-   * @param {{title: string, height?: number, onPoint: (cell: Cell | null, x: number, y: number) => void}} options */
-  constructor(page, element, { title, height = HEIGHT, onPoint }) {
-    super(page, element, { label: `${title}: arrow keys move the cursor`, name: "tiles" });
+   * @param {{title: string, height?: number, onPoint: (cell: Cell | null) => string, onChoose?: (cell: Cell) => void}}
+   * options `onPoint` shows and returns what a cell is */
+  constructor(page, element, { title, height = HEIGHT, onPoint, onChoose }) {
+    super(page, element, { label: `${title}: arrow keys move the cursor`, name: "tiles", isLinked: false });
     this.tall = height;
-    this.onPoint = onPoint;
+    this.tell = this.spokenOf = onPoint;
+    this.onChoose = onChoose;
   }
 
   /** @param {Picture} picture */
@@ -318,7 +319,7 @@ export class Tiles extends CanvasChart {
       pen.drawImage(small, left, top, this.layout.tileWidth, this.layout.tileHeight);
     }
     if (names) drawNames(pen, names, this.edges, this.layout, [rows, columns]);
-    this.#mark();
+    this.paintCursor();
   }
 
   /** @param {number} tile @returns {[number, number]} */
@@ -327,8 +328,8 @@ export class Tiles extends CanvasChart {
     return [left + this.edges.left, top + this.edges.top];
   }
 
-  /** Shows the picture with the cursor. */
-  #mark() {
+  /** @override */
+  paintCursor() {
     const pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
@@ -353,57 +354,30 @@ export class Tiles extends CanvasChart {
     }
   }
 
-  /** @param {{clientX: number, clientY: number}} event */
-  cellOf(event) {
-    const box = this.canvas.getBoundingClientRect();
-    return this.layout && this.picture
-      ? cellAt(
-          this.layout,
-          event.clientX - box.left - this.edges.left,
-          event.clientY - box.top - this.edges.top,
-          this.picture.shape,
-        )
-      : null;
+  /** @override @param {number} x @param {number} y @returns {Cell | null} */
+  find(x, y) {
+    const { layout, picture, edges } = this;
+    return layout && picture ? cellAt(layout, x - edges.left, y - edges.top, picture.shape) : null;
   }
 
-  /** @override @param {number} x @param {number} y */
-  point(x, y) {
-    this.#point(this.cellOf({ clientX: x, clientY: y }), x, y);
+  /** @override @returns {Cell | null} */
+  start() {
+    return this.picture && this.layout ? { tile: 0, row: 0, column: 0 } : null;
   }
 
-  /** @override */
-  leave() {
-    this.#point(null, 0, 0);
-  }
-
-  /** @param {Cell | null} cell @param {number} x @param {number} y */
-  #point(cell, x, y) {
-    this.at = cell;
-    this.onPoint(cell, x, y);
-    this.page.schedule.soon(this.canvas, () => this.#mark());
-  }
-
-  /** @override @param {number} right @param {number} up */
-  move(right, up) {
-    if (!this.picture || !this.layout) return false;
+  /** Beyond the edge of a tile is the next tile. @override @param {Cell} at @param {number} right @param {number} up
+   * @returns {Cell | null} */
+  next(at, right, up) {
+    if (!this.picture) return null;
     const [tiles, rows, columns] = this.picture.shape;
-    const from = this.at ?? { tile: 0, row: 0, column: 0 };
-    const column = from.column + right;
-    // Beyond the edge of a tile is the next tile.
-    const tile =
-      column >= columns && from.tile + 1 < tiles
-        ? from.tile + 1
-        : column < 0 && from.tile > 0
-          ? from.tile - 1
-          : from.tile;
-    const inside = tile > from.tile ? 0 : tile < from.tile ? columns - 1 : Math.max(0, Math.min(columns - 1, column));
-    const cell = { tile, row: Math.max(0, Math.min(rows - 1, from.row - up)), column: inside };
-    const [box, [left, top]] = [this.canvas.getBoundingClientRect(), this.#cornerOf(tile)];
-    this.#point(
-      cell,
-      box.left + left + (cell.column / columns) * this.layout.tileWidth,
-      box.top + top + (cell.row / rows) * this.layout.tileHeight,
-    );
-    return true;
+    const [to, row] = [at.column + right, Math.max(0, Math.min(rows - 1, at.row - up))];
+    if (Number.isFinite(right) && to >= columns && at.tile + 1 < tiles) return { tile: at.tile + 1, row, column: 0 };
+    if (Number.isFinite(right) && to < 0 && at.tile > 0) return { tile: at.tile - 1, row, column: columns - 1 };
+    return { tile: at.tile, row, column: Math.max(0, Math.min(columns - 1, to)) };
+  }
+
+  /** @override @param {Cell | null} cell */
+  choose(cell) {
+    if (cell) this.onChoose?.(cell);
   }
 }

@@ -8,16 +8,17 @@ import { colors } from "../theme.js";
 
 const [LEFT, BOTTOM, TOP] = [56, 18, 8];
 
+/** What the reader points at is a place of the row. @extends {CanvasChart<number>} */
 export class Trace extends CanvasChart {
   /** @type {{low: ArrayLike<number>, high: ArrayLike<number>, factor: number, length: number} | null} */
   data = null;
-  at = -1;
 
   /** @param {Page} page @param {HTMLElement} element
-   * @param {{title: string, height?: number, onPoint: (place: number, x: number, y: number) => void}} options */
+   * @param {{title: string, height?: number, onPoint: (place: number | null) => string}} options `onPoint` shows and
+   * returns what a place is */
   constructor(page, element, { title, height = 260, onPoint }) {
-    super(page, element, { label: `${title}: arrow keys move the cursor`, height });
-    this.onPoint = onPoint;
+    super(page, element, { label: `${title}: arrow keys move the cursor`, height, isLinked: false });
+    this.tell = this.spokenOf = onPoint;
   }
 
   /** @param {ArrayLike<number>} low @param {ArrayLike<number>} high
@@ -27,32 +28,21 @@ export class Trace extends CanvasChart {
     this.draw();
   }
 
-  /** @override @param {number} x @param {number} y */
-  point(x, y) {
-    const box = this.canvas.getBoundingClientRect();
+  /** @override @param {number} x */
+  find(x) {
     const many = this.data?.low.length ?? 0;
-    const place = Math.min(many - 1, Math.floor(((x - box.left - LEFT) / (box.width - LEFT)) * many));
-    this.#point(Math.max(-1, place), x, y);
+    const place = Math.min(many - 1, Math.floor(((x - LEFT) / (this.canvas.clientWidth - LEFT)) * many));
+    return place < 0 ? null : place;
   }
 
   /** @override */
-  leave() {
-    this.#point(-1, 0, 0);
+  start() {
+    return this.data ? 0 : null;
   }
 
-  /** @override @param {number} right */
-  move(right) {
-    if (!right || !this.data) return false;
-    const { left, top } = this.canvas.getBoundingClientRect();
-    this.#point(Math.max(0, Math.min(this.data.low.length - 1, this.at + right)), left + LEFT, top);
-    return true;
-  }
-
-  /** @param {number} place @param {number} x @param {number} y */
-  #point(place, x, y) {
-    this.at = place;
-    this.onPoint(place, x, y);
-    this.draw();
+  /** @override @param {number} at @param {number} right */
+  next(at, right) {
+    return right && this.data ? Math.max(0, Math.min(this.data.low.length - 1, at + right)) : null;
   }
 
   /** @override */
@@ -71,7 +61,7 @@ export class Trace extends CanvasChart {
     const y = (/** @type {number} */ value) => TOP + (1 - (value - least) / (most - least)) * (height - BOTTOM - TOP);
     axis(pen, width, height, evenTicks(least, most, 5), y, length, page);
     this.#line(pen, x, y, page);
-    if (this.at < 0) return;
+    if (this.at === null) return;
     pen.fillStyle = page.ink;
     pen.fillRect(Math.round(x(this.at)), 0, 1, height - BOTTOM);
   }

@@ -6,7 +6,7 @@ import { count, tapWords } from "../format.js";
 import { MAX_PAGE } from "../limits.js";
 import { failedWords, isPassing, Refresh } from "../live/refresh.js";
 import { aboutOf, Side, TILES, viewsOf } from "./side.js";
-import { rangeOf } from "./tiles.js";
+import { rangeOf, Tiles } from "./tiles.js";
 
 /** @import { Snapshot } from "../answers.js"
  * @import { Finder } from "../finder.js"
@@ -149,7 +149,7 @@ export class Viewer {
   zoom(how, event) {
     const [side] = this.sides;
     if (!side?.data || side.entry.kept_shape.length < 2 || this.wanted.view.draws === "trace") return;
-    const cell = event ? /** @type {any} */ (side.picture)?.cellOf?.(event) : null;
+    const cell = event && side.picture instanceof Tiles ? side.picture.at : null;
     const next = zoomed(side.entry.kept_shape.slice(-2), this.wanted.part, how ?? "whole", cell, side.data.factors);
     this.page.state.set({ part: next ? `${next.rows.join(":")},${next.columns.join(":")}` : "" });
   }
