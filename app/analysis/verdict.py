@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hookcore.reading.answers import Apart, ComparedLayer, ComparedScalar
 from hookcore.records.vocabulary import KIND_WORDS, OWN, counted
 from hookcore.store import Series, Store
+from hookcore.store.incidents import Rank, rank_of
 from hookcore.store.rows import Rows
 
 from .comparison import Compared, ComparisonQuery, Pairs, chunks, layers_of
@@ -56,7 +57,7 @@ class Verdict:
 
     @property
     def parting(self) -> ComparedLayer | None:
-        """The layer that differs first; among several, the first one in the model."""
+        """The layer that differs first; among several in a step, the one that can have caused the others."""
         first = min(self.layers, key=_parting_key, default=None)
         return None if first is None or first.parts_at is None else first
 
@@ -175,12 +176,14 @@ def _names(values: Sequence[ComparedScalar]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _parting_key(layer: ComparedLayer) -> tuple[bool, int, int]:
-    """Sort the earliest difference first, then the model's order; layers without a difference come last."""
-    return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
+def _parting_key(layer: ComparedLayer) -> tuple[bool, int, bool, Rank]:
+    """Sort the earliest difference first, then what can have caused the others; layers without one come last."""
+    tap, step = layer.tap.record, layer.parts_at or 0
+    # A weight is read just before the optimizer changes it: it is what the model computed with.
+    return layer.parts_at is None, step, tap.kind != "param", rank_of(step, layer.numbers[0], tap, frozenset())
 
 
-def _share_key(layer: ComparedLayer) -> tuple[bool, float, bool, int, int]:
+def _share_key(layer: ComparedLayer) -> tuple[bool, float, bool, int, bool, Rank]:
     """Sort the largest difference first; layers that were not compared come last."""
     return not layer.points, -layer.share if layer.points else 0.0, *_parting_key(layer)
 

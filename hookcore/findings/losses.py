@@ -56,9 +56,10 @@ class Losses:
 
     @cached_property
     def fell(self) -> bool | None:
-        """Whether every loss is well below its first values; None if none is logged often enough."""
+        """Whether every loss is well below its first value; None if none is logged often enough."""
         known = [series for series in self.series if len(series.mean) > _NEWEST]
-        return all(np.median(each.mean[-_NEWEST:]) < _FELL * self.first_of(each) for each in known) if known else None
+        # A loss that rises at once, and comes back, hasn't fallen.
+        return all(np.median(each.mean[-_NEWEST:]) < _FELL * abs(each.mean[0]) for each in known) if known else None
 
     def jumped(self, step: int) -> bool | None:
         """Return whether a loss around a step was above its first values; None if no loss shows it."""

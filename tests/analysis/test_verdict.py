@@ -51,6 +51,19 @@ def test_equal_captured_steps_do_not_hide_a_different_loss() -> None:
     ]
 
 
+def test_of_the_tensors_that_differ_first_the_one_that_caused_the_others_is_named() -> None:
+    kinds = ("param_grad", "update", "output_grad", "output", "param")
+    taps = tuple(Tap("0", kind, "" if "output" in kind else "weight") for kind in kinds)
+    for cause in ("output", "param"):
+        same = {step: [1.0] * 5 for step in range(4)}
+        other = {
+            step: [2.0 if step > 1 and (cause, kind) != ("output", "param") else 1.0 for kind in kinds] for step in same
+        }
+        parting = verdict_of(run_of(same, taps=taps), run_of(other, taps=taps)).parting
+        assert parting is not None
+        assert (parting.tap.kind, parting.parts_at) == (cause, 2)
+
+
 def test_runs_without_a_common_step_are_never_equal() -> None:
     even, odd = ({step: [1.0, 2.0] for step in range(start, 100, 2)} for start in (0, 1))
     verdict = verdict_of(run_of(even), run_of(odd))

@@ -131,6 +131,13 @@ def test_a_detached_graph_is_named_where_it_is_cut_and_an_unused_branch_is_not(e
     assert told(train(model, [model.parameters()], steps, every=every)) == []
 
 
+def test_the_sentence_names_parameters_of_several_modules_and_not_one_module_for_all() -> None:
+    model = Cut(cut=True)
+    store = train(model, [model.parameters()])
+    (sentence,) = [each.sentence for each in store.incidents() if each.rule == "frozen-by-mistake"]
+    assert sentence.endswith("but get none: two weight, two bias, one weight, and 1 more.")
+
+
 @pytest.mark.parametrize(("cut", "told_at"), [(30, 96), (150, 320), (200, 448)])
 def test_a_graph_that_is_cut_later_is_found_at_the_second_check_after_it(cut: int, told_at: int) -> None:
     model = Cut(cut=False)

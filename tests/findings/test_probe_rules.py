@@ -96,6 +96,11 @@ def test_a_finding_with_a_falling_loss_is_a_note() -> None:
     assert told.severity == "warning"
 
 
+def test_a_loss_that_rises_at_once_and_comes_back_has_not_fallen() -> None:
+    (told,) = found(ENTROPY, [0.5, 0.5, 0.5, 0.0, 0.0, 0.0], lambda step: 5.0 if 0 < step < 4 else 1.0)
+    assert told.severity == "warning"
+
+
 def test_only_outputs_are_judged() -> None:
     collapse = [16.0, 16.0, 16.0, 1.0, 1.0, 1.0]
     assert len(found(RANK, collapse, index="mine 0")) == 1  # the first of several outputs

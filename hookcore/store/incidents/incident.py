@@ -19,7 +19,8 @@ SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip unti
 _WITHOUT_PLACE: Final = frozenset(
     {
         *("loss", "loss-spike", "overfit", "learning-rate-too-high", "learning-rate-too-low", "stalled-training"),
-        *("slow-data-loading", "long-evaluation", "idle-gpu", "never-used", LATE_RANK, DESYNC),
+        *("slow-data-loading", "long-evaluation", "idle-gpu", LATE_RANK, DESYNC),
+        *("never-used", "not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers"),
     }
 )
 
