@@ -13,17 +13,22 @@ from markdown_it.token import Token
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+FILE = re.compile(r"<!-- file: (\S+) -->")
 SETUP = re.compile(r"<!-- setup(?: (\w+))?\n(.+)-->", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block, or code in a comment that runs instead of one. `exempt` if a comment says why it is not run."""
+    """A fenced block, or code in a comment that runs instead of one.
+
+    It is `exempt` if a comment says why it is not run. If it shows a `file` of this project, the file has a test.
+    """
 
     language: str
     line: int
     text: str
     exempt: bool = False
+    file: str = ""
 
 
 @cache
@@ -43,7 +48,8 @@ def blocks_of(page: Path, language: str = "") -> list[Block]:
             blocks.append(Block(setup[1] or "python", line, setup[2]))
         elif token.type == "fence":
             name = (token.info.split() or [""])[0]
-            blocks.append(Block(name, line, token.content, bool(NOT_RUN.fullmatch(before.strip()))))
+            is_exempt, file = bool(NOT_RUN.fullmatch(before.strip())), FILE.fullmatch(before.strip())
+            blocks.append(Block(name, line, token.content, is_exempt, file[1] if file else ""))
         elif token.type == "code_block":
             blocks.append(Block("indented", line, token.content))
         before = token.content if token.type == "html_block" else ""

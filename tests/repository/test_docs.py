@@ -1,7 +1,8 @@
 """The documentation is correct: its code runs, its links work, and its tables are those of the code.
 
 The Python blocks of a page run in one namespace, from top to bottom. The code of a comment `<!-- setup ... -->` runs
-too, to provide what a reader has and a test doesn't. `<!-- not run: reason -->` exempts the block below it.
+too, to provide what a reader has and a test doesn't. `<!-- not run: reason -->` exempts the block below it, and
+`<!-- file: examples/train.py -->` says that the block is that file, which has a test of its own.
 `tests/repository/test_docs_commands.py` does the same for the shell.
 """
 
@@ -22,7 +23,8 @@ from hookcore_app.serving import server_thread
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of, tokens_of
 from tests.project import PROJECT
 
-WITH_CODE = [page for page in PAGES if blocks_of(page, "python")]
+WITH_CODE = [page for page in PAGES if any(not block.file for block in blocks_of(page, "python"))]
+SHOWN = [(page, block) for page in PAGES for block in blocks_of(page) if block.file]
 # The language of each fenced block, and the test that runs it; `text` isn't code.
 LANGUAGES = {
     "python": "tests/repository/test_docs.py",
@@ -59,13 +61,18 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     names: dict[str, Any] = {"__name__": "__example__"}
     try:
         for block in blocks_of(page, "python"):
-            if not block.exempt:
+            if not (block.exempt or block.file):
                 # Blank lines before it, so that a traceback shows the line of the page.
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
     finally:
         for value in names.values():
             if isinstance(value, hookcore.Watcher):
                 value.close()
+
+
+def test_a_page_shows_files_as_they_are() -> None:
+    for page, block in SHOWN:
+        assert block.text == (ROOT / block.file).read_text(), f"{name_of(page)}:{block.line} is not {block.file}"
 
 
 def test_the_readme_shows_code() -> None:
