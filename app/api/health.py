@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
-from hookcore.delivery.http.outbox import Reason
+from hookcore.delivery.http.connection import Reason
 
 from ..live import Publisher, publisher_of
 from ..runs import STATES, Run

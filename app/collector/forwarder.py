@@ -9,13 +9,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from hookcore.delivery.http.connection import Address, Connection, NotSentError, Reply, UnansweredError
+from hookcore.delivery.http.connection import REFUSALS, Address, Connection, NotSentError, Pause, Reply, UnansweredError
 from hookcore.delivery.http.sender import sentence_of
 from hookcore.errors import WireError
 from hookcore.records.wire import Batch, decode_answer, encode
 
 from ..api.health import Metric
-from .lanes import Lane, Lanes, pause_s
+from .lanes import Lane, Lanes
 
 logger = logging.getLogger("hookcore")
 
@@ -24,7 +24,6 @@ CONNECT_S: Final = 2.0
 REQUEST_S: Final = 30.0
 LOOK_EVERY_S: Final = 1.0
 BEHIND: Final = "the server accepts no more data yet"
-INVALID: Final = frozenset({400, 413, 422})  # what the server says about the content of a batch
 
 
 class Forwarder:
@@ -65,16 +64,16 @@ class Forwarder:
 
     def _work(self, number: int, of: int) -> None:
         connection = Connection(self._address, CONNECT_S, REQUEST_S)
-        failures, not_before = 0, 0.0
-        while (lane := self._next(number, of, not_before)) is not None:
+        pause = Pause()
+        while (lane := self._next(number, of, pause.until)) is not None:
             try:
                 self._send(lane, connection)
                 if self.trouble:
                     logger.warning("hookcore: %s can be reached again", self._address.url)
-                failures, not_before, self.trouble = 0, 0.0, ""
+                self.trouble = ""
+                pause.succeed()
             except (NotSentError, UnansweredError) as error:
-                failures += 1
-                not_before = time.monotonic() + pause_s(failures)
+                pause.fail()
                 if not self.trouble:
                     logger.warning("hookcore: %s; incoming data waits in the spool", error)
                 self.trouble = str(error)
@@ -108,7 +107,7 @@ class Forwarder:
             trouble = _read(lane, sent, reply)
         else:
             trouble = f"the server answered {reply.status}{sentence_of(reply.body)}"
-            if reply.status in INVALID:
+            if reply.status in REFUSALS:
                 lane.on_refusal(sent)
         # A server that is behind is no reason for a warning: it says so whenever its disk has to catch up.
         if trouble and lane.on_failure(trouble, reply.retry_after_s) and trouble != BEHIND:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from hookcore.delivery.http.connection import Pause
 from hookcore.errors import HookcoreError
 
 from ..api.health import Metric
@@ -17,7 +18,7 @@ from ..clickhouse.schema import number_of_run
 from ..clickhouse.writing import claims_of, is_stored
 from .cutter import Block, Cutter, Job
 from .feed import Cut
-from .lanes import Lanes, Pause, pause_s
+from .lanes import Lanes
 
 logger = logging.getLogger("hookcore")
 
@@ -79,15 +80,17 @@ class Inserter:
     # -- cutting ----------------------------------------------------------------------------------------------------
 
     def _cut_all(self) -> None:
-        bugs = 0
+        pause = Pause()
         while not self._stopping.is_set():
             try:
-                is_busy, bugs = self.step(), 0
+                is_busy = self.step()
+                pause.succeed()
             except Exception as error:  # our own bug must not end the thread silently
-                is_busy, bugs = False, bugs + 1
+                is_busy = False
+                pause.fail()
                 self._note(CUTTING, error)
             if not is_busy:
-                self._stopping.wait(pause_s(bugs) if bugs else LOOK_S)
+                self._stopping.wait(pause.rest_s if pause.failures else LOOK_S)
 
     def step(self) -> bool:
         """Cut the due items of all shards that have too little to insert. Return whether there were any."""
@@ -118,7 +121,8 @@ class Inserter:
             pause.fail()
             self._note(CUTTING, error)
         else:
-            pause.succeed(is_due)
+            if is_due:
+                pause.succeed()
 
     def _next(self, shard: Shard) -> Job | None:
         shard.prepare()
@@ -138,16 +142,16 @@ class Inserter:
     def _insert_all(self, shard: Shard) -> None:
         slot = self._slots[shard.number]
         while (job := slot.get()) is not None:
-            failures = 0
+            pause = Pause()
             while not self._stopping.is_set():
                 try:
                     self._insert(shard, job)
                     break
                 except Exception as error:
-                    failures += 1
+                    pause.fail()
                     slot.doubt()
                     self._note(shard.number, error)
-                    self._stopping.wait(pause_s(failures))
+                    self._stopping.wait(pause.rest_s)
             else:
                 return
             self._clear(shard)

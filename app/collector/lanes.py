@@ -6,7 +6,6 @@ import fcntl
 import hmac
 import logging
 import os
-import random
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -19,6 +18,8 @@ from typing import Final
 import msgspec
 
 from hookcore.delivery.dashboard.private import read_regular, whole_file
+from hookcore.delivery.http.connection import SIGN_OF_LIFE_S, Pause
+from hookcore.delivery.http.parcels import PARCEL_BYTES, Recipient
 from hookcore.errors import ArgumentError, HookcoreError, WireError
 from hookcore.records import Command, Tap
 from hookcore.records.wire import (
@@ -35,42 +36,8 @@ from hookcore.records.wire import (
 
 from .spool import MAX_HEADS_BYTES, Record, Spool, SpoolError
 
-# How long to wait before something that failed is tried again.
-
-FIRST_S: Final = 0.1
-MAX_S: Final = 10.0
-
-
-def pause_s(failures: int) -> float:
-    """Return the pause after a number of failures in a row: longer after each, and randomized."""
-    return random.uniform(0.5, 1.0) * min(MAX_S, FIRST_S * 2.0 ** min(failures, 20))
-
-
-class Pause:
-    """How long to wait after failures, longer after each."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.failures, self.until = 0, float("-inf")
-        self._clock = clock
-
-    @property
-    def is_over(self) -> bool:
-        return self._clock() >= self.until
-
-    def fail(self, at_least_s: float = 0.0) -> None:
-        self.failures += 1
-        self.until = self._clock() + max(at_least_s, pause_s(self.failures))
-
-    def succeed(self, was_tried: bool) -> None:
-        self.failures = 0 if was_tried else self.failures
-
-
-PARCEL_BYTES: Final = 8_000_000
 MAX_ITEMS: Final = 1000  # of a batch
-MAX_TAPS: Final = 50_000  # of a batch
-SIGN_OF_LIFE_S: Final = 1.0
 TRIM_BYTES: Final = 2**16
-STRIKES: Final = 2  # an item that was refused this often by itself is dropped
 HEAD: Final = ".head"
 
 
@@ -91,8 +58,7 @@ class Lane:
     has_ended: bool = False
     dropped: Counter[str] = field(default_factory=Counter)  # items, by reason
     # what the server has said
-    _known_taps: int = 0
-    _known_description: int = -1
+    _recipient: Recipient = field(default_factory=Recipient)
     delivered: int = -1  # the highest item that it has
     commands: tuple[Command, ...] = ()
     _incidents: int = 0
@@ -107,8 +73,6 @@ class Lane:
     # the server has them, but would lose them if it were killed
     _retained: deque[Record] = field(default_factory=deque)
     _only_in_memory: deque[Record] = field(default_factory=deque)  # on the way to ClickHouse, but no longer on disk
-    _is_careful: bool = False  # something was refused, so items are sent one by one
-    _strikes: int = 0
     _refused: set[int] = field(default_factory=set)  # items that the server will never take
 
     def __post_init__(self) -> None:
@@ -146,9 +110,12 @@ class Lane:
             self._seen_at = self._clock()
             return self._answer()
 
+    @property
+    def _version(self) -> int:
+        return -1 if self.description is None else self.description.version
+
     def _take(self, batch: Batch, data: bytes | bytearray, new: tuple[Tap, ...]) -> None:
-        known = -1 if self.description is None else self.description.version
-        description = batch.description if batch.description and batch.description.version > known else None
+        description = batch.description if batch.description and batch.description.version > self._version else None
         if new or description:  # before the items, which mean nothing without them
             self._write_head(self.taps + new, description or self.description)
         fresh = [item for item in batch.items if item.number > self.acknowledged]
@@ -163,7 +130,7 @@ class Lane:
         return Receipt(
             acknowledged=self.acknowledged,
             taps=len(self.taps),
-            described=-1 if self.description is None else self.description.version,
+            described=self._version,
             commands=tuple(command for command in self.commands if command.number > self.commands_done),
             incidents=self._incidents,
             durable=self.acknowledged,
@@ -264,7 +231,7 @@ class Lane:
         """Return the highest item that is stored, after which all must be read again: what memory had is lost."""
         with self.lock:
             self.read_until = self.delivered
-            self.dropped["spool-full"] += sum(record.count for record in self._only_in_memory)
+            self.dropped["spool-full"] += sum(map(self._count_in, self._only_in_memory))
             self._only_in_memory.clear()
             return self.delivered
 
@@ -273,7 +240,12 @@ class Lane:
     @property
     def waiting(self) -> int:
         """The number of items that the server doesn't have."""
-        return sum(record.count for record in (*self._waiting, *self._only_in_memory))
+        return sum(map(self._count_in, (*self._waiting, *self._only_in_memory)))
+
+    def _count_in(self, record: Record) -> int:
+        """Return how many items of a record neither the server has nor a refusal has cost."""
+        first = max(record.first, self.delivered + 1)
+        return min(record.count, record.last + 1 - first) - sum(first <= each <= record.last for each in self._refused)
 
     @property
     def is_finished(self) -> bool:
@@ -289,8 +261,7 @@ class Lane:
     def due_at(self) -> float:
         """Return when to send something."""
         with self.lock:
-            described = self.description is not None and self.description.version > self._known_description
-            if self._waiting or described or self._known_taps < len(self.taps):
+            if self._waiting or self._recipient.lacks(len(self.taps), self._version):
                 return self._pause.until
             is_alive = self._seen_at > self.sent_at or (self._retained and not self._waiting)
             return max(self._pause.until, self.sent_at + SIGN_OF_LIFE_S) if is_alive else float("inf")
@@ -299,21 +270,16 @@ class Lane:
         """Return what to send now."""
         with self.lock:
             self.sent_at = self._clock()
-            first = self._known_taps
-            taps = self.taps[first : first + MAX_TAPS]
-            due = self.description is not None and self.description.version > self._known_description
-            description = self.description if due and not (self._is_careful and taps) else None
-            is_whole = first + len(taps) == len(self.taps)
-            items = () if not is_whole or (self._is_careful and (taps or due)) else tuple(self._some_items())
+            taps, describes, has_items = self._recipient.next_parts(self.taps, self._version)
             return Batch(
                 run=self.info,
-                taps_from=first,
+                taps_from=self._recipient.taps,
                 taps=taps,
-                description=description,
-                items=items,
+                description=self.description if describes else None,
+                items=tuple(self._some_items()) if has_items else (),
                 counters=self.whole_counters(),
                 commands_done=self.commands_done,
-                retained=self._retained[-1].last if self._retained else -1,
+                retained=self._last_of(self._retained[-1]) if self._retained else -1,
             )
 
     def _some_items(self) -> Iterator[Item]:
@@ -331,7 +297,7 @@ class Lane:
                 if item.number > self.delivered and item.number not in self._refused:
                     yield item
                     count += 1
-                    if self._is_careful:
+                    if self._recipient.is_careful:
                         return
 
     def whole_counters(self) -> DeliveryCounters:
@@ -344,10 +310,8 @@ class Lane:
     def on_answer(self, sent: Batch, answer: Receipt) -> bool:
         """Process the server's answer. Return False if it made no progress."""
         with self.lock:
-            before = self._known_taps, self._known_description, self.delivered
-            self._known_taps = max(0, min(answer.taps, len(self.taps)))
-            version = -1 if self.description is None else self.description.version
-            self._known_description = min(answer.described, version)
+            has_arrived = answer.acknowledged > self.delivered
+            grew = self._recipient.hear(answer, len(self.taps), self._version, has_arrived)
             self.commands, self._incidents = answer.commands, answer.incidents
             if answer.acknowledged < self.delivered and self._retained:
                 self._waiting.extendleft(reversed(self._retained))  # the server has lost all from here on
@@ -356,14 +320,13 @@ class Lane:
             self.delivered = max(self.delivered, answer.acknowledged)
             self._move_on()
             durable = answer.acknowledged if answer.durable is None else answer.durable
-            while self._retained and self._retained[0].last <= durable:
+            while self._retained and self._last_of(self._retained[0]) <= durable:
                 self.spool.release(self._retained.popleft())
             self._refused = {number for number in self._refused if number > durable}
-            after = self._known_taps, self._known_description, self.delivered
-            progress = after > before or not (sent.items or sent.taps or sent.description)
+            progress = has_arrived or grew or not (sent.items or sent.taps or sent.description)
             if progress:
-                self._pause.succeed(True)
-                self._is_careful, self._strikes, self.trouble = False, 0, ""
+                self._pause.succeed()
+                self.trouble = ""
             return progress
 
     def on_failure(self, trouble: str, retry_after_s: float = 0.0) -> bool:
@@ -375,20 +338,22 @@ class Lane:
     def on_refusal(self, sent: Batch) -> None:
         """Handle a batch that the server rejects as invalid: its items are tried one by one."""
         with self.lock:
-            self._strikes += 1
-            if self._is_careful and self._strikes > STRIKES:
-                self._strikes = 0
-                if sent.items:
-                    self._refused.add(sent.items[0].number)
-                    self.dropped["refused"] += 1
-                    self._move_on()
-                elif sent.description is not None:
-                    self._known_description = sent.description.version
-            self._is_careful = True
+            version = None if sent.description is None else sent.description.version
+            if self._recipient.refuse(bool(sent.taps), version, [item.number for item in sent.items]):
+                self._refused.add(sent.items[0].number)
+                self.dropped["refused"] += 1
+                self._move_on()
 
     def _move_on(self) -> None:
-        while self._waiting and (self._waiting[0].last <= self.delivered or self._waiting[0].last in self._refused):
+        while self._waiting and self._last_of(self._waiting[0]) <= self.delivered:
             self._retained.append(self._waiting.popleft())
+
+    def _last_of(self, record: Record) -> int:
+        """Return the last item of a record that the server may take."""
+        last = record.last
+        while last in self._refused:
+            last -= 1
+        return last
 
     def lose(self, records: Sequence[Record], why: str) -> None:
         """Count records that can no longer be sent."""
@@ -399,7 +364,7 @@ class Lane:
                     if record.last <= self.read_until:
                         self._only_in_memory.append(record)
                     else:
-                        self.dropped[why] += record.count
+                        self.dropped[why] += self._count_in(record)
                 elif record in self._retained:
                     self._retained.remove(record)  # the server has them
                 self.spool.release(record)

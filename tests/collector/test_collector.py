@@ -659,6 +659,65 @@ def test_an_item_the_server_will_never_accept_is_dropped_alone_and_reported_to_t
             assert receiver.run().received.counters.dropped == {"refused": 1}
 
 
+def test_a_frame_that_the_server_refuses_does_not_stop_its_run_even_if_it_was_a_batch_by_itself(tmp_path: Path) -> None:
+    lanes, receiver = Lanes(tmp_path, 10**9, NEVER_S), Receiver()
+    for step in range(4):
+        batch = make_batch(a_run(), [step], first=step == 0, counters=DeliveryCounters(step + 1, step, in_flight=1))
+        lanes.take(batch, encode(batch))
+    (lane,) = lanes.all()
+    for _ in range(20):
+        sent = lane.next_batch()
+        if any(item.number == 2 for item in sent.items):
+            lane.on_refusal(sent)
+        else:
+            lane.on_answer(sent, receiver.take(sent))
+    assert receiver.stored == [0, 1, 3]
+    assert lane.is_empty
+    assert lane.dropped == {"refused": 1}
+    lanes.close()
+
+
+def test_a_description_that_the_server_refuses_delays_no_frame(tmp_path: Path) -> None:
+    lanes, receiver = Lanes(tmp_path, 10**9, NEVER_S), Receiver()
+    refusals = 0
+    for step in range(4):
+        description = Description(0, (ModuleRecord("a", "Linear", ""),)) if step == 0 else None
+        batch = make_batch(a_run(), [step], first=step == 0, description=description)
+        lanes.take(batch, encode(batch))
+        (lane,) = lanes.all()
+        while lane.waiting:
+            sent = lane.next_batch()
+            if sent.description is not None:
+                lane.on_refusal(sent)
+                refusals += 1
+            else:
+                lane.on_answer(sent, receiver.take(sent))
+    assert receiver.stored == [0, 1, 2, 3]
+    assert refusals == 3, "with the first frame, and twice by itself"
+    lanes.close()
+
+
+def test_a_server_that_asks_for_a_day_of_rest_is_asked_again_within_a_minute(tmp_path: Path) -> None:
+    lanes = Lanes(tmp_path, 10**9, NEVER_S, lambda: 100.0)
+    lanes.take(batch := make_batch(a_run(), [0]), encode(batch))
+    (lane,) = lanes.all()
+    lane.on_failure("the server answered 503", 86_400.0)
+    assert 110.0 < lane.due_at() < 160.0
+    lanes.close()
+
+
+def test_items_that_the_server_has_are_not_counted_if_the_rest_of_their_batch_is_dropped(tmp_path: Path) -> None:
+    lanes = Lanes(tmp_path, 10**9, NEVER_S)
+    lanes.take(batch := make_batch(a_run(), list(range(5))), encode(batch))
+    (lane,) = lanes.all()
+    lane.on_answer(lane.next_batch(), Receipt(acknowledged=2, taps=2, described=-1))
+    assert lane.waiting == 2
+    lane.lose(lane.records(), "spool-full")
+    assert lane.dropped == {"spool-full": 2}
+    assert lane.waiting == 0
+    lanes.close()
+
+
 def test_items_dropped_by_a_full_spool_are_counted_at_the_server(tmp_path: Path) -> None:
     receiver = Receiver()
     client = _collector(tmp_path, "http://127.0.0.1:9", spool_limit=1_000_000)

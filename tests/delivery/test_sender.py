@@ -136,7 +136,7 @@ def test_a_token_that_no_header_can_contain_does_no_harm(receiver: Receiver, url
     receiver.tokens = ("two\nlines",)
     sink.start(Address(url, "two\nlines"))
     _send(sink, range(2))
-    wait_for(lambda: sink._sender._retries.failures > 2)
+    wait_for(lambda: sink._sender._retries.pause.failures > 2)
     assert sink.counters == DeliveryCounters(produced=2, waiting=2)
     assert not receiver.batches
 
@@ -335,7 +335,7 @@ def test_a_server_that_asks_for_a_pause_gets_one(receiver: Receiver, url: str, s
     receiver.extra = {"Retry-After": "99999"}
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
-    rest = sink._sender._retries.not_before - time.monotonic()
+    rest = sink._sender._retries.pause.until - time.monotonic()
     assert 20 < rest <= retries.MAX_PAUSE_S  # the server asked for a day; this is the most that any server can get
 
 
@@ -467,7 +467,7 @@ def test_an_absent_server_is_reported_once_and_at_the_end_how_much_was_lost(
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{free_port()}"), advice="Look into the log.")
     _send(sink, range(2))
-    wait_for(lambda: sink._sender._retries.failures > 3)
+    wait_for(lambda: sink._sender._retries.pause.failures > 3)
     sink.close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
     first, last = (record.getMessage() for record in caplog.records)
@@ -488,7 +488,7 @@ def test_a_server_that_disappears_after_receiving_data_is_reported_with_the_loss
         _send(sink, range(2))
         wait_for(lambda: sink.counters.acknowledged == 2)
     sink.send(a_frame(2))
-    wait_for(lambda: sink._sender._retries.failures > 3)
+    wait_for(lambda: sink._sender._retries.pause.failures > 3)
     sink.close()
     first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "isn't accepting frames" in first
@@ -519,10 +519,10 @@ def test_a_server_that_is_back_after_a_long_time_is_asked_again_soon() -> None:
     for _ in range(20):
         found.fail(0.0, retries.MAX_PAUSE_S, is_absent=True)
     found.fail(0.0, retries.MAX_PAUSE_S, is_absent=False)  # it has just started, and takes its time
-    assert found.not_before - time.monotonic() <= retries.FIRST_PAUSE_S
+    assert found.pause.until - time.monotonic() <= retries.FIRST_PAUSE_S
     for _ in range(20):
         found.fail(0.0, retries.MAX_PAUSE_S, is_absent=False)
-    assert found.failures == 21, "pauses grow again"
+    assert found.pause.failures == 21, "pauses grow again"
 
 
 def test_a_local_server_that_dies_while_it_answers_is_asked_again_within_a_second(
@@ -657,7 +657,7 @@ def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(3))
     wait_for(lambda: sink.trouble)
-    sink._sender._retries.not_before = time.monotonic() + 3600
+    sink._sender._retries.pause.until = time.monotonic() + 3600
     with serving(receiver, port):
         sink.close()
     assert sink.counters == DeliveryCounters(produced=3, acknowledged=3)

@@ -328,7 +328,7 @@ def test_a_stopped_dashboard_is_not_started_again(home: Path, caplog: pytest.Log
         assert watcher.flush(60.0)
         stop_dashboard()
         _train(model, 2)
-        wait_for(lambda: watcher._delivery.sink._sender._retries.failures > 3)  # type: ignore[attr-defined]
+        wait_for(lambda: watcher._delivery.sink._sender._retries.pause.failures > 3)  # type: ignore[attr-defined]
         assert not status().running
         watcher._delivery.sink.limit_close_time(0.1)
     assert not status().running

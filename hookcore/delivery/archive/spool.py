@@ -287,7 +287,7 @@ def _with(
     for number, record in records:
         if isinstance(record, Frame):
             record = replace(record, events=tuple(events), labels=dict(labels))
-        yield Entry(number, record, size_of(record), 0)
+        yield Entry(number, record, size_of(record))
 
 
 def _merged(archive: Archive, first: int) -> Iterator[tuple[int, Frame | Snapshot]]:

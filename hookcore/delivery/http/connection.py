@@ -8,8 +8,9 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from hookcore.config import is_loopback
 from hookcore.delivery.dashboard.trust import Endpoint
@@ -22,6 +23,9 @@ MAX_ANSWER_BYTES: Final = 4 * 2**20
 COMPRESS_FROM_BYTES: Final = 500
 SLOWEST: Final = 1_000_000  # bytes per second: a large request may take longer
 _PATH: Final = "/api/v1/ingest"
+
+Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]  # of items that are dropped
+REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}  # of what a batch contains
 
 
 class NotSentError(Exception):
@@ -154,25 +158,52 @@ WRITING: Final = 5  # times as long as any close, if the receiver answers and on
 SIGN_OF_LIFE_S: Final = 1.0
 FIRST_LOOK_S: Final = 0.005  # before the server of an ended run is asked whether it has saved everything; doubles
 FIRST_PAUSE_S: Final = 0.1
+LONGEST_S: Final = 10.0  # unless a sink says otherwise
 MAX_PAUSE_S: Final = 30.0
 MAX_PAUSE_HERE_S: Final = 1.0  # for a local server: a refused connection costs nothing there
 MAX_PAUSE_AT_END_S: Final = 0.2
 WARN_AFTER_S: Final = 10.0  # without an answer
 
 
+class Pause:
+    """A pause after each failure: random, up to a limit that doubles."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.failures = 0  # since the last success
+        self.until = float("-inf")
+        self._clock = clock
+        self._random = random.Random()  # a separate generator, because the global one belongs to the training
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock() >= self.until
+
+    @property
+    def rest_s(self) -> float:
+        return max(0.0, self.until - self._clock())
+
+    def fail(self, at_least_s: float = 0.0, longest_s: float = LONGEST_S, most_s: float = MAX_PAUSE_S) -> None:
+        """Begin a pause of at most `longest_s`, or of `most_s` if the server asks for more."""
+        limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self.failures, 20))
+        self.failures += 1
+        self.until = self._clock() + min(most_s, max(self._random.uniform(0, limit), at_least_s))
+
+    def succeed(self) -> None:
+        """End the pauses."""
+        self.failures, self.until = 0, float("-inf")
+
+
 class Retries:
     """The times of one sink's requests. Those at the end are set by the thread that closes it."""
 
     def __init__(self) -> None:
-        self.failures = 0  # since the last success
-        self.not_before = 0.0  # when the pause ends
+        self.pause = Pause()
         self._was_absent = False  # whether the newest request found no server
         self.is_slow = False  # whether a local server accepted the newest request and let it time out
         self._fine_at = 0.0  # time of the last answer
         self._sent_at = float("-inf")
         self._news_at = float("-inf")  # time of the last request that was more than a sign of life
         self._look_s = FIRST_LOOK_S
-        self._random = random.Random()  # a separate generator, because the global one belongs to the training
         self._writing_s = 0.0
         self._ends_at = float("inf")
         self._gives_up_at = float("inf")
@@ -180,8 +211,8 @@ class Retries:
     def due_at(self, has_news: bool) -> float:
         """Return when the next request is due."""
         now = time.monotonic()
-        if self.not_before > now:
-            return self.not_before
+        if self.pause.until > now:
+            return self.pause.until
         return now if has_news else self._sent_at + (self._look_s if self.is_ending else SIGN_OF_LIFE_S)
 
     def note_sent(self, has_news: bool) -> None:
@@ -198,7 +229,8 @@ class Retries:
 
     def succeed(self) -> None:
         """End the pauses."""
-        self.failures, self.not_before, self._was_absent = 0, 0.0, False
+        self.pause.succeed()
+        self._was_absent = False
 
     def fail(self, at_least_s: float, longest_s: float, is_absent: bool) -> bool:
         """Begin a pause: random, up to a limit that doubles. Return whether the server has been absent for long.
@@ -206,14 +238,10 @@ class Retries:
         A server that has just come back is asked again soon, however long it was absent: it may still be starting.
         """
         if self._was_absent and not is_absent:
-            self.failures = 0
+            self.pause.failures = 0
         self._was_absent = is_absent
-        limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self.failures, 20))
-        longest = MAX_PAUSE_AT_END_S if self.is_ending else MAX_PAUSE_S
-        self.failures += 1
-        now = time.monotonic()
-        self.not_before = now + min(longest, max(self._random.uniform(0, limit), at_least_s))
-        return now - self._fine_at > WARN_AFTER_S
+        self.pause.fail(at_least_s, longest_s, MAX_PAUSE_AT_END_S if self.is_ending else MAX_PAUSE_S)
+        return time.monotonic() - self._fine_at > WARN_AFTER_S
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -227,7 +255,7 @@ class Retries:
         now, self._writing_s = time.monotonic(), writing_s
         self._ends_at = min(self._ends_at, now + close_s)
         self._gives_up_at = self._ends_at + (PATIENCE - 1) * close_s
-        self.not_before = min(self.not_before, now)
+        self.pause.until = min(self.pause.until, now)
 
     def deadline(self, is_held: bool, has_news: bool) -> float:
         """Return until when to send. `is_held`: whether a local server holds the connection."""

@@ -7,19 +7,19 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Final, Literal
+from typing import Final
 
+from hookcore.delivery.http.connection import Reason
 from hookcore.delivery.http.parcels import (
     PARCEL_BYTES,
-    STRIKES,
     CurrentDescription,
     DescribedRun,
     Entry,
     Parcel,
+    Recipient,
     Retained,
     Spool,
     fitted,
-    some_taps,
 )
 from hookcore.delivery.sinks import UNSAVED_BYTES, size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
@@ -29,8 +29,6 @@ from hookcore.records.wire import DeliveryCounters, EndItem, Receipt
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000
 MAX_GONE: Final = 1000  # then, those before all that waits are forgotten
-
-Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
 
 
 class Outbox:
@@ -62,11 +60,10 @@ class Outbox:
         self._acknowledged = 0
         self._dropped: Counter[str] = Counter()
         self._taps: list[Tap] = []
-        self._known_taps = 0  # by the receiver
+        self._recipient = Recipient()
         self._description = CurrentDescription()
         self._flow: Flow | None = None  # the newest one
         self._flow_lost = False  # by a dropped frame, or with the receiver's memory
-        self._careful = False  # something was refused, so parts are sent one by one to find it
         self._step = 0
         self._closed = False
         self._end: EndItem | None = None
@@ -84,7 +81,7 @@ class Outbox:
                 self._taps.extend(map(fitted, record.new_taps))
                 record = self._with_flow(record)
             self._step = max(self._step, record.step)
-            entry = Entry(self._produced, record, size_of(record), len(self._taps))
+            entry = Entry(self._produced, record, size_of(record))
             self._produced += 1
             if self._closed:
                 self._refuse(entry, "closed")
@@ -168,8 +165,8 @@ class Outbox:
     def has_news(self) -> bool:
         """Whether a parcel would contain more than a sign of life."""
         with self.changed:
-            due = self._end_due or self._description.is_due or self._taps_missing
-            return bool(self._waiting or self._flying or self._on_disk or due)
+            lacks = self._recipient.lacks(len(self._taps), self._description.version)
+            return bool(self._waiting or self._flying or self._on_disk or self._end_due or lacks)
 
     @property
     def empty(self) -> bool:
@@ -196,10 +193,6 @@ class Outbox:
     def _end_due(self) -> EndItem | None:
         return self._end if self._end is not None and self._retained.arrived < self._end.number else None
 
-    @property
-    def _taps_missing(self) -> bool:
-        return self._known_taps < len(self._taps)
-
     def fail(self, failure: Failure) -> None:
         """Record why the run ended, to be sent with the end."""
         self._failure = failure
@@ -223,31 +216,28 @@ class Outbox:
     def next_parcel(self) -> Parcel:
         """Return what to send now; its items are in flight until this outbox is told its answer or failure."""
         with self.changed:
-            taps_from = self._known_taps
-            description = self._description.due
-            alone = self._careful and description is not None
-            taps = () if alone else some_taps(self._taps, taps_from)
-            entries: tuple[Entry, ...] = ()
-            if not alone and not (self._careful and taps):
-                entries = self._load(taps_from + len(taps), bool(taps or description))
-            end = None if self._flying or self._waiting or self._on_disk or alone else self._end_due
-            return Parcel(taps_from, taps, description, entries, end, self._counters(), self._retained.newest)
+            taps, describes, has_items = self._recipient.next_parts(self._taps, self._description.version)
+            if has_items and not self._flying:
+                self._flying, self._uncertain = tuple(self._pick(has_company=bool(taps) or describes)), False
+            return Parcel(
+                taps_from=self._recipient.taps,
+                taps=taps,
+                description=self._description.whole if describes else None,
+                entries=self._flying if has_items else (),
+                end=self._end_due if has_items and not (self._flying or self._waiting or self._on_disk) else None,
+                counters=self._counters(),
+                retained=self._retained.newest,
+            )
 
-    def _load(self, known_taps: int, has_company: bool) -> tuple[Entry, ...]:
-        if not self._flying:
-            self._flying = tuple(self._pick(known_taps, has_company))
-            self._uncertain = False
-        return self._flying if all(entry.taps <= known_taps for entry in self._flying) else ()
-
-    def _pick(self, known_taps: int, has_company: bool) -> Iterator[Entry]:
+    def _pick(self, has_company: bool) -> Iterator[Entry]:
         room = PARCEL_BYTES
-        while self._waiting and self._waiting[0].taps <= known_taps:
+        while self._waiting:
             entry = self._waiting[0]
             if entry.size > room and (has_company or room < PARCEL_BYTES):
                 return
             room -= entry.size
             yield self._waiting.popleft()
-            if self._careful:
+            if self._recipient.is_careful:
                 return
 
     # -- what became of it ------------------------------------------------------------------------------------------
@@ -255,19 +245,17 @@ class Outbox:
     def on_answer(self, parcel: Parcel, answer: Receipt) -> bool:
         """Process an answer; return False if nothing that was sent made progress."""
         with self.changed:
-            before = (self._known_taps, self._description.received)
-            self._known_taps = max(0, min(answer.taps, len(self._taps)))
-            self._flow_lost |= self._known_taps < before[0]
-            self._description.received = min(answer.described, self._description.version)
             arrived = list(takewhile(lambda entry: entry.number <= answer.acknowledged, parcel.entries))
             self._acknowledged += len(arrived)
             self._bytes -= sum(entry.size for entry in arrived)
             if parcel.entries:
                 self._put_back(parcel.entries[len(arrived) :])
             rewound = self._rewind(self._retained.note(arrived, answer))
-            self._careful = self._careful and not arrived and bool(self._waiting)
-            grew = self._known_taps > before[0] or self._description.received > before[1] or rewound
-            return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end_due)
+            known = self._recipient.taps
+            grew = self._recipient.hear(answer, len(self._taps), self._description.version, bool(arrived))
+            self._flow_lost |= self._recipient.taps < known
+            sent = parcel.entries or parcel.taps or parcel.description or self._end_due
+            return bool(arrived) or grew or rewound or not sent
 
     def _rewind(self, lost: Sequence[Entry]) -> bool:
         """Return whether the receiver has lost acknowledged items; they wait again."""
@@ -293,17 +281,13 @@ class Outbox:
     def refused(self, parcel: Parcel, reason: Reason) -> None:
         """Handle a parcel that the receiver rejected; its parts are tried one by one."""
         with self.changed:
-            if self._careful and parcel.description is not None:
-                self._description.strike()
-            entries = parcel.entries
-            if len(entries) == 1 and not (parcel.taps or parcel.description):
-                entries[0].strikes += 1
-                if entries[0].strikes >= STRIKES or reason == "unsendable":
-                    self._drop(entries[0], reason)
-                    entries = ()
-            if parcel.entries:
-                self._put_back(entries)
-            self._careful = True
+            version = None if parcel.description is None else parcel.description.version
+            numbers = [entry.number for entry in parcel.entries]
+            if self._recipient.refuse(bool(parcel.taps), version, numbers, is_final=reason == "unsendable"):
+                self._drop(parcel.entries[0], reason)
+                self._put_back(())
+            elif parcel.entries:
+                self._put_back(parcel.entries)
 
     def _put_back(self, entries: Sequence[Entry]) -> None:
         self._flying, self._uncertain = (), False
@@ -359,7 +343,7 @@ class Outbox:
         room = PARCEL_BYTES
         for number, record in spool.read(first):
             if number not in self._gone:
-                read.append(Entry(number, record, size_of(record), _taps_of(record)))
+                read.append(Entry(number, record, size_of(record)))
                 room -= read[-1].size
             if room <= 0:
                 newest = number
@@ -396,8 +380,3 @@ class Outbox:
         self._listening = False
         self._forget_all()
         self._closed = True
-
-
-def _taps_of(record: Frame | Snapshot) -> int:
-    """Return the number of taps that the receiver of a record must know."""
-    return int(record.taps.max()) + 1 if isinstance(record, Frame) and len(record.taps) else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -94,13 +94,11 @@ Described = TypeVar("Described", ModuleRecord, Coverage)
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A frame or a snapshot with its number; `taps` is the number of taps that the receiver must know."""
+    """A frame or a snapshot with its number."""
 
     number: int
     record: Frame | Snapshot
     size: int
-    taps: int
-    strikes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class Parcel:
         return bool(self.taps or self.description or self.entries or self.end)
 
 
-def some_taps(taps: Sequence[Tap], first: int) -> tuple[Tap, ...]:
+def _some_taps(taps: Sequence[Tap], first: int) -> tuple[Tap, ...]:
     """Return the taps from this number on, as many as one parcel takes."""
     room, last = PARCEL_BYTES, first
     while last < len(taps) and room > 0:
@@ -134,12 +132,10 @@ class CurrentDescription:
     """The description of the run, with a version that changes only if the content does."""
 
     def __init__(self) -> None:
-        self.received = -1  # the version that the receiver has
         self.version = -1
         self._modules: dict[str, ModuleRecord] = {}
         self._coverage: dict[str, Coverage] = {}
         self._hooks: tuple[HookRecord, ...] = ()
-        self._strikes = 0
 
     def update(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage], hooks: Sequence[HookRecord]
@@ -152,27 +148,12 @@ class CurrentDescription:
             return False
         self._hooks = new_hooks
         self.version += 1
-        self._strikes = 0
         return True
-
-    @property
-    def due(self) -> Description | None:
-        """The description, if the receiver doesn't have it and hasn't refused it repeatedly."""
-        return self.whole if self.is_due else None
 
     @property
     def whole(self) -> Description:
         """The description."""
         return Description(self.version, tuple(self._modules.values()), tuple(self._coverage.values()), self._hooks)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether to send it."""
-        return self.received < self.version and self._strikes < STRIKES
-
-    def strike(self) -> None:
-        """Note that it was refused by itself."""
-        self._strikes += 1
 
 
 def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
@@ -183,6 +164,59 @@ def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
             known[each.path] = each
             differs = True
     return differs
+
+
+class Recipient:
+    """What the receiver of a run knows of its taps and its description, and which part of a batch it refuses.
+
+    A trainer's queue in memory (`Outbox`) and a collector's on disk (`app/collector/lanes.py`) ask it what to send.
+    """
+
+    def __init__(self) -> None:
+        self.taps = 0  # how many it knows
+        self.described = -1  # the version of the description that it has
+        self._refused = -1  # and the one that it will never take
+        self._is_careful = False  # something was refused, so parts are sent one by one to find it
+        self._strikes: Counter[tuple[int | None, ...]] = Counter()  # of a part that was sent by itself
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether to send at most one item."""
+        return self._is_careful
+
+    def lacks(self, taps: int, version: int) -> bool:
+        """Return whether it needs names of taps, or the description."""
+        return self.taps < taps or self._lacks_description(version)
+
+    def _lacks_description(self, version: int) -> bool:
+        return max(self.described, self._refused) < version
+
+    def next_parts(self, taps: Sequence[Tap], version: int) -> tuple[tuple[Tap, ...], bool, bool]:
+        """Return the taps to send now, whether to send the description, and whether to send items: after their taps."""
+        describes = self._lacks_description(version)
+        some = () if self._is_careful and describes else _some_taps(taps, self.taps)
+        is_whole = self.taps + len(some) == len(taps)
+        return some, describes, is_whole and not (self._is_careful and (some or describes))
+
+    def hear(self, answer: Receipt, taps: int, version: int, has_arrived: bool) -> bool:
+        """Process an answer to a batch of which some item has arrived, or none. Return whether it knows more now."""
+        before = self.taps, self.described
+        self.taps, self.described = max(0, min(answer.taps, taps)), min(answer.described, version)
+        if has_arrived:
+            self._is_careful = False
+            self._strikes.clear()
+        return self.taps > before[0] or self.described > before[1]
+
+    def refuse(self, has_taps: bool, version: int | None, items: Sequence[int], is_final: bool = False) -> bool:
+        """Process the refusal of these parts. Return whether their only item must be dropped."""
+        self._is_careful, part = True, (version, *items)
+        if has_taps + (version is not None) + len(items) != 1:
+            return False
+        self._strikes[part] += 1
+        is_out = is_final or self._strikes[part] >= STRIKES
+        if is_out and version is not None:
+            self._refused = version
+        return is_out and bool(items)
 
 
 class Retained:

@@ -17,6 +17,7 @@ import msgspec
 from hookcore.delivery.http.connection import (
     MAX_PAUSE_HERE_S,
     MAX_PAUSE_S,
+    REFUSALS,
     WRITING,
     Address,
     Connection,
@@ -25,7 +26,7 @@ from hookcore.delivery.http.connection import (
     Retries,
     UnansweredError,
 )
-from hookcore.delivery.http.outbox import Outbox, Reason
+from hookcore.delivery.http.outbox import Outbox
 from hookcore.delivery.http.parcels import Entry, MakeSpool, Parcel, Spool, fitted, fitted_frame, fitted_settings
 from hookcore.errors import WireError
 from hookcore.records import Command, Frame
@@ -258,7 +259,6 @@ logger = logging.getLogger("hookcore")
 
 SPOOL_S: Final = 60.0  # for writing the rest at the end: a busy machine takes long, and what isn't written is lost
 _POLL_S: Final = 0.02
-_REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
 
 
 class Sender:
@@ -375,7 +375,7 @@ class Sender:
                 if rest <= 0 and due <= end:
                     self._outbox.set_listening(False)
                     return True
-                self._outbox.set_listening(self._retries.not_before <= time.monotonic())
+                self._outbox.set_listening(self._retries.pause.until <= time.monotonic())
                 changed.wait(max(rest, 0.001))
             return False
 
@@ -437,7 +437,7 @@ class Sender:
         if 200 <= reply.status < 300:
             self._read_answer(parcel, reply)
             return
-        reason = _REFUSALS.get(reply.status)
+        reason = REFUSALS.get(reply.status)
         if reason is not None:
             self._outbox.refused(parcel, reason)
         elif 400 <= reply.status < 500:
