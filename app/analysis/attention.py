@@ -209,7 +209,7 @@ def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
     module name come first; with dropout, only those count. The result may contain others, which are recognized by their
     shape when they arrive.
     """
-    latest = store.latest("output", wanted=store.taps(match, "output"))
+    latest = store.latest(store.taps(match, "output"))
     column = {name: latest.values[:, place] for place, name in enumerate(latest.stats)}
     types = store.module_types()
     named = np.array([_is_named_so(tap, types.get(tap.module, "")) for tap in latest.taps], bool)

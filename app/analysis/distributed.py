@@ -225,7 +225,7 @@ def layers_of(
     `all_` is the store of the run of all ranks, whose taps they are, and `stores_at` returns those of the ranks that a
     step is of. None if no such step was captured.
     """
-    newest = all_.latest(first=first, last=last, wanted=wanted, merged=True)
+    newest = all_.latest(wanted, first=first, last=last, merged=True)
     if not len(newest.steps):
         return None
     step = int(newest.steps.max())

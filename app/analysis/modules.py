@@ -86,7 +86,7 @@ def columns_of(rows: Sequence[ModuleRow]) -> dict[str, NDArray[np.int64] | list[
 
 def calls_of(store: Store, taps: TapList, first: int | None = None, last: int | None = None) -> Counter[str]:
     """Return how often each module of these taps was called in its newest captured step, up to the limit of calls."""
-    return _calls_in(store.latest(stat="count", first=first, last=last, wanted=taps, merged=True))
+    return _calls_in(store.latest(taps, "count", first=first, last=last, merged=True))
 
 
 def _fresh(latest: Latest) -> Iterator[tuple[Tap, float]]:

@@ -289,7 +289,7 @@ def _heatmap(every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark |
     else:
         columns = spec.columns
     first, last = span or (0, -1)
-    heat = run.store.heatmap(str(spec.kind), spec.stats[0], None, first, last, columns, most, wanted)
+    heat = run.store.heatmap(wanted, spec.stats[0], first, last, columns, most)
     if sent is not None:
         return [_cells(DELTA, heat)] if len(heat.first_step) else []
     starts = _starts(len(wanted.taps), most)  # known before there is a step
@@ -326,7 +326,7 @@ def _latest(every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | 
     if span is None:
         return []
     asked = spec.first if spec.first is not None and spec.first >= 0 else None
-    found = run.store.latest(first=span[0] if sent is not None else asked, last=span[1], wanted=wanted)
+    found = run.store.latest(wanted, first=span[0] if sent is not None else asked, last=span[1])
     if sent is not None and not len(found.steps):
         return []
     # The newest step may have only logged values.
@@ -351,7 +351,7 @@ def _latest(every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | 
 def _nonfinite(run: Run, wanted: TapList, found: Latest, span: tuple[int, int]) -> Any:
     """Return the taps that were non-finite in any step of the span, not only in the newest."""
     if span[0] < span[1]:
-        heat = run.store.heatmap("", "nan", first=span[0], last=span[1], columns=1, wanted=wanted)
+        heat = run.store.heatmap(wanted, "nan", *span, columns=1)
         if heat.nonfinite.size:
             return heat.numbers[heat.nonfinite[:, 0] > 0]
     return found.numbers[found.values[:, STAT_NAMES.index("nonfinite")] > 0]
@@ -412,7 +412,7 @@ def _fill_from_merged(
 ) -> None:
     """Fill in the worst values around merged steps, for the taps without exact ones."""
     for place, stat in enumerate(spec.stats):
-        heat = run.store.heatmap("", stat, None, *span, columns=1, wanted=wanted)
+        heat = run.store.heatmap(wanted, stat, *span, columns=1)
         if not len(heat.first_step):
             continue
         found = absent[place] & (heat.present[:, 0] > 0)

@@ -201,7 +201,7 @@ def _large(window: MagnitudeWindow) -> Shift:
     # A bias often passes through zero, where any update is relatively large. So does a single number, such as a gate.
     places = np.flatnonzero((absolute | relative) & ~window.taps.fact(_biases_of))
     if len(places):
-        counts = window.store.latest(stat="count", wanted=window.taps.at(places.tolist())).values[:, 0]
+        counts = window.store.latest(stat="count", taps=window.taps.at(places.tolist())).values[:, 0]
         places = places[counts >= limits["least_values"]]
     return Shift("large-update", places, _onsets(window, places, usual, above=True), usual, lambda _: rule.severity)
 

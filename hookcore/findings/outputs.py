@@ -89,7 +89,7 @@ def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
 
 def _any_zero(store: Store, taps: TapList, share: float = 1.0) -> bool:
     """Return whether any of these taps was zero in the newest step in which it was captured."""
-    return len(taps.taps) > 0 and bool((store.latest(stat="zero_fraction", wanted=taps).values >= share).any())
+    return len(taps.taps) > 0 and bool((store.latest(stat="zero_fraction", taps=taps).values >= share).any())
 
 
 def _trained_weights(taps: TapList) -> TapList:
@@ -252,14 +252,14 @@ def find_variance(store: Store, taps: TapList, outputs: TapList) -> list[Finding
     limits = limits_of(store, NO_VARIANCE)
     if not len(outputs.taps):
         return []
-    std, rms = (store.latest(stat=stat, wanted=outputs) for stat in ("std", "rms"))
+    std, rms = (store.latest(stat=stat, taps=outputs) for stat in ("std", "rms"))
     if len(std.numbers) != len(rms.numbers):  # a frame arrived in between
         return []
     numbers = rms.numbers[((std.values <= limits["spread"] * rms.values) & (rms.values > 0))[:, 0]]
     if not len(numbers):
         return []  # most looks end here
     judged = outputs.at(np.flatnonzero(np.isin(outputs.numbers, numbers)).tolist())
-    counts = store.latest(stat="count", wanted=judged)
+    counts = store.latest(stat="count", taps=judged)
     judged = judged.at(np.flatnonzero(counts.values[:, 0] >= limits["least_values"]).tolist())
     if not len(judged.taps):
         return []

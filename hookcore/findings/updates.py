@@ -59,7 +59,7 @@ class _Pairs:
     def are_dense(self, store: Store, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which of the wanted parameters have dense gradients. A sparse one lists the rows that it changes."""
         places = np.flatnonzero(wanted).tolist()
-        ends = (store.latest(stat="count", wanted=taps.at(places)) for taps in (self.updates, self.gradients))
+        ends = (store.latest(stat="count", taps=taps.at(places)) for taps in (self.updates, self.gradients))
         updated, fed = (end.values[:, 0] for end in ends)
         dense = np.zeros(len(wanted), bool)
         dense[places] = fed >= updated

@@ -91,9 +91,13 @@ class StoreReader(Reader):
 
     def find(self, tap: TapName) -> answers.Tap:
         """Return the tap with a number (which may be text) or a label."""
+        return self._find(tap)[1]
+
+    def _find(self, tap: TapName) -> tuple[int, answers.Tap]:
         if isinstance(tap, str) and tap.isascii() and tap.isdigit():
             tap = int(tap[:20])
-        return answers.Tap.of(*self._store.find_tap(tap))
+        number, record = self._store.find_tap(tap)
+        return number, answers.Tap.of(number, record)
 
     def coverage(self, match: str | None = None, captured: bool | None = None) -> list[Coverage]:
         fits = self._store.matcher(match)
@@ -117,8 +121,8 @@ class StoreReader(Reader):
     def stats(
         self, tap: TapName, stats: Sequence[str], first: int | None = None, last: int | None = None, points: int = 1000
     ) -> list[answers.Series]:
-        named = self.find(tap)
-        number, shares = int(named.number or 0), {stat: quantile_of(stat) for stat in stats}
+        number, named = self._find(tap)
+        shares = {stat: quantile_of(stat) for stat in stats}
         qs = {stat: share for stat, share in shares.items() if share is not None}
         found = self._store.quantiles(number, list(qs.values()), first, last, points) if qs else None
         made = {} if found is None else dict(zip(qs, found.values.T, strict=True))
@@ -157,7 +161,7 @@ class StoreReader(Reader):
         `counts` adds in how many steps each cell was captured, and was non-finite.
         """
         require_kind(kind)
-        found = self._store.heatmap(kind, stat, match, first, last, columns, rows)
+        found = self._store.heatmap(self._store.taps(match, kind), stat, first, last, columns, rows)
         return answers.Heatmap.of(self._run, kind, found, counts=counts)
 
     def histograms(
@@ -173,17 +177,14 @@ class StoreReader(Reader):
         columns: int = 200,
         bins: int = 80,
     ) -> list[answers.Histograms]:
-        found = [self.find(tap) for tap in taps]
-        bounds = first, last, columns, bins
-        return [answers.Histograms.of(tap, self._store.histograms(int(tap.number or 0), *bounds)) for tap in found]
+        found, bounds = [self._find(tap) for tap in taps], (first, last, columns, bins)
+        return [answers.Histograms.of(named, self._store.histograms(number, *bounds)) for number, named in found]
 
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
     ) -> answers.Channels:
-        found = self.find(tap)
-        return answers.Channels.of(
-            self._run, found, self._store.channels(int(found.number or 0), first, last, columns, rows)
-        )
+        number, named = self._find(tap)
+        return answers.Channels.of(self._run, named, self._store.channels(number, first, last, columns, rows))
 
     def channel_taps(self, match: str | None = None) -> answers.ChannelTaps:
         found = self._store.channel_taps(match)
@@ -202,9 +203,9 @@ class StoreReader(Reader):
     ) -> answers.Latest:
         wanted = self._store.taps(match, kind)
         if taps is not None:
-            chosen = [int(self.find(tap).number or 0) for tap in taps]
+            chosen = [self._find(tap)[0] for tap in taps]
             wanted = wanted.at(np.flatnonzero(np.isin(wanted.numbers, chosen)).tolist())
-        found = self._store.latest(None, stat, sort, limit, first, last, wanted, merged=True)
+        found = self._store.latest(wanted, stat, sort, limit, first, last, merged=True)
         return answers.Latest.of(self._run, found)
 
     def scalars(

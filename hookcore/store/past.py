@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from hookcore.store.rows import Cells, Columns, Rows
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
@@ -73,6 +71,24 @@ class Together(Protocol):
         """Return what `Past.rows` returns of each."""
 
 
+@dataclass(frozen=True, slots=True)
+class Older:
+    """Steps that a past answers for. Memory answers with its rows that begin later."""
+
+    past: Past
+    first: int | None
+    last: int
+
+    @property
+    def span(self) -> Span:
+        return self.first, self.last
+
+    def later(self, near: Sequence[Rows]) -> list[Rows]:
+        """Return the rows of memory that begin later."""
+        parts = (part.some(slice(int(part.first.searchsorted(self.last, "right")), None)) for part in near)
+        return [part for part in parts if len(part.first)]
+
+
 def look_together(pasts: Sequence[Past]) -> None:
     """Find out how far several runs are stored."""
     here: dict[Together, list[Past]] = {}
@@ -96,19 +112,3 @@ def rows_together(wanted: Sequence[Wanted]) -> list[Rows | None]:
         for number, rows in zip(numbers, together.rows([wanted[number] for number in numbers]), strict=True):
             found[number] = rows
     return found
-
-
-def divide(near: Sequence[Rows], exact_since: int, span: Span, stored: int) -> tuple[Span | None, list[Rows]]:
-    """Return which steps the past should answer, and the rows of memory for the others.
-
-    Memory answers for its exact rows and for data that isn't stored yet, even if it is merged.
-    """
-    kept: list[Rows] = []
-    for part in near:
-        ours = (part.last > stored) | (part.first >= exact_since)
-        if ours.any():
-            kept.append(part if ours.all() else part.some(slice(int(np.argmax(ours)), None)))
-    first, last = span
-    end = stored if not kept else min(stored, int(kept[0].first[0]) - 1)
-    end = end if last is None else min(end, last)
-    return (first, end) if end >= (first or 0) else None, kept

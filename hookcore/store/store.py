@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,7 +43,7 @@ from hookcore.store.incidents import Alarm, Found, Incident, Replay, replay_of
 from hookcore.store.ladder import Ladder, Peaks
 from hookcore.store.ledger import NonfiniteTaps
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Follower, Parts, ascending_parts, require_shapes
-from hookcore.store.past import Lane, Past, Span, Wanted, divide, look_together, rows_together
+from hookcore.store.past import Lane, Older, Past, Span, Wanted, look_together, rows_together
 from hookcore.store.rows import Cells, Columns, Rows, Streaks, columns_over, down_sample, norm_of, overlap
 from hookcore.store.segments import (
     SCALAR_SCHEMA,
@@ -168,9 +168,9 @@ class _Found:
 
 def require_stats(stat: str | None, sort: str | None) -> None:
     """Raise ArgumentError if one of these isn't a stat; `sort` may begin with a minus."""
-    for given in (stat, sort.removeprefix("-") if sort else None):
-        if given is not None:
-            checks.require("stat", given, STAT_NAMES)
+    for name in (stat, sort.removeprefix("-") if sort else None):
+        if name is not None:
+            checks.require("stat", name, STAT_NAMES)
 
 
 def _column_of(stored: Floats, numbers: Steps, name: str, places: Places) -> Floats:
@@ -199,15 +199,15 @@ def _newest_merged(
         rows = overlap(part.first, part.last, first, last)
         wanted = np.flatnonzero((end < 0) & (lanes < part.lanes))
         present = part.present[rows][:, lanes[wanted]] > 0
-        found = np.flatnonzero(present.any(axis=0)) if len(present) else np.empty(0, np.intp)
-        if not len(found):
+        here = np.flatnonzero(present.any(axis=0)) if len(present) else np.empty(0, np.intp)
+        if not len(here):
             continue
-        row = rows.stop - 1 - present[::-1][:, found].argmax(axis=0)  # the newest one of each lane
-        found = wanted[found]
-        begin[found], end[found] = part.first[row], part.last[row]
-        values[:, found] = part.mean[:, row, lanes[found]]
+        row = rows.stop - 1 - present[::-1][:, here].argmax(axis=0)  # the newest one of each lane
+        here = wanted[here]
+        begin[here], end[here] = part.first[row], part.last[row]
+        values[:, here] = part.mean[:, row, lanes[here]]
         for column in _COUNTED:
-            values[column, found] = part.high[column, row, lanes[found]]
+            values[column, here] = part.high[column, row, lanes[here]]
         if (end >= 0).all():
             break
     return begin, end, values
@@ -221,6 +221,10 @@ def _series_of(name: str, tap: int | None, parts: list[Rows], points: int) -> Se
     rows = down_sample(Rows.join(parts), points)
     values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
     return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
+
+
+def _ends_of(entries: Sequence[SketchRows]) -> tuple[Steps, Steps]:
+    return np.array([entry.first for entry in entries], np.int64), np.array([entry.last for entry in entries], np.int64)
 
 
 def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:
@@ -451,9 +455,9 @@ class Store:
             self._take_part(frame, frame.taps, frame.stats, frame.sketches)
             return
         for taps, stats, block in ascending_parts(frame):
-            known = len(self._parts.taps)
-            if len(taps) and taps[-1] >= known:
-                fit = np.arange(np.searchsorted(taps, known))
+            room = len(self._parts.taps)
+            if len(taps) and taps[-1] >= room:
+                fit = np.arange(np.searchsorted(taps, room))
                 self._parts.dropped["rows_of_unknown_taps"] += len(taps) - len(fit)
                 taps, stats, block = taps[fit], stats[fit], rows_of(block, fit)
             if len(taps):
@@ -549,19 +553,19 @@ class Store:
         """Return the taps of a kind whose module matches a pattern (see docs/patterns.md)."""
         checks.require_kind(kind)
         every = self._every_tap()
-        found = every if kind is None else every.of_kind(kind)
+        taps = every if kind is None else every.of_kind(kind)
         if match is None:
-            return found
+            return taps
         fits = self.matcher(match)
-        return found.at([place for place, tap in enumerate(found.taps) if fits(tap.module)])
+        return taps.at([place for place, tap in enumerate(taps.taps) if fits(tap.module)])
 
     def _every_tap(self) -> TapList:
         """Return the same list until there are more taps, so that facts about it are found once."""
-        known = self._all_taps
-        if len(known.taps) != len(self._parts.taps):
+        all_taps = self._all_taps
+        if len(all_taps.taps) != len(self._parts.taps):
             taps = tuple(self._parts.taps)
-            known = self._all_taps = TapList(np.arange(len(taps)), taps)
-        return known
+            all_taps = self._all_taps = TapList(np.arange(len(taps)), taps)
+        return all_taps
 
     def events(
         self,
@@ -572,8 +576,8 @@ class Store:
         limit: int | None = None,
     ) -> list[Event]:
         """Return the newest matching events, oldest first."""
-        found = [event for event in self._parts.events.items() if event.fits(first, last, name, severity)]
-        return found if limit is None else found[max(0, len(found) - limit) :]
+        events = [event for event in self._parts.events.items() if event.fits(first, last, name, severity)]
+        return events if limit is None else events[max(0, len(events) - limit) :]
 
     def events_after(self, taken: int) -> tuple[int, list[Event]]:
         """Return the events after the first `taken`, and the number of all events. For followers."""
@@ -591,7 +595,10 @@ class Store:
         """Return the snapshots by the numbers that name them: their commands', or else their places in time."""
         taken, kept = self.snapshots_after(0)
         first = taken - len(kept)
-        return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
+        return [
+            (snapshot.number if snapshot.number >= 0 else first + place, snapshot)
+            for place, snapshot in enumerate(kept)
+        ]
 
     def numbered_media(self) -> list[tuple[int, Snapshot]]:
         """Return the logged images, texts, tables, and figures, by their position in the log."""
@@ -630,7 +637,9 @@ class Store:
         return facts_of(
             self.modules(),
             dict.fromkeys(tap.module for tap in taps),
-            {each.path: each.captured for each in self.coverage()} if {"captured", "uncaptured"} & states else {},
+            {covered.path: covered.captured for covered in self.coverage()}
+            if {"captured", "uncaptured"} & states
+            else {},
             {taps[number].module for number in nonfinite if number < len(taps)},
             self._find_dead() if "dead" in states else (),
         )
@@ -647,8 +656,10 @@ class Store:
     def _with_unreported(self, coverage: list[Coverage]) -> list[Coverage]:
         """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
         modules = self._parts.modules.items()
-        known = {each.path: each for each in coverage}
-        unreported: dict[str, dict[Kind, None]] = {each.path: {} for each in modules if each.path not in known}
+        by_path = {covered.path: covered for covered in coverage}
+        unreported: dict[str, dict[Kind, None]] = {
+            covered.path: {} for covered in modules if covered.path not in by_path
+        }
         if not unreported:
             return coverage
         for tap in self._parts.taps[:]:
@@ -656,9 +667,9 @@ class Store:
                 unreported[tap.module][tap.kind] = None
         for path, type_ in ((module.path, module.type) for module in modules if module.path in unreported):
             seen = tuple(unreported[path])
-            known[path] = Coverage(path, type_, bool(seen), seen, "" if seen else UNREPORTED)
-        in_order = {module.path: known[module.path] for module in modules}
-        return list((in_order | known).values())
+            by_path[path] = Coverage(path, type_, bool(seen), seen, "" if seen else UNREPORTED)
+        in_order = {module.path: by_path[module.path] for module in modules}
+        return list((in_order | by_path).values())
 
     @property
     def refused_taps(self) -> int:
@@ -676,7 +687,8 @@ class Store:
         room = f"{len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
         have = f"no room for its values: the store has room for {room}"
         return [
-            _without_refused(each, kept.get(each.path, set()), have) if each.captured else each for each in coverage
+            _without_refused(covered, kept.get(covered.path, set()), have) if covered.captured else covered
+            for covered in coverage
         ]
 
     def hooks(self) -> tuple[HookRecord, ...]:
@@ -701,7 +713,7 @@ class Store:
         if isinstance(tap, Tap):
             number = self._parts.tap_numbers.get(tap)
             if number is None:
-                raise ArgumentError(checks.unknown("tap", tap.label, [each.label for each in taps]))
+                raise ArgumentError(checks.unknown("tap", tap.label, [other.label for other in taps]))
             return number, tap
         if not 0 <= tap < len(taps):
             raise ArgumentError(f"unknown tap number {tap}: there are {len(taps)} taps, numbered from 0")
@@ -741,48 +753,59 @@ class Store:
         return gather_together([(self, source, span)], most)[0]
 
     def _ask(self, source: Source, span: Span, most: int) -> Question:
+        near, older = self._recall(source, span)
+        if older is None:
+            return Question(near)
+        return Question(near, older.later(near), Wanted(older.past, source.stat, source.names, older.span, most))
+
+    def _recall(self, source: Source, span: Span) -> tuple[list[Rows], Older | None]:
+        """Return the rows of memory, and for which steps the past answers instead."""
         near = source.ladder.gather(source.column, source.lanes, *span)
         since = source.ladder.exact_since(self._parts.whole_since)
-        past = self._past_of(span, since)
-        if past is None or since is None:
-            return Question(near)
-        deep, kept = divide(near, since, span, past.stored_until())
-        wanted = None if deep is None else Wanted(past, source.stat, source.names, deep, most)
-        return Question(near, kept, wanted)
+        return near, self._older(span, since, ((part.first, part.last) for part in near))
+
+    def _older(self, span: Span, exact_since: int | None, ends: Iterable[tuple[Steps, Steps]]) -> Older | None:
+        """Return for which steps of a span the past answers, if for any. `ends` are those of the rows that memory has.
+
+        Memory answers for its exact rows and for data that isn't stored yet, even if it is merged.
+        """
+        past = self._past_of(span, exact_since)
+        if past is None or exact_since is None:
+            return None
+        stored = past.stored_until()
+        kept = (first[(last > stored) | (first >= exact_since)] for first, last in ends)
+        before = next((int(first[0]) - 1 for first in kept if len(first)), stored)
+        end = min(stored, before, stored if span[1] is None else span[1])
+        return Older(past, span[0], end) if end >= (span[0] or 0) else None
 
     def _entries(self, number: int, span: Span, most: int) -> list[SketchRows]:
         """Return the sketches of a tap, or sums of them, oldest first."""
-        return self._divided(span, lambda past, deep: past.sketches(number, deep, most))
+        return self._sketches(span, lambda older: older.past.sketches(number, older.span, most))
 
-    def _divided(self, span: Span, ask: Callable[[Past, Span], list[SketchRows] | None]) -> list[SketchRows]:
+    def _sketches(self, span: Span, ask: Callable[[Older], list[SketchRows] | None]) -> list[SketchRows]:
         """Return sketches of memory, and of the past where memory has only sums."""
         near = self._parts.sketches.entries(*span)
         since = self._parts.sketches.exact_since(self._parts.whole_since)
-        past = self._past_of(span, since)
-        if past is None or since is None:
-            return near
-        stored = past.stored_until()
-        kept = [entry for entry in near if entry.last > stored or (entry.first >= since and entry.steps == 1)]
-        end = min([stored, *(entry.first - 1 for entry in kept), *(each for each in span[1:] if each is not None)])
-        older = ask(past, (span[0], end)) if end >= (span[0] or 0) else None
-        if older is None:
+        older = self._older(span, since, map(_ends_of, [near]))
+        older_sketches = None if older is None else ask(older)
+        if older_sketches is None:
             return near
         # A sum of the past may be of steps after the end, too, or the last steps may be too many for it.
-        until = max((entry.last for entry in older), default=-1)
-        return [*older, *(entry for entry in near if entry.first > until)]
+        until = max((entry.last for entry in older_sketches), default=-1)
+        return [*older_sketches, *(entry for entry in near if entry.first > until)]
 
     def _all_entries(self, span: Span) -> list[SketchRows]:
         """Return the sketches of all taps, or sums of them, oldest first."""
-        return self._divided(span, lambda past, deep: past.all_sketches(len(self._parts.taps), deep))
+        return self._sketches(span, lambda older: older.past.all_sketches(len(self._parts.taps), older.span))
 
     def _latest(self, span: Span) -> tuple[Steps, Floats]:
         """Return the newest step of each tap in a span, -1 if it has none, and its exact stats there [stat, tap]."""
         since = self.exact_since
         past = self._past_of(span, since)
         if past is not None and since is not None and span[1] is not None and span[1] < since:
-            found = past.latest(len(self._parts.taps), span)
-            if found is not None:
-                return found
+            newest = past.latest(len(self._parts.taps), span)
+            if newest is not None:
+                return newest
         return self._parts.stats.latest(*span)
 
     def _has_past(self, span: Span) -> bool:
@@ -790,33 +813,11 @@ class Store:
         past = self._past_of(span, self.exact_since)
         return past is not None and not past.trouble
 
-    def _rows_between(self, span: Span) -> tuple[Steps, Steps]:
-        """Return the first and the last step of every row of taps that overlaps a span, oldest first."""
-        begin, end = self._parts.stats.rows_between(*span)
-        since = self.exact_since
-        past = self._past_of(span, since)
-        if past is None or since is None:
-            return begin, end
-        stored = past.stored_until()
-        ours = (end > stored) | (begin >= since)
-        until = min([stored, *begin[ours][:1].tolist(), *(each for each in span[1:] if each is not None)])
-        until -= bool(ours.any() and until == begin[ours][0])
-        older = past.captured((span[0], until)) if until >= (span[0] or 0) else None
-        if older is None:
-            return begin, end
-        return np.concatenate([older, begin[ours]]), np.concatenate([older, end[ours]])
-
     def _view(self, source: Source, span: Span) -> View:
         """Return what a heatmap of a span shows."""
-        near = source.ladder.gather(source.column, source.lanes, *span)
-        since = source.ladder.exact_since(self._parts.whole_since)
-        past = self._past_of(span, since)
-        if past is not None and since is not None:
-            deep, kept = divide(near, since, span, past.stored_until())
-            ends = None if deep is None else past.ends(deep)
-            if ends is not None:
-                return View(near, kept, ends)
-        return View(near, near)
+        near, older = self._recall(source, span)
+        ends = None if older is None else older.past.ends(older.span)
+        return View(near, near) if older is None or ends is None else View(near, older.later(near), ends)
 
     def _cells(self, stat: str, wanted: TapList, over: Columns, view: View, streaks: Streaks) -> Cells:
         """Return the values of a view in cells."""
@@ -832,31 +833,30 @@ class Store:
 
     def latest(
         self,
-        kind: str | None = None,
+        taps: TapList | str | None = None,
         stat: str | None = None,
         sort: str | None = None,
         limit: int | None = None,
         first: int | None = None,
         last: int | None = None,
-        wanted: TapList | None = None,
         *,
         merged: bool = False,
     ) -> Latest:
-        """Return the newest values of every tap; `sort` is a stat, largest and non-finite first ("-norm": smallest).
+        """Return the newest values of taps, of those of a kind, or of all.
 
-        With bounds, return the taps seen in these steps; with `merged`, also those whose steps are merged by now: then
-        stats are means, and counts of non-finite values are the largest of a step. `wanted` names the taps and skips
-        the search by kind.
+        `sort` is a stat, largest and non-finite first ("-norm": smallest). With bounds, return the taps seen in these
+        steps; with `merged`, also those whose steps are merged by now: then stats are means, and counts of non-finite
+        values are the largest of a step.
         """
         require_stats(stat, sort)
-        wanted = self.taps(None, kind) if wanted is None else wanted
+        wanted = taps if isinstance(taps, TapList) else self.taps(None, taps)
         steps, stored = self._latest((first, last))
         numbers = wanted.numbers[wanted.numbers < len(steps)]
         numbers = numbers[steps[numbers] >= 0]
-        found = _Found(numbers, steps[numbers], steps[numbers], partial(_column_of, stored, numbers))
+        newest = _Found(numbers, steps[numbers], steps[numbers], partial(_column_of, stored, numbers))
         if merged and (first, last) != (None, None):
-            found = self._with_merged(found, wanted, (first, last))
-        return found.arranged(self._parts.taps, wanted, stat, sort, limit)
+            newest = self._with_merged(newest, wanted, (first, last))
+        return newest.arranged(self._parts.taps, wanted, stat, sort, limit)
 
     def _with_merged(self, exact: _Found, wanted: TapList, span: Span) -> _Found:
         """Add the taps that only merged rows have in these steps."""
@@ -865,15 +865,15 @@ class Store:
         if not len(parts):
             return exact
         begin, end, means = _newest_merged(parts, *span, lanes)
-        found = np.flatnonzero(end >= 0)
-        numbers = np.concatenate([exact.numbers, lanes[found]])
+        merged = np.flatnonzero(end >= 0)
+        numbers = np.concatenate([exact.numbers, lanes[merged]])
         order = np.argsort(numbers)
 
         def read(name: str, places: Places) -> Floats:
             values = exact.read(name, np.arange(len(exact.numbers)))
-            return np.concatenate([values, means[STAT_NAMES.index(name), found]])[order][places]
+            return np.concatenate([values, means[STAT_NAMES.index(name), merged]])[order][places]
 
-        begin, end = (np.concatenate(each)[order] for each in ((exact.begin, begin[found]), (exact.end, end[found])))
+        begin, end = (np.concatenate(ends)[order] for ends in ((exact.begin, begin[merged]), (exact.end, end[merged])))
         return _Found(numbers[order], begin, end, read)
 
     def captured_rows(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Steps]:
@@ -881,7 +881,13 @@ class Store:
 
         They are the same for a step that is still exact.
         """
-        return self._rows_between((first, last))
+        begin, end = self._parts.stats.rows_between(first, last)
+        older = self._older((first, last), self.exact_since, [(begin, end)])
+        steps = None if older is None else older.past.captured(older.span)
+        if older is None or steps is None:
+            return begin, end
+        kept = begin > older.last
+        return np.concatenate([steps, begin[kept]]), np.concatenate([steps, end[kept]])
 
     # Reads a store's state, from any thread. `first` and `last` are inclusive steps; None means no bound
 
@@ -914,10 +920,10 @@ class Store:
     def peaks(self, numbers: NDArray[np.int64], stat: str, width: int, first: int, last: int) -> Peaks:
         """Return the largest value of one stat of taps in columns of `width` steps. Unlike `rows`, it copies little."""
         checks.require("stat", stat, STAT_NAMES)
-        known = self._parts.ledger.taps()  # most runs have no non-finite value, so there is nothing to read about them
-        suspects = np.flatnonzero(np.isin(numbers, known.numbers[known.last_step >= first]))
-        found = Peaks.make((first, last), width, numbers.astype(np.intp), lanes_of(numbers), suspects)
-        return self._parts.stats.peaks(STAT_NAMES.index(stat), found)
+        bad = self._parts.ledger.taps()  # most runs have no non-finite value, so there is nothing to read about them
+        suspects = np.flatnonzero(np.isin(numbers, bad.numbers[bad.last_step >= first]))
+        peaks = Peaks.make((first, last), width, numbers.astype(np.intp), lanes_of(numbers), suspects)
+        return self._parts.stats.peaks(STAT_NAMES.index(stat), peaks)
 
     def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
         """Return one scalar in at most `points` points."""
@@ -945,24 +951,21 @@ class Store:
 
     def heatmap(
         self,
-        kind: str,
+        taps: TapList | str,
         stat: str,
-        match: str | None = None,
         first: int | None = None,
         last: int | None = None,
         columns: int = 500,
         rows: int | None = None,
-        wanted: TapList | None = None,
     ) -> Heatmap:
-        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells.
+        """Return the worst value of taps, or of those of a kind, over time, in at most `columns` by `rows` cells.
 
-        Callers that ask for the same taps again and again pass them as `wanted`, which skips the search. Very many taps
-        get fewer columns, so that the memory is bounded.
+        Very many taps get fewer columns, so that the memory is bounded.
         """
         checks.require("stat", stat, STAT_NAMES)
         checks.require_at_least("columns", columns, 1)
         checks.require_at_least("rows", 1 if rows is None else rows, 1)
-        wanted = self.taps(match, kind) if wanted is None else wanted
+        wanted = taps if isinstance(taps, TapList) else self.taps(None, taps)
         if not len(wanted.taps):
             return _empty_heatmap(stat)
         columns = max(1, min(columns, MAX_CELLS // len(wanted.taps)))
@@ -993,15 +996,15 @@ class Store:
 
     def _streaks_of(self, numbers: NDArray[np.int64]) -> Streaks:
         """Return the first and the newest streak of non-finite steps of taps. No others are known exactly."""
-        known = self._parts.ledger.taps()
-        place = np.searchsorted(known.numbers, numbers)
-        place[place == len(known.numbers)] = 0
+        bad = self._parts.ledger.taps()
+        place = np.searchsorted(bad.numbers, numbers)
+        place[place == len(bad.numbers)] = 0
         first, last = np.zeros((2, len(numbers)), np.int64), np.full((2, len(numbers)), -1, np.int64)
-        found = np.flatnonzero(known.numbers[place] == numbers) if len(known.numbers) else np.empty(0, np.intp)
-        at = place[found]
-        first[0, found], last[0, found] = known.first_step[at], known.first_until[at]
-        several = known.streaks[at] > 1
-        first[1, found[several]], last[1, found[several]] = known.since[at[several]], known.last_step[at[several]]
+        ever = np.flatnonzero(bad.numbers[place] == numbers) if len(bad.numbers) else np.empty(0, np.intp)
+        at = place[ever]
+        first[0, ever], last[0, ever] = bad.first_step[at], bad.first_until[at]
+        several = bad.streaks[at] > 1
+        first[1, ever[several]], last[1, ever[several]] = bad.since[at[several]], bad.last_step[at[several]]
         return Streaks(first, last)
 
     def histograms(
@@ -1042,8 +1045,8 @@ class Store:
     def channel_taps(self, match: str | None = None) -> TapList:
         """Return the taps whose numbers are kept in their order, of modules that match a pattern."""
         kept = set(self._parts.channels.taps())
-        found = self.taps(match, PROBE)
-        return found.at([place for place, tap in enumerate(found.taps) if tap in kept])
+        probes = self.taps(match, PROBE)
+        return probes.at([place for place, tap in enumerate(probes.taps) if tap in kept])
 
     def quantiles(
         self, tap: TapName, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000
@@ -1060,7 +1063,7 @@ class Store:
         least, most = (self.rows(numbers, stat, *span) for stat in ("min", "max"))
         is_scaled = self._parts.taps[number].kind in GRADIENT_KINDS and GRAD_SCALE in self.scalar_names()
         scale = Rows.join(self._gather(self.source_of_scalar(GRAD_SCALE), span)) if is_scaled else Rows.empty(1)
-        found = []
+        bounds = []
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
             divisor = np.fmax.reduce(scale.high[_within(scale, begin, end), 0], initial=1.0)
             inside = _within(least, begin, end)
@@ -1068,8 +1071,8 @@ class Store:
                 inside[:] = False  # merged rows reach further, so these are not the extremes of this span
             minimum = np.fmin.reduce(least.low[inside, 0], initial=np.nan)
             maximum = np.fmax.reduce(most.high[inside, 0], initial=np.nan)
-            found.append((float(minimum), float(maximum), 2.0**MAX_EXPONENT / float(divisor)))
-        return found
+            bounds.append((float(minimum), float(maximum), 2.0**MAX_EXPONENT / float(divisor)))
+        return bounds
 
     def nonfinite_taps(self) -> NonfiniteTaps:
         """Return the exact record of every tap that was ever non-finite."""
@@ -1081,9 +1084,9 @@ class Store:
 
     def nonfinite_since(self, name: str) -> int | None:
         """Return the exact step since which a scalar is NaN or infinite; None if its newest value is finite."""
-        lane, known = self._parts.scalars.lanes.get(name), self._parts.scalar_ledger.taps()
-        at = np.flatnonzero((known.numbers == lane) & ~known.is_over)
-        return int(known.since[at[0]]) if len(at) else None
+        lane, bad = self._parts.scalars.lanes.get(name), self._parts.scalar_ledger.taps()
+        at = np.flatnonzero((bad.numbers == lane) & ~bad.is_over)
+        return int(bad.since[at[0]]) if len(at) else None
 
     def incidents(self) -> list[Incident]:
         """Return the first and the newest incidents, oldest first. The usage counts the others."""
@@ -1142,10 +1145,10 @@ def rows_of_all(asked: Sequence[RowsOf], most: int = MAX_ROWS) -> list[Rows]:
 
     Of steps that only its past has, about `most` rows are returned if there are more.
     """
-    found = [Rows.empty(each.lanes) for each in asked]
-    filled = [place for place, each in enumerate(asked) if each.lanes]
+    rows = [Rows.empty(question.lanes) for question in asked]
+    filled = [place for place, question in enumerate(asked) if question.lanes]
     questions = [(asked[place].store, asked[place].source, asked[place].span) for place in filled]
     for place, parts in zip(filled, gather_together(questions, most), strict=True):
         if parts:
-            found[place] = Rows.join(parts) if isinstance(asked[place].what, str) else Rows.stack(parts)
-    return found
+            rows[place] = Rows.join(parts) if isinstance(asked[place].what, str) else Rows.stack(parts)
+    return rows

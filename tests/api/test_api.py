@@ -248,7 +248,7 @@ def test_quantiles_are_series_without_counts(world: World, stat: str, share: flo
 @pytest.mark.parametrize(("columns", "rows"), [(500, 1000), (4, 2), (1, 1)])
 def test_a_heatmap_equals_that_of_the_store(world: World, columns: int, rows: int) -> None:
     said = world.json("heatmap", kind="output", stat="rms", columns=columns, rows=rows, counts=True)
-    truth = world.run.store.heatmap("output", "rms", None, None, None, columns, rows)
+    truth = world.run.store.heatmap("output", "rms", None, None, columns, rows)
     assert same(said["worst"], truth.worst)
     assert said["first_step"] == truth.first_step.tolist()
     assert said["nonfinite"] == truth.nonfinite.tolist()
@@ -281,7 +281,7 @@ def test_histograms_equal_those_of_the_store(world: World) -> None:
 
 def test_the_newest_values_equal_those_of_the_store_and_are_sorted_as_requested(world: World) -> None:
     said = world.json("latest", sort="-rms", limit=3, match="layers.*")
-    truth = world.run.store.latest(None, None, "-rms", 3, wanted=world.run.store.taps("layers.*"))
+    truth = world.run.store.latest(world.run.store.taps("layers.*"), None, "-rms", 3)
     assert said["stats"] == list(STAT_NAMES)
     assert [tap["number"] for tap in said["taps"]] == truth.numbers.tolist()
     assert same([tap["values"] for tap in said["taps"]], truth.values)

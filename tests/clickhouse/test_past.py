@@ -200,8 +200,8 @@ def test_answers_are_the_same_to_the_bit_where_clickhouse_is_exact(short: Both, 
         for name in ("loss", "hookcore/time_s"):
             short.same("scalars", name, first, last, points)
     for columns in (1000, 63, 1):
-        short.same("heatmap", "output", "rms", None, first, last, columns)
-    short.same("heatmap", "output", "nan", "layers.2", first, last, 40, 1)
+        short.same("heatmap", "output", "rms", first, last, columns)
+    short.same("heatmap", short.whole.taps("layers.2", "output"), "nan", first, last, 40, 1)
     short.same("histograms", 2, first, last, 50, 20)
     short.same("quantiles", 0, [0.1, 0.5], first, last, 50)
 
@@ -212,7 +212,7 @@ def test_answers_are_the_same_if_few_steps_were_captured(sparse: Both, span: tup
     for points in (5000, 100):
         sparse.same("series", 2, "rms", first, last, points)
         sparse.same("scalars", "loss", first, last, points)
-    sparse.same("heatmap", "output", "rms", None, first, last, 200)
+    sparse.same("heatmap", "output", "rms", first, last, 200)
     sparse.same("histograms", 1, first, last, 50, 20)
 
 
@@ -245,7 +245,7 @@ def test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step(
     long: Both, span: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runpast, "MAX_CELL_ROWS", 1000)
-    asked = ("output", "rms", None, *span, 150)
+    asked = ("output", "rms", *span, 150)
     exact, found = long.whole.heatmap(*asked), long.small.heatmap(*asked)
     assert np.array_equal(exact.first_step, found.first_step)
     assert np.array_equal(exact.present.sum(axis=1), found.present.sum(axis=1))
@@ -416,7 +416,7 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
         ranks.same("histograms", tap, 100, 300, 40, 20)
     for stat in ("std", "mean", "min", "nan", "zero_fraction", "nonfinite"):
         ranks.same("series", 1, stat, 148, 153)
-    ranks.same("heatmap", "output", "rms", None, 50, 399, 63)
+    ranks.same("heatmap", "output", "rms", 50, 399, 63)
     for name in ("loss", "hookcore/time_s", "hookcore/elapsed_s"):
         ranks.same("scalars", name, 10, 300, 100)
     for last in (5, 149, 200):
@@ -438,8 +438,8 @@ def test_sums_over_the_steps_of_ranks_are_read_if_they_agree(ranks: Ranks, monke
     weights, batch = OF_RANKS[0][0], OF_RANKS[1][0]
     ranks.same("series", weights, "rms", 20, 149, 1000)
     ranks.same("series", weights, "ratio", 20, 149, 11)
-    ranks.same("heatmap", "param_grad", "mean", None, 20, 149, 17)
-    ranks.same("heatmap", "param_grad", "mean", None, 148, 150, 3)  # from before the second attempt
+    ranks.same("heatmap", "param_grad", "mean", 20, 149, 17)
+    ranks.same("heatmap", "param_grad", "mean", 148, 150, 3)  # from before the second attempt
     with monkeypatch.context() as patch:
         patch.setattr(rankspast, "MAX_SKETCHES_ADDED", 0)
         assert ranks.past.sketches(1, (0, 49), 10) is None, "unknown for a step with several frames"

@@ -97,7 +97,7 @@ with hookcore.watch(model, server=None, budget=None) as watcher:
     model(torch.ones(3, 4)).sum().backward()
     watcher.step()
     watcher.flush()
-    latest = watcher.store.latest(kind="output")
+    latest = watcher.store.latest("output")
     print(latest.values[latest.taps.index(next(tap for tap in latest.taps if tap.module == "1"))].tolist()[:2])
     print([event.message for event in watcher.store.events() if event.name == "slow-kernel"])
     print(training._kernel())

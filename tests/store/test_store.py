@@ -252,7 +252,7 @@ def test_heatmap_rows_are_grouped_to_the_requested_number(store: Store) -> None:
     shown = store.heatmap("output", "max", columns=1, rows=1)
     assert shown.worst.tolist() == [[5.0]]
     assert (shown.numbers.tolist(), shown.groups.tolist()) == ([0], [2])
-    assert store.heatmap("output", "max", match="zzz").worst.shape == (0, 0)
+    assert store.heatmap(store.taps("zzz", "output"), "max").worst.shape == (0, 0)
     assert store.heatmap("output", "max", first=50).worst.shape == (0, 0)
 
 
@@ -262,7 +262,7 @@ def test_latest_is_sorted_with_non_finite_values_first(store: Store) -> None:
     assert found.steps.tolist() == [3, 1, 3]
     assert store.latest(sort="-mean").numbers.tolist() == [2, 1, 0]
     assert store.latest(sort="ratio", stat="ratio", limit=1).values.shape == (1, 1)
-    assert store.latest(kind="output_grad").taps == (TAPS[2],)
+    assert store.latest("output_grad").taps == (TAPS[2],)
     assert Store(2**20).latest().values.shape == (0, len(STAT_NAMES))
 
 

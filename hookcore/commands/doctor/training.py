@@ -58,7 +58,7 @@ def _kernel() -> Check:
         model(torch.tensor([1.0, 2.0, 3.0, float("nan")], requires_grad=True)).nansum().backward()
         watcher.step()
         watcher.flush()
-        latest = watcher.store.latest(kind="output")
+        latest = watcher.store.latest("output")
         found = dict(zip(latest.stats, latest.values[0].tolist(), strict=True)) if len(latest.values) else {}
         if watcher.error_count:
             return Check("wrong", "kernel", f"failed: {watcher.errors[0].message}")
