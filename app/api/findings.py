@@ -1,4 +1,4 @@
-"""What went wrong: the run at a glance, incidents, saved steps, rules and what no longer alerts, and notifications."""
+"""What happened: the run at a glance, events and notes, incidents, saved steps, rules, mutes, and notifications."""
 
 from __future__ import annotations
 
@@ -13,17 +13,29 @@ from hookcore.errors import ArgumentError
 from hookcore.findings import RULES, Rule, key_figures_of, limits_of
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
-from hookcore.records import SEVERITIES
+from hookcore.records import SEVERITIES, Severity
 from hookcore.records.vocabulary import OWN_RULE
 
 from ..analysis.cost import cost_of
 from ..analysis.modules import losses_of
+from ..analysis.timeline import COLUMNS, timeline_of
 from ..formats import StrictJson
 from ..runs import Run
 from ..runs.alerts import BusyError, Explainer
 from ..runs.answering import course_of, findings_of, reading_of, scope_of
-from ..runs.edits import add_mute, mutes_of, remove_mute, rules_of
-from .params import Acknowledgement, MuteRequest, RuleChanges, RunParam, RunsParam, SpanParam, run_named
+from ..runs.edits import add_mute, annotate, mutes_of, remove_annotation, remove_mute, rules_of
+from .params import (
+    MAX_STEP,
+    Acknowledgement,
+    Annotation,
+    Limit,
+    MuteRequest,
+    RuleChanges,
+    RunParam,
+    RunsParam,
+    SpanParam,
+    run_named,
+)
 from .routing import answered, described, router
 from .runs import accepted, require_live
 
@@ -100,6 +112,73 @@ def overview(run: RunParam, span: SpanParam) -> answers.Overview:
 
 def _number(value: float | None) -> Number | None:
     return None if value is None else Number(value)
+
+
+# Over the steps: what was captured, the events, and what readers noted.
+
+
+@router.reads("/timeline", "A run at a glance")
+def timeline(
+    run: RunParam,
+    span: SpanParam,
+    columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of points of the line")] = COLUMNS,
+) -> answers.Timeline:
+    """Return the loss over the steps (or what comes nearest), what happened, and which steps were captured.
+
+    However long the run is, the answer has at most `columns` points, 200 marks, and twice as many captured steps as
+    `columns`. With `from` and `to`, the answer is about a part of the run, which has more detail.
+    """
+    return timeline_of(run, span.first, span.last, columns)
+
+
+@router.reads("/nearest", "What was captured of a step")
+def nearest(
+    run: RunParam, step: Annotated[int, Query(ge=0, le=MAX_STEP, description="a step, captured or not")]
+) -> answers.Nearest:
+    """Return whether tensors were captured in a step, and the captured steps before and after it."""
+    return run.reader.nearest(step)
+
+
+@router.reads("/annotations", "Annotated steps")
+def list_annotations(run: RunParam) -> answers.Annotations:
+    """Return what readers noted at steps of a run, by step."""
+    return answers.Annotations(run.id, tuple(answers.Annotation(*each) for each in run.edits.annotations.items()))
+
+
+@router.post("/annotations", summary="Annotate a step", responses=answered(answers.Annotations))
+def add_annotation(runs: RunsParam, given: Annotation) -> Response:
+    """Annotate a step; an earlier annotation of the step is replaced. Returns the annotations of the run.
+
+    Annotations are saved with the run, and shown on the timeline and in the charts of its pages.
+    """
+    run = run_named(runs, given.run)
+    annotate(run, given.step, given.text)
+    return StrictJson(list_annotations(run))
+
+
+@router.delete("/annotations", summary="Remove an annotation", responses=answered(answers.Annotations))
+def delete_annotation(
+    run: RunParam, step: Annotated[int, Query(ge=0, le=2**53, description="the annotated step", examples=[100])]
+) -> Response:
+    """Remove the annotation of a step. Returns the remaining annotations."""
+    if not remove_annotation(run, step):
+        raise HTTPException(404, f"step {step} of this run has no annotation; GET /api/v1/annotations lists them")
+    return StrictJson(list_annotations(run))
+
+
+@router.reads("/events", "Events")
+def events(
+    run: RunParam,
+    span: SpanParam,
+    name: Annotated[str | None, Query(max_length=1000, description="only events of this name")] = None,
+    severity: Annotated[Severity | None, Query(description="only events of this severity")] = None,
+    after: Annotated[
+        int | None, Query(ge=0, le=MAX_STEP, description="only events after an answer's `next`, oldest first")
+    ] = None,
+    limit: Limit = 200,
+) -> answers.Events:
+    """Return the newest matching events; with `after`, the oldest later ones."""
+    return run.reader.events(span.first, span.last, name, severity, after, limit)
 
 
 # Incidents: what went wrong, as it was seen when it happened.

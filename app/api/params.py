@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 from fastapi import Depends, Path, Query, Request
-from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt, StringConstraints
+from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt, StringConstraints, ValidationError
 from starlette.exceptions import HTTPException
 
 from hookcore.config.patterns import MAX_LENGTH, parse
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Kind, Phase
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import unknown
@@ -20,6 +22,7 @@ from ..runs import Run, Runs, why_gone
 from ..runs.edits import MAX_TEXT
 from ..runs.joint import rank_of
 from ..runs.shelf import MAX_CHART, MAX_NAME, MAX_QUERY, Views
+from ..serving.guard.security import is_list, what_is_wrong
 from .routing import MAX_RUN_ID, ReplyParam
 
 MAX_CELLS: Final = 2_000_000  # of a map
@@ -268,3 +271,37 @@ class MuteRequest(BodyAboutRun, json_schema_extra={"examples": [{"rule": "dead",
 
     rule: Annotated[str, Field(min_length=1, max_length=200)]
     match: Annotated[str, Field(max_length=1000, description="a pattern for modules; empty for all modules")] = ""
+
+
+# Query strings that readers save, checked like a request with them: what is stored can be shown.
+
+Asked = TypeVar("Asked", bound=BaseModel)
+SavedText = Annotated[str, Field(max_length=1000)]
+
+
+def asked_in(kind: type[Asked], query: str) -> Asked:
+    """Return the parameters of a query string. Raises ArgumentError for one that is unknown, repeated, or invalid."""
+    pairs = parse_qsl(query)
+    known = {name: is_list(field.annotation) for name, field in kind.model_fields.items()}
+    if wrong := what_is_wrong(Counter(name for name, _ in pairs), known):
+        raise ArgumentError(wrong)
+    given: dict[str, Any] = {}
+    for name, value in pairs:
+        if known[name]:
+            given.setdefault(name, []).append(value)
+        else:
+            given[name] = value
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        raise ArgumentError("; ".join(problems)) from None
+
+
+def problem_of(check: Any, *given: str) -> str:
+    """Return why something that was saved can't be shown; empty if it can."""
+    try:
+        check(*given)
+    except HookcoreError as error:
+        return str(error)
+    return ""

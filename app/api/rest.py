@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from . import compare, findings, runs, series, snapshots  # each adds its routes to the router
 from .routing import router
-from .runs import charts_of, problem_of_chart, problem_of_view
+from .runs import problem_of_view
+from .series import charts_of, problem_of_chart
 
 __all__ = [
     "charts_of",

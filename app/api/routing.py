@@ -56,6 +56,7 @@ class SteadyRoute(APIRoute):
 
 
 # By class. A class also has the values of its base classes; parts without values are the examples of their classes.
+# A name that isn't a class has values for one route.
 WRITTEN: Final[dict[str, dict[str, Any]]] = msgspec.json.decode(
     pathlib.Path(__file__).with_name("examples.json").read_bytes()
 )
@@ -175,10 +176,12 @@ def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"content": PROBLEM, "description": said[code]} for code in (400, 404, 406, *codes, 422)}
 
 
-def described(offered: Sequence[str], kind: type[Any], *others: type[Any]) -> dict[int | str, dict[str, Any]]:
-    """Return the answers of a route, for its description: an example, its formats and its errors."""
+def described(
+    offered: Sequence[str], kind: type[Any], *others: type[Any], example: str = ""
+) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a route, for its description: an example, which may have a name, its formats and errors."""
     content: dict[str, Any] = {MEDIA_TYPES[name]: {"schema": _BYTES[name]} for name in offered if name != "json"}
-    content |= _json_of(kind)
+    content |= _json_of(kind, WRITTEN.get(example))
     if others:
         content["application/json"]["schema"] = {"anyOf": [*map(ref_to, (kind, *others))]}
     return {
@@ -193,8 +196,8 @@ def answered(kind: type[Any], status: int = 200, *codes: int) -> dict[int | str,
     return {status: {"content": _json_of(kind)}, **problems(*codes)}
 
 
-def _json_of(kind: type[Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": ref_to(kind), "example": example_of(kind)}}
+def _json_of(kind: type[Any], values: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"application/json": {"schema": ref_to(kind), "example": example_of(kind, values)}}
 
 
 _BYTES: Final[dict[str, dict[str, str]]] = {

@@ -1,41 +1,32 @@
-"""The runs and their parts, their trainer, their timeline, their report, and what readers keep by name."""
+"""The runs: the list and its saved views, the parts of each, its trainer, and its report."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Annotated, Any, Final, Literal, TypeVar
-from urllib.parse import parse_qsl
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query, Response
 from msgspec.structs import replace
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from hookcore.config import LIVE
 from hookcore.config.patterns import STRUCTURE, parse
-from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.reading.answers import Number, PinnedChart
-from hookcore.reading.answers.series import MAX_SCALARS, MAX_SERIES
-from hookcore.records import Severity
+from hookcore.reading.answers import Number
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
 from ..analysis.modules import ModuleRow, Patterns, Switch, columns_of, first_found, found_by, preview, rows_of
-from ..analysis.timeline import COLUMNS, timeline_of
 from ..formats import ARRAYS, StrictJson, Table, plain
 from ..runs import Run, Runs, why_gone
 from ..runs.answering import run_of
-from ..runs.edits import annotate, remove_annotation
 from ..runs.parts import MAX_COMMANDS
 from ..runs.query import Traits, find_runs
-from ..serving.guard.security import is_list, what_is_wrong
 from .params import (
     MAX_STEP,
     RUN_PATTERN,
     After,
-    Annotation,
-    ChartToPin,
     Limit,
     ListedRun,
     MatchParam,
@@ -47,18 +38,17 @@ from .params import (
     RunId,
     RunParam,
     RunsParam,
+    SavedText,
     SelectionDraft,
     SettingsChanges,
     SpanParam,
-    StatsOrQuantiles,
     ViewToSave,
+    asked_in,
     forget,
-    match_of,
     page_of,
-    run_named,
+    problem_of,
 )
 from .routing import Format, ReplyParam, answered, described, problems, router
-from .series import ScalarNames, SeriesLimit, TapText, asked_stats
 
 # The runs and their parts: modules, taps, coverage, hooks.
 
@@ -265,22 +255,7 @@ def model(
     return run.reader.model(step)
 
 
-# The trainer: its events, its settings, and changes of these.
-
-
-@router.reads("/events", "Events")
-def events(
-    run: RunParam,
-    span: SpanParam,
-    name: Annotated[str | None, Query(max_length=1000, description="only events of this name")] = None,
-    severity: Annotated[Severity | None, Query(description="only events of this severity")] = None,
-    after: Annotated[
-        int | None, Query(ge=0, le=MAX_STEP, description="only events after an answer's `next`, oldest first")
-    ] = None,
-    limit: Limit = 200,
-) -> answers.Events:
-    """Return the newest matching events; with `after`, the oldest later ones."""
-    return run.reader.events(span.first, span.last, name, severity, after, limit)
+# The trainer: its settings, changes of these, and what became of commands.
 
 
 @router.get("/settings", summary="Current settings", responses=described(("json",), answers.Settings))
@@ -346,160 +321,42 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
-# A whole run at a glance, and what readers noted at its steps.
+# Views of the list of runs, which readers keep by name: query strings of its page.
 
-
-@router.reads("/timeline", "A run at a glance")
-def timeline(
-    run: RunParam,
-    span: SpanParam,
-    columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of points of the line")] = COLUMNS,
-) -> answers.Timeline:
-    """Return the loss over the steps (or what comes nearest), what happened, and which steps were captured.
-
-    However long the run is, the answer has at most `columns` points, 200 marks, and twice as many captured steps as
-    `columns`. With `from` and `to`, the answer is about a part of the run, which has more detail.
-    """
-    return timeline_of(run, span.first, span.last, columns)
-
-
-@router.reads("/nearest", "What was captured of a step")
-def nearest(
-    run: RunParam, step: Annotated[int, Query(ge=0, le=MAX_STEP, description="a step, captured or not")]
-) -> answers.Nearest:
-    """Return whether tensors were captured in a step, and the captured steps before and after it."""
-    return run.reader.nearest(step)
-
-
-@router.reads("/annotations", "Annotated steps")
-def list_annotations(run: RunParam) -> answers.Annotations:
-    """Return what readers noted at steps of a run, by step."""
-    return answers.Annotations(run.id, tuple(answers.Annotation(*each) for each in run.edits.annotations.items()))
-
-
-@router.post("/annotations", summary="Annotate a step", responses=answered(answers.Annotations))
-def add_annotation(runs: RunsParam, given: Annotation) -> Response:
-    """Annotate a step; an earlier annotation of the step is replaced. Returns the annotations of the run.
-
-    Annotations are saved with the run, and shown on the timeline and in the charts of its pages.
-    """
-    run = run_named(runs, given.run)
-    annotate(run, given.step, given.text)
-    return StrictJson(list_annotations(run))
-
-
-@router.delete("/annotations", summary="Remove an annotation", responses=answered(answers.Annotations))
-def delete_annotation(
-    run: RunParam, step: Annotated[int, Query(ge=0, le=2**53, description="the annotated step", examples=[100])]
-) -> Response:
-    """Remove the annotation of a step. Returns the remaining annotations."""
-    if not remove_annotation(run, step):
-        raise HTTPException(404, f"step {step} of this run has no annotation; GET /api/v1/annotations lists them")
-    return StrictJson(list_annotations(run))
-
-
-# Query strings that readers save, checked like a request with them: what is stored can be shown.
-
-CHART_POINTS: Final = 1000  # of each line on the board
-Asked = TypeVar("Asked", bound=BaseModel)
-_Text = Annotated[str, Field(max_length=1000)]
 _Short = Annotated[str, Field(max_length=50)]
-
-
-class _SeriesChart(BaseModel):
-    """What the route /series is asked for a chart. The board adds the run, its steps, and the number of points."""
-
-    stat: StatsOrQuantiles
-    tap: Annotated[list[TapText] | None, Query(max_length=MAX_SERIES)] = None
-    match: _Text | None = None
-    kind: OfKind = None
-    limit: SeriesLimit = 20
-
-
-class _ScalarsChart(BaseModel):
-    """What the route /scalars is asked for a chart."""
-
-    name: Annotated[ScalarNames, Query(max_length=MAX_SCALARS)]
 
 
 class RunsView(BaseModel):
     """The address of the Runs page: what the server reads of it, then what only its script reads."""
 
-    f: _Text = ""
-    sort: _Text = ""
-    columns: Annotated[list[_Text], Field(max_length=50)] = []
-    group: _Text = ""
+    f: SavedText = ""
+    sort: SavedText = ""
+    columns: Annotated[list[SavedText], Field(max_length=50)] = []
+    group: SavedText = ""
     runs: str = ""
-    metric: _Text = ""
+    metric: SavedText = ""
     tap: Annotated[str, Field(max_length=2100)] = ""
     stat: _Short = ""
     band: Literal["", "0", "1"] = ""
-    result: _Text = ""
-    setting: _Text = ""
+    result: SavedText = ""
+    setting: SavedText = ""
     smooth: Annotated[str, Field(pattern=r"^\d{0,4}$")] = ""
     y: Literal["", "log"] = ""
     steps: _Short = ""
     by: Literal["", "step", "time", "samples"] = ""
 
 
-def check_chart(path: str, query: str) -> None:
-    """Raise HookcoreError if the board can't show a chart with this query of any run."""
-    if path == "scalars":
-        _read(_ScalarsChart, query)
-        return
-    if path != "series":
-        raise ArgumentError(f"a chart of {path[:50]!r} can't be shown: pin series or scalars")
-    asked = _read(_SeriesChart, query)
-    match_of(asked.match)
-    asked_stats(asked.tap, asked.match, asked.kind, asked.stat, asked.limit, CHART_POINTS)
-
-
 def check_view(query: str) -> None:
     """Raise HookcoreError if the Runs page can't show what a query string asks for."""
-    asked = _read(RunsView, query)
+    asked = asked_in(RunsView, query)
     find_runs(asked.f, ())  # a value that no run has yet may come
     if asked.stat:
         require("stat", asked.stat, STAT_NAMES)
 
 
-def problem_of_chart(chart: PinnedChart) -> str:
-    """Return why a chart can't be shown that an earlier version, or another program, has stored; "" if it can."""
-    return _problem(check_chart, chart.path, chart.query)
-
-
 def problem_of_view(query: str) -> str:
     """Return why a stored view can't be shown; "" if it can."""
-    return _problem(check_view, query)
-
-
-def _problem(check: Any, *given: str) -> str:
-    try:
-        check(*given)
-    except HookcoreError as error:
-        return str(error)
-    return ""
-
-
-def _read(kind: type[Asked], query: str) -> Asked:
-    """Return the parameters of a query string. Raises ArgumentError for one that is unknown, repeated, or invalid."""
-    pairs = parse_qsl(query)
-    known = {name: is_list(field.annotation) for name, field in kind.model_fields.items()}
-    if wrong := what_is_wrong(Counter(name for name, _ in pairs), known):
-        raise ArgumentError(wrong)
-    given: dict[str, Any] = {}
-    for name, value in pairs:
-        if known[name]:
-            given.setdefault(name, []).append(value)
-        else:
-            given[name] = value
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        raise ArgumentError("; ".join(problems)) from None
-
-
-# What readers keep by name: views of the list of runs, and charts on the board.
+    return problem_of(check_view, query)
 
 
 def _views_of(runs: Runs) -> Response:
@@ -527,31 +384,6 @@ def save_view(runs: RunsParam, view: ViewToSave) -> Response:
 def delete_view(runs: RunsParam, name: NameParam) -> None:
     """Delete a saved view."""
     forget(runs.views, name)
-
-
-def charts_of(runs: Runs) -> tuple[answers.PinnedChart, ...]:
-    parts = ((name, *said.partition("?")[::2]) for name, said in runs.board.all().items())
-    return tuple(answers.PinnedChart(*part) for part in parts)
-
-
-@router.get("/board", summary="Pinned charts", responses=described(("json",), answers.Board))
-def board(runs: RunsParam) -> Response:
-    """Return the charts that were pinned on any page."""
-    return StrictJson(answers.Board(charts_of(runs)))
-
-
-@router.put("/board", summary="Pin a chart", responses=answered(answers.Board))
-def pin(runs: RunsParam, chart: ChartToPin) -> Response:
-    """Pin a chart, instead of the one of the same name. A query that no run could answer is refused."""
-    check_chart(chart.path, chart.query)
-    runs.board.save(chart.name, f"{chart.path}?{chart.query}")
-    return StrictJson(answers.Board(charts_of(runs)))
-
-
-@router.delete("/board", summary="Unpin a chart", status_code=204, response_class=Response, responses=problems())
-def unpin(runs: RunsParam, name: NameParam) -> None:
-    """Take a chart off the board."""
-    forget(runs.board, name)
 
 
 # The file is saved, not shown. If it is opened anyway, the page has no origin. It has its own policy too.

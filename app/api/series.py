@@ -1,4 +1,4 @@
-"""Numbers over time: series, heatmaps, histograms, the newest values, and logged scalars; also as Plotly figures."""
+"""Numbers over time: series, heatmaps, histograms, the newest values, and scalars; as Plotly figures, and pinned."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from fastapi import Depends, Query, Response
 from msgspec.structs import replace
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
+from hookcore.reading.answers import PinnedChart
 from hookcore.reading.answers.series import MAX_CHOSEN, MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SCALARS, MAX_SERIES
 from hookcore.reading.pictures import cells_of, cut
 from hookcore.records import KINDS, Kind
@@ -21,23 +23,30 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.checks import quantile_of, require, unknown
 
 from ..analysis.comparison import counted_series
-from ..formats import ARRAYS, words_of
-from ..runs import Run
+from ..formats import ARRAYS, StrictJson, words_of
+from ..runs import Run, Runs
 from .params import (
     RUN_PATTERN,
     After,
+    ChartToPin,
     MatchParam,
+    NameParam,
     OfKind,
     RunParam,
     RunsParam,
+    SavedText,
     SpanParam,
     StatName,
     StatsOrQuantiles,
+    asked_in,
     check_cells,
+    forget,
+    match_of,
     page_of,
+    problem_of,
     run_named,
 )
-from .routing import ReplyParam, described, router
+from .routing import ReplyParam, answered, described, problems, router
 
 if TYPE_CHECKING:
     from ..analysis.figures import Style
@@ -71,13 +80,9 @@ def series(
 ) -> answers.SeriesList:
     """Return stats of some taps, or of up to 100 that match `match` and `kind`, each in a limited number of points."""
     stats = asked_stats(tap, match, kind, stat, limit, points)
-    reader = run.reader
-    if tap is not None:
-        wanted, limit = [reader.find(each) for each in tap], MAX_SERIES
-    else:
-        wanted = list(reader.taps(match, kind).taps)
-    shown, page = page_of(wanted, after, limit)
-    found = (one for each in shown for one in reader.stats(each, stats, span.first, span.last, points))
+    wanted: Sequence[str | answers.Tap] = run.reader.taps(match, kind).taps if tap is None else tap
+    shown, page = page_of(wanted, after, limit if tap is None else MAX_SERIES)
+    found = (one for each in shown for one in run.reader.stats(each, stats, span.first, span.last, points))
     return answers.SeriesList(**page, run=run.id, stat=stat, series=tuple(found))
 
 
@@ -126,14 +131,13 @@ def histograms(
     bins: Annotated[int, Query(ge=5, le=BINS, description="maximum number of bins")] = 80,
 ) -> answers.Histograms | answers.HistogramsList:
     """Return exact sums of sketches, on edges that all columns of a tap share."""
-    wanted = [run.reader.find(each) for each in tap]
-    if len(wanted) * columns * bins > MAX_BINS:
-        many = f"{len(wanted)} taps of {columns} columns and {bins} bins"
+    if len(tap) * columns * bins > MAX_BINS:
+        many = f"{len(tap)} taps of {columns} columns and {bins} bins"
         raise ArgumentError(f"{many} are more than {MAX_BINS} bins: request fewer")
     asked = span.first, span.last, columns, bins
-    if len(wanted) == 1:
-        return run.reader.histograms(wanted[0], *asked)
-    return answers.HistogramsList(run.id, tuple(run.reader.many_histograms(wanted, *asked)))
+    if len(tap) == 1:
+        return run.reader.histograms(tap[0], *asked)
+    return answers.HistogramsList(run.id, tuple(run.reader.many_histograms(tap, *asked)))
 
 
 @router.reads(
@@ -199,13 +203,20 @@ def scalars(
     limit: Annotated[int, Query(ge=1, le=MAX_NAMES, description="maximum number of names in this answer")] = MAX_NAMES,
 ) -> answers.Scalars:
     """Return the names of the scalars (hookcore's own begin with hookcore/), and the series of the requested ones."""
-    names, every = name or (), run.store.scalar_names()
-    missing = next((one for one in names if one not in set(every)), None)
-    if missing is not None:
-        raise HTTPException(404, unknown("scalar", missing, every))
-    found = run.reader.scalars(names, span.first, span.last, points, match)
+    found = _scalars_of(run, name or (), (span.first, span.last), points, match)
     shown, page = page_of(found.names, after, limit)
     return replace(found, **page, names=tuple(shown))
+
+
+def _scalars_of(
+    run: Run, names: Sequence[str], steps: tuple[int | None, int | None], points: int, match: str | None = None
+) -> answers.Scalars:
+    """Return some scalars. 404 for the first unknown one."""
+    known = run.store.scalar_names()
+    missing = next((name for name in names if name not in known), None)
+    if missing is not None:
+        raise HTTPException(404, unknown("scalar", missing, known))
+    return run.reader.scalars(names, *steps, points, match)
 
 
 # Charts as Plotly figures, for scripts and notebooks.
@@ -301,13 +312,8 @@ def _series(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
 def _scalars(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import series
 
-    every = run.store.scalar_names()
-    wanted = asked.name or [name for name in every if not name.startswith(OWN)]
-    names = wanted[:MAX_LINES]
-    missing = next((name for name in names if name not in set(every)), None)
-    if missing is not None:
-        raise HTTPException(404, unknown("scalar", missing, every))
-    many = [(each.name, each) for each in run.reader.scalars(names, *asked.bounds, asked.points).series]
+    wanted = asked.name or [name for name in run.store.scalar_names() if not name.startswith(OWN)]
+    many = [(each.name, each) for each in _scalars_of(run, wanted[:MAX_LINES], asked.bounds, asked.points).series]
     title = many[0][0] if len(many) == 1 else f"scalars{_of(many, wanted)}"
     return series(many, style, title, "value", asked.scale, asked.smooth)
 
@@ -399,3 +405,66 @@ _CHARTS: Final[dict[str, Callable[[Run, FigureQuery, Any], dict[str, Any]]]] = {
     "profile": _profile,
     "tensor": _tensor,
 }
+
+
+# Charts that readers pin on the board.
+
+CHART_POINTS: Final = 1000  # of each line on the board
+
+
+class _SeriesChart(BaseModel):
+    """What the route /series is asked for a chart. The board adds the run, its steps, and the number of points."""
+
+    stat: StatsOrQuantiles
+    tap: Annotated[list[TapText] | None, Query(max_length=MAX_SERIES)] = None
+    match: SavedText | None = None
+    kind: OfKind = None
+    limit: SeriesLimit = 20
+
+
+class _ScalarsChart(BaseModel):
+    """What the route /scalars is asked for a chart."""
+
+    name: Annotated[ScalarNames, Query(max_length=MAX_SCALARS)]
+
+
+def check_chart(path: str, query: str) -> None:
+    """Raise HookcoreError if the board can't show a chart with this query of any run."""
+    if path == "scalars":
+        asked_in(_ScalarsChart, query)
+        return
+    if path != "series":
+        raise ArgumentError(f"a chart of {path[:50]!r} can't be shown: pin series or scalars")
+    asked = asked_in(_SeriesChart, query)
+    match_of(asked.match)
+    asked_stats(asked.tap, asked.match, asked.kind, asked.stat, asked.limit, CHART_POINTS)
+
+
+def problem_of_chart(chart: PinnedChart) -> str:
+    """Return why a chart can't be shown that an earlier version, or another program, has stored; "" if it can."""
+    return problem_of(check_chart, chart.path, chart.query)
+
+
+def charts_of(runs: Runs) -> tuple[answers.PinnedChart, ...]:
+    parts = ((name, *said.partition("?")[::2]) for name, said in runs.board.all().items())
+    return tuple(answers.PinnedChart(*part) for part in parts)
+
+
+@router.get("/board", summary="Pinned charts", responses=described(("json",), answers.Board))
+def board(runs: RunsParam) -> Response:
+    """Return the charts that were pinned on any page."""
+    return StrictJson(answers.Board(charts_of(runs)))
+
+
+@router.put("/board", summary="Pin a chart", responses=answered(answers.Board))
+def pin(runs: RunsParam, chart: ChartToPin) -> Response:
+    """Pin a chart, instead of the one of the same name. A query that no run could answer is refused."""
+    check_chart(chart.path, chart.query)
+    runs.board.save(chart.name, f"{chart.path}?{chart.query}")
+    return StrictJson(answers.Board(charts_of(runs)))
+
+
+@router.delete("/board", summary="Unpin a chart", status_code=204, response_class=Response, responses=problems())
+def unpin(runs: RunsParam, name: NameParam) -> None:
+    """Take a chart off the board."""
+    forget(runs.board, name)

@@ -67,7 +67,11 @@ def _tap_wanted(run: Run, wanted: SnapshotRequest) -> Tap:
     return Tap(module, wanted.kind, wanted.index, wanted.call, wanted.phase)
 
 
-@router.get("/snapshots/{number}", summary="One tensor", responses=described(TENSORS, answers.SnapshotValues))
+@router.get(
+    "/snapshots/{number}",
+    summary="One tensor",
+    responses=described(TENSORS, answers.Snapshot, example="one Snapshot"),
+)
 def one_snapshot(
     run: RunParam,
     reply: ReplyParam,
@@ -82,9 +86,7 @@ def one_snapshot(
     snapshot = _find(run, number)
     values = cut(snapshot.values, part)
     makers = {
-        "json": lambda: json_of(
-            answers.SnapshotValues.of(number, snapshot, run=run.id, slice=part, values=_few(values))
-        ),
+        "json": lambda: json_of(answers.Snapshot.of(number, snapshot, run=run.id, slice=part, values=_few(values))),
         "npy": lambda: npy_of(values),
         "safetensors": lambda: _as_safetensors(snapshot, values),
         "csv": lambda: _as_csv(_few(values)),

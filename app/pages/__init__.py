@@ -7,11 +7,11 @@ from .compare import ComparePage, DifferencesPage
 from .frame import compile_templates
 from .home import BoardPage, RunsPage
 from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage
-from .overview import OverviewPage, SystemPage, TimelinePage
+from .overview import HooksPage, OverviewPage, SystemPage, TimelinePage
 from .page import router_of
 from .problems import EventsPage, IncidentPage
 from .ranks import RanksPage
-from .settings import HelpPage, HooksPage, SettingsPage
+from .settings import HelpPage, SettingsPage
 from .tensors import MediaPage, TensorsPage
 
 router = router_of(

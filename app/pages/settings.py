@@ -1,48 +1,30 @@
-"""The pages about hookcore itself: Hooks, with the capture settings; Settings, Help, and errors."""
+"""The pages about hookcore itself: Settings, with the server and its memory, and Help."""
 
 from __future__ import annotations
 
 import platform
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from hashlib import blake2b
+from functools import cache
 from importlib import metadata
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import orjson
-from fastapi import Query, Request
-from starlette.responses import Response
 
 import hookcore
-from hookcore.config import LIVE, Setting
+from hookcore.config import Setting
 from hookcore.findings import RULES, THRESHOLDS
-from hookcore.records import Coverage, HookRecord
 from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..analysis.cost import cost_of
-from ..analysis.modules import (
-    MAX_FOLDS,
-    ON_MODEL,
-    Folds,
-    finder_of,
-    fold_alike,
-    grow,
-    losses_of,
-    rows_of,
-    shown_rows,
-)
+from ..analysis.modules import losses_of
 from ..analysis.numerals import size
 from ..assets import Package
 from ..formats import plain
-from ..runs import Run, Runs, why_gone
-from ..runs.edits import rules_of
+from ..runs import Run
 from ..settings import SERVER, ServerSettings
-from .frame import PLACES, address_of, no_change_words, render
-from .page import FindText, Page, RowNumber, RunPage, Short, TablePage, Text
-from .views.events import every_event
+from .frame import PLACES
+from .page import Page, Text
 from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS
 
 # The page Settings: of the reader, of the server; and diagnostics for a bug report.
@@ -205,201 +187,3 @@ class HelpPage(Page):
             "begin": BEGIN,
             "nothing": NOTHING,
         }
-
-
-# The error page for people; scripts get JSON.
-
-TITLES: Final = {
-    400: "Invalid request",
-    403: "Not allowed",
-    404: "Not found",
-    405: "Not possible here",
-    422: "Invalid request",
-}
-
-
-def wants_page(request: Request) -> bool:
-    """Return whether a browser asks for a page."""
-    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
-    first = request.headers.get("accept", "").partition(",")[0].partition(";")[0].strip()
-    return first == "text/html" and not path.startswith(("/api/", "/static/"))
-
-
-def error_page(request: Request, sentence: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Render a page that says what was wrong and where to go next."""
-    runs: Runs = request.app.state.runs
-    newest = next(iter(runs.all()), None)
-    run_id = request.path_params.get("run_id", "")
-    run = runs.get(run_id)
-    page = render(
-        request,
-        "error",
-        code=status,
-        title=TITLES.get(status, "Something went wrong"),
-        sentence="There is no page at this address."
-        if sentence == "Not Found"
-        else f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}.",
-        newest=address_of(newest) if newest is not None else "",
-        here=address_of(run) if run is not None else "",
-        # Readers follow a trainer's link before its first batch has arrived.
-        awaited=run_id if status == 404 and run is None and not why_gone(runs.gone(), run_id) else "",
-    )
-    page.status_code = status
-    page.headers.update(headers or {})
-    return page
-
-
-# The page Hooks: the captured tensors of each module, their cost, all hooks, and the capture settings.
-
-ROWS: Final = 200  # of modules on a page of their table
-MAX_TYPES: Final = 200  # to choose from
-MAX_HOOKS: Final = 500  # of each list
-
-COLUMNS: Final = (  # key, title, and help
-    ("path", "Module", ""),
-    ("type", "Type", ""),
-    ("captured", "Captured", "If not, the reason. A collapsed group shows the first uncaptured module in it."),
-    ("kinds", "Kinds", ""),
-    ("calls", "Calls", "Calls per step"),
-    ("values", "Values", "Values read in the newest captured step, or in the chosen steps"),
-    ("hooks", "Hooks", "Hooks on the module and its parameters that are not from hookcore"),
-)
-NUMBERS: Final = frozenset({"calls", "values", "hooks"})  # of these columns, the largest come first
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why some modules are not captured."""
-
-    words: str
-    count: int
-    examples: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HooksPage(RunPage):
-    """The captured modules, their cost, and all hooks. The settings aren't live."""
-
-    name = "hooks"
-    parts = ("figures", "reasons", "rules", "modules", "lists")
-
-    f: FindText = ""
-    row: RowNumber = 0
-    sort: Short = ""
-    fold: Short = ""
-    folds: Annotated[str, Query(max_length=MAX_FOLDS, description="the groups that are open or closed")] = ""
-
-    @cached_property
-    def coverage(self) -> list[Coverage]:
-        """The coverage of each module."""
-        return self.run.reader.coverage()
-
-    def values(self) -> dict[str, Any]:
-        """Return the settings, which only the whole page shows."""
-        return {} if self.part else {"trainer": trainer_settings(self.run)}
-
-    def part_modules(self) -> dict[str, Any]:
-        """Return a page of the table of modules, and what its rows can be chosen by."""
-        rows, folds = rows_of(self.run.store, *self.values_in), Folds.read(self.folds)
-        roots = grow(rows)
-        shown, matching = shown_rows(
-            fold_alike(roots) if self.fold == "1" else roots, finder_of(self.run, self.f).fits, self.sort, folds
-        )
-        table = TablePage.at(self.row, ROWS, len(shown))
-        return {
-            "modules": len(rows),
-            "matching": matching,
-            "rows": table.cut(shown),
-            "table": table,
-            "folds": folds,
-            "types": Counter(row.type for row in rows).most_common(MAX_TYPES),
-            "columns": COLUMNS,
-            "numbers": NUMBERS,
-        }
-
-    def address(self, **changes: object) -> str:
-        """Return the address of this page with other choices, from the first row on unless one is given."""
-        chosen = {"f": self.f, "sort": self.sort, "fold": self.fold, "folds": self.folds} | changes
-        return address_of(self.run, self.name, **chosen, **dict(self.shared.parts))
-
-    def next_sort(self, column: str) -> str:
-        """Return the order after a click on a heading: largest numbers or A first, reversed, and the model's."""
-        once, twice = (f"-{column}", column) if column in NUMBERS else (column, f"-{column}")
-        if self.sort.removeprefix("-") != column:
-            return once
-        return twice if self.sort == once else ""
-
-    def part_rules(self) -> dict[str, Any]:
-        """Return the rules with their thresholds."""
-        rules = rules_of(self.run)
-        return {
-            "run_rules": rules.rules,
-            "own_rules": rules.own,
-            "changed_rules": self.run.rules,
-            "no_change_words": no_change_words(self.run),
-        }
-
-    def part_figures(self) -> dict[str, Any]:
-        """Return the coverage, the cost, the memory, and the errors."""
-        share = share_of(self.run)
-        return {
-            "captured": sum(each.captured for each in self.coverage),
-            "modules": len(self.coverage),
-            "coverage_tag": blake2b(repr(self.coverage).encode("utf-8", "replace"), digest_size=8).hexdigest(),
-            "cost": cost_of(self.run),
-            "hook_errors": sum(event.count for event in every_event(self.run.reader, "hook-error")),
-            "share": share,
-            "lost": sum(share.dropped.values()),
-        }
-
-    def part_reasons(self) -> dict[str, Any]:
-        """Return why modules are not captured."""
-        return {"modules": len(self.coverage), "reasons": reasons_of(self.coverage)}
-
-    def part_lists(self) -> dict[str, Any]:
-        """Return the hooks."""
-        hooks = self.run.reader.hooks()
-        on_model = [hook for hook in hooks if hook.scope in ON_MODEL]
-        elsewhere = [hook for hook in hooks if hook.scope not in ON_MODEL]
-        return {
-            "lists": (("On modules and parameters", on_model), ("On optimizers, tensors and the process", elsewhere)),
-            "most_hooks": MAX_HOOKS,
-            "whose": whose(hooks),
-            "legacy": [hook for hook in hooks if hook.legacy],
-            "warned": [hook for hook in hooks if hook.warning and not hook.legacy],
-        }
-
-
-def trainer_settings(run: Run) -> dict[str, Any]:
-    """Return the trainer's settings as last reported, one pattern per line; missing ones have their defaults."""
-    reported = run.info.settings
-    given = {name: reported.get(name, setting.default) for name, setting in LIVE.items()}
-    lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
-    return {
-        **given,
-        **lines,
-        "kinds": _listed(given["kinds"]),
-        "paused": run.is_paused,
-    }
-
-
-def _listed(patterns: object) -> list[object]:
-    if patterns is None:
-        return []
-    return list(patterns) if isinstance(patterns, list | tuple) else [patterns]
-
-
-def reasons_of(coverage: Iterable[Coverage]) -> list[Reason]:
-    """Return why modules are not captured, the most frequent reason first."""
-    found: dict[str, list[str]] = {}
-    for each in coverage:
-        if not each.captured:
-            found.setdefault(each.reason or "no reason given", []).append(each.path)
-    reasons = [Reason(words, len(paths), tuple(paths[:3])) for words, paths in found.items()]
-    return sorted(reasons, key=lambda reason: -reason.count)
-
-
-def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
-    """Return how many hooks are hookcore's, and how many are not."""
-    counted = Counter(hook.ours for hook in hooks)
-    return counted[True], counted[False]

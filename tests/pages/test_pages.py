@@ -26,7 +26,7 @@ from hookcore_app import assets
 from hookcore_app.analysis.figures.lines import SPARK_HEIGHT, SPARK_WIDTH, spark_of
 from hookcore_app.pages import frame, settings
 from hookcore_app.pages import frame as filters
-from hookcore_app.pages import settings as hooks
+from hookcore_app.pages import overview as hooks
 from hookcore_app.pages.overview import usual_kind
 from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
@@ -512,9 +512,9 @@ def test_the_overview_line_comes_with_the_page_and_equals_that_of_rest(world: Wo
 def test_the_heatmap_of_the_overview_opens_with_a_kind_that_has_values() -> None:
     store, taps = Store(2**24), (Tap("a", "output_grad"), Tap("a", "output"))
     store.append(build.frame(0, build.stats_of(1, 1.0, count=8), taps, numbers=[1]))
-    assert usual_kind(store) == "output"
+    assert usual_kind(StoreReader(store)) == "output"
     store.append(build.frame(1, build.stats_of(2, 1.0, count=8)))
-    assert usual_kind(store) == "output_grad"
+    assert usual_kind(StoreReader(store)) == "output_grad"
 
 
 @pytest.mark.parametrize(

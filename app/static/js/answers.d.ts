@@ -105,9 +105,8 @@ export type Scope = { verdict: "clear" | "problems" | "unknown"; sentence: strin
 export type Series = { name: string; tap: Tap | null; first_step: Array<number>; last_step: Array<number>; mean: Array<Number>; min: Array<Number>; max: Array<Number>; present?: Array<number> | null; nonfinite?: Array<number> | null };
 export type SeriesList = { total: number; next: number | null; run: string; stat: string; series: Array<Series> };
 export type Settings = { run: string; state: string; settings: Record<string, unknown>; waiting: Array<Command> };
-export type Snapshot = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number; named: boolean };
+export type Snapshot = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number; named: boolean; run?: string | null; slice?: string | null; values?: unknown | null };
 export type SnapshotNames = { run: string; number: number; axes: Array<number>; tokens: Array<Array<string>>; shared: boolean; labels: Array<string>; why: string };
-export type SnapshotValues = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number; named: boolean; run: string; slice: string; values: unknown };
 export type Snapshots = { total: number; next: number | null; run: string; snapshots: Array<Snapshot> };
 export type SourceLine = { file: string; line: number; function: string; source: Array<string>; first: number };
 export type StateMessage = { type: "state"; run: string; state: string; last_step: number | null };
@@ -140,7 +139,7 @@ export type AnswerOf<P extends string> =
   P extends `incidents/${string}` ? Incident :
   P extends `media/${string}` ? unknown :
   P extends `runs/${string}` ? Run :
-  P extends `snapshots/${string}` ? SnapshotValues :
+  P extends `snapshots/${string}` ? Snapshot :
   P extends `annotations` ? Annotations :
   P extends `attention-rollout` ? Rollout :
   P extends `board` ? Board :

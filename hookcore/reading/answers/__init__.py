@@ -44,7 +44,6 @@ from hookcore.reading.answers.model import (
     Snapshot,
     SnapshotNames,
     Snapshots,
-    SnapshotValues,
     Statistics,
     Tiles,
 )
@@ -218,7 +217,6 @@ __all__ = [
     "Settings",
     "Snapshot",
     "SnapshotNames",
-    "SnapshotValues",
     "Snapshots",
     "SourceLine",
     "Statistics",

@@ -156,8 +156,8 @@ def _words_of(tensor: ModelTensor) -> str:
 # Snapshots of tensors, and attention over all layers.
 
 
-class Snapshot(Answer, frozen=True):
-    """A captured tensor, without its values."""
+class Snapshot(Answer, frozen=True, omit_defaults=True):
+    """A captured tensor. Only the answer about a single one has the last three fields: its run, and its values."""
 
     number: Annotated[int, Meta(description="its number in the API")]
     asked: Annotated[bool, Meta(description="whether a reader requested it; otherwise the training script did")]
@@ -171,9 +171,12 @@ class Snapshot(Answer, frozen=True):
     truncated: bool
     nbytes: int
     named: Annotated[bool, Meta(description="whether the script named the tokens or the samples of its batch")]
+    run: str | None = None
+    slice: str | None = None
+    values: Annotated[Nested | None, Meta(description="complex numbers are pairs")] = None
 
     @classmethod
-    def of(cls, number: int, found: records.Snapshot, **more: Any) -> Any:
+    def of(cls, number: int, found: records.Snapshot, **more: Any) -> Snapshot:
         stored = found.values.dtype.name
         about = found.step, Number(found.time_s), found.dtype, stored, found.shape, found.values.shape
         return cls(
@@ -205,14 +208,6 @@ class SnapshotNames(Answer, frozen=True):
     shared: bool
     labels: Annotated[tuple[str, ...], Meta(description="of the samples, the first dimension")]
     why: Annotated[str, Meta(description="why the given names are missing")]
-
-
-class SnapshotValues(Snapshot, frozen=True, eq=False):
-    """A snapshot and its values, as nested lists. For complex numbers, the innermost lists are pairs."""
-
-    run: str
-    slice: str
-    values: Nested
 
 
 class Statistics(Answer, frozen=True):
