@@ -28,13 +28,13 @@ from hookcore.records import text_of
 from . import assets, live, pages
 from .api import health, ingest, login
 from .api.routing import REFUSALS
-from .pages.settings import error_page, wants_page
+from .pages.page import error_page, wants_page
 from .pages.views.run_list import summary_of
 from .runs import Runs
 from .runs.alerts import Explainer, Notifications
 from .runs.keep import Keeper
 from .serving.guard.access import Access, Usage
-from .serving.guard.security import AGENTS, Guard, is_owner
+from .serving.guard.security import AGENTS, Guard, Partial, is_owner
 from .settings import ServerSettings
 
 NO_MCP: Final = "mcp is not installed: run `pip install 'hookcore[mcp]'` in the environment of the server"
@@ -85,8 +85,6 @@ class App(FastAPI):
         state = self.state
         inside = super().build_middleware_stack()
         if state.settings.store:
-            from .clickhouse.cluster.entry import Partial  # only for a server with a store
-
             inside = Partial(inside, state.runs)
         self._inside = inside
         return Guard(inside, state.settings, state.access, state.usage)

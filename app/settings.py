@@ -164,9 +164,10 @@ def _values_of(table: Iterable[Setting], given: Mapping[str, Any], environment: 
     values: dict[str, Any] = {}
     for row in table:
         value = given.get(row.name)
-        if isinstance(value, list):  # a flag that is repeated
-            value = ",".join(value)
-        if value is None:
+        if isinstance(value, list):  # a flag that is repeated, each time with one item or several
+            split: Callable[[str], Any] = row.from_text
+            values[row.name] = row.value_of([item for text in value for item in split(text)])
+        elif value is None:
             values[row.name] = row.value_in(environment)
         elif isinstance(value, str):
             values[row.name] = row.value_of_text(row.name, value)

@@ -19,12 +19,12 @@ from hookcore_app.analysis import overlay
 from hookcore_app.api import compare as overlays
 from hookcore_app.api import params, runs, series
 from hookcore_app.api import runs as saved
-from hookcore_app.clickhouse.cluster import entry
 from hookcore_app.live import views as requests
 from hookcore_app.main import create_app
 from hookcore_app.pages import frame
 from hookcore_app.pages.views import run_list, span
 from hookcore_app.runs import Runs, edits, shelf
+from hookcore_app.serving.guard import security
 from hookcore_app.settings import ServerSettings
 
 # What the scripts must share with the server: each value, with its meaning.
@@ -41,7 +41,7 @@ WORDS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "VIEW_NAMES": (" ".join(saved.RunsView.model_fields), "What of the address of the Runs page a view has"),
     "THEMES": (frame.THEMES, "The themes, in turn"),
     "THEME_COOKIE": (frame.THEME_COOKIE, "The cookie with the chosen theme"),
-    "PARTIAL": (entry.HEADER, "The header that says what is missing in an answer"),
+    "PARTIAL": (security.PARTIAL, "The header that says what is missing in an answer"),
 }
 LIMITS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "MAX_PAGE": (params.MAX_PAGE, "Items of an answer that has a next one"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import dataclasses
-import gc
 import logging
 import os
 import secrets
@@ -35,6 +34,7 @@ from ..main import App, create_app
 from ..runs import Runs
 from ..runs.undelivered import LostMarks, follow_orphans
 from ..settings import ServerSettings
+from . import resume_garbage_collector
 from .guard.access import Access, Usage
 from .guard.security import ANY_ADDRESS, ancestors_of
 from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
@@ -85,7 +85,6 @@ logger = logging.getLogger("hookcore")
 DASHBOARD_IDLE_S: Final = 3600.0
 MIN_TOKEN: Final = 16
 KEEP_ALIVE_S: Final = 30
-YOUNG_OBJECTS: Final = 5000  # between two looks of the garbage collector: each takes longer with every run
 PREPARE_AFTER_S: Final = 3.0
 _GRACE_S: Final = 0.5
 # Options of glibc's mallopt. By default, each thread fills an arena of its own, which keeps what it once had, and the
@@ -279,9 +278,7 @@ def run(
             assets.prepared.use(data_folder(environment) / "prepared")
         background("hookcore-prepare", _prepare_for_readers, app).start()
         (say or _say)(greeting(given, settings, app.state.access))
-        gc.freeze()  # the modules and the routes stay; looking through them delays live pages by a tenth of a second
-        gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
-        gc.enable()
+        resume_garbage_collector()
         try:
             server.run(sockets=[listening])
         finally:

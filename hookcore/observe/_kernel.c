@@ -38,7 +38,7 @@ struct control {
     int64_t jitter;  /* where the sampling stride begins: another place in every step */
     int64_t scratch; /* address of the scratch memory, one part a thread */
     int64_t threads;
-    int64_t fork_call, thread_num; /* addresses of two functions in torch's OpenMP runtime; the second is unused */
+    int64_t fork_call, unused; /* the first is the address of GOMP_parallel in torch's OpenMP runtime */
     int64_t task_source, task_size, task_code; /* the tensor that the threads share at the moment */
     int64_t next;                              /* its first part that no thread has taken yet */
 };

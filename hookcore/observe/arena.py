@@ -159,13 +159,12 @@ class CpuArena:
 
     def _use_threads(self) -> None:
         threads = min(torch.get_num_threads(), cpu.MAX_THREADS)
-        runtime = _openmp_calls() if threads > 1 else None
-        threads = threads if runtime else 1
+        fork_call = _fork_call() if threads > 1 else 0
+        threads = threads if fork_call else 1
         self._scratch = np.zeros(threads * cpu.SCRATCH_BYTES + 64, np.uint8)
         self._control[cpu.SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
         self._control[cpu.THREADS] = threads
-        if runtime:
-            self._control[cpu.FORK_CALL], self._control[cpu.THREAD_NUM] = runtime
+        self._control[cpu.FORK_CALL] = fork_call
         self._threads_seen = torch.get_num_threads()
 
     def begin_step(self) -> None:
@@ -240,25 +239,21 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _openmp_calls() -> tuple[int, int] | None:
-    """Return the addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.
+def _fork_call() -> int:
+    """Return the address of GOMP_parallel in the OpenMP runtime that torch has loaded, GNU's or LLVM's.
 
-    Both GNU's and LLVM's runtimes have them. None if torch's own runtime can't be identified: one thread then does the
-    work.
+    0 if torch's own runtime can't be identified: one thread then does the work.
     """
     torch_folder = str(Path(torch.__file__).parent)
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split(maxsplit=5)[-1].strip() for line in maps if any(name in line for name in _RUNTIMES)}
     except OSError:
-        return None
+        return 0
     ours = [path for path in paths if path.startswith((torch_folder, torch_folder + ".libs"))] or list(paths)
     if len(ours) != 1:
-        return None
+        return 0
     try:
-        library = ctypes.CDLL(ours[0])
-        calls = (library.GOMP_parallel, library.omp_get_thread_num)
+        return ctypes.cast(ctypes.CDLL(ours[0]).GOMP_parallel, ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
-        return None
-    first, second = (ctypes.cast(call, ctypes.c_void_p).value for call in calls)
-    return (first, second) if first and second else None
+        return 0

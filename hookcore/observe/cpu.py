@@ -20,8 +20,7 @@ LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no 
 JITTER: Final = 1  # where the sampling stride begins, which changes in every step
 SCRATCH: Final = 2  # address of the scratch memory, one part per thread
 THREADS: Final = 3
-FORK_CALL: Final = 4  # two addresses in torch's OpenMP runtime
-THREAD_NUM: Final = 5  # only for extensions that were built before threads took their parts
+FORK_CALL: Final = 4  # an address in torch's OpenMP runtime
 CONTROL_CELLS: Final = 16
 
 # Codes of the element types.

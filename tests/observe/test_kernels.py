@@ -242,9 +242,7 @@ def test_a_team_with_fewer_threads_than_requested_measures_every_value(monkeypat
     fork = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(
         lambda function, data, *_: work(function)(data)
     )
-    number = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
-    addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in (fork, number)]
-    monkeypatch.setattr(arena_code, "_openmp_calls", lambda: addresses)
+    monkeypatch.setattr(arena_code, "_fork_call", lambda: ctypes.cast(fork, ctypes.c_void_p).value)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     tensor = torch.randn(100_000, generator=torch.Generator().manual_seed(5))
     stats, dense = measure(tensor, arena=CpuArena(16, None))

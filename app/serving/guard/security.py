@@ -8,10 +8,10 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, Final, get_args, get_origin
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Depends
 from fastapi.dependencies.models import Dependant
@@ -23,6 +23,8 @@ from hookcore.config import nearest
 from hookcore.delivery.dashboard.trust import PROOF_PATH
 from hookcore.errors import ArgumentError
 
+from ...runs import Runs
+from ...runs.run import Run
 from ...settings import LOOPBACK, ServerSettings
 from .access import Access, Places, Usage, Visitor, user_of
 
@@ -469,3 +471,44 @@ def _while_logged_in(send: Send, scope: Scope, access: Access) -> Send:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return send_while_logged_in
+
+
+# The header of an answer of a server with a store: which data is missing because a shard can't be reached.
+
+PARTIAL: Final = "hookcore-partial"
+MAX_CHARACTERS: Final = 1000
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_STALE: Final = frozenset({b"etag", b"cache-control"})  # such an answer must not be taken for the whole one later
+
+
+class Partial:
+    """ASGI middleware: adds the header where it is true, and keeps clients from storing the answer."""
+
+    def __init__(self, app: ASGIApp, runs: Runs) -> None:
+        self._app, self._runs = app, runs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and check at the end what was missing."""
+        if scope["type"] != "http" or "/static/" in scope["path"]:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start" and (text := self._missing(scope)):
+                kept = [each for each in message.get("headers", []) if each[0].lower() not in _STALE]
+                message = {**message, "headers": [*kept, (PARTIAL.encode(), text)]}
+            await send(message)
+
+        await self._app(scope, receive, send_marked)
+
+    def _missing(self, scope: Scope) -> bytes:
+        asked = [self._runs.partial, *dict.fromkeys(run.partial for run in self._asked(scope))]
+        text = " ".join(" ".join(filter(None, asked)).split())
+        return text.encode("ascii", "replace")[:MAX_CHARACTERS]
+
+    def _asked(self, scope: Scope) -> Iterator[Run]:
+        """Yield the runs that an address names, or the newest one, which is meant if it names none."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"))
+        names = [*scope["path"].split("/"), *(value for _, value in query)]
+        found = [run for name in names if _ID.fullmatch(name) and (run := self._runs.get(name)) is not None]
+        yield from found or self._runs.all()[:1]
