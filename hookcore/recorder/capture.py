@@ -9,10 +9,10 @@ from hookcore.recorder.calls.keeping import Keeping
 from hookcore.recorder.calls.placement import Observers, Placement
 from hookcore.recorder.calls.plans import StepKeeper
 from hookcore.recorder.clock.pace import sampler_of
+from hookcore.recorder.commands import Commands, Control
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.place import Ranks, Replicas
-from hookcore.recorder.leaving.commands import Commands, Control
 from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import MediaQueue

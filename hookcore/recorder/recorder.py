@@ -15,11 +15,11 @@ from hookcore.recorder.calls.plans import Plan
 from hookcore.recorder.capture import Capture, MakeKeeper
 from hookcore.recorder.clock.steps import Steps
 from hookcore.recorder.context import Context
+from hookcore.recorder.given import Given, Requests
 from hookcore.recorder.known.description import Describer
 from hookcore.recorder.known.facts import Facts
 from hookcore.recorder.known.place import Ranks
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.leaving.given import Given, Requests
 from hookcore.recorder.leaving.shipping import Examine, Shipper
 from hookcore.recorder.leaving.thread import Rounds, Worker
 from hookcore.records import Command, Coverage

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
+from hookcore.recorder import given
 from hookcore.recorder.calls import dispatch as dispatch_code
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.plans import Call
@@ -30,7 +31,6 @@ from hookcore.recorder.clock.steps import Steps
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.leaving import frames as queue_code
-from hookcore.recorder.leaving import given
 from hookcore.recorder.leaving import shipping as shipping_code
 from hookcore.recorder.leaving.thread import Idle
 from hookcore.recorder.measured import statistics as statistics_code

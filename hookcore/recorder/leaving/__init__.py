@@ -1,1 +1,1 @@
-"""How it leaves: frames, the recorder's thread, and commands that come in."""
+"""How it leaves: frames, and the thread that sends them."""
