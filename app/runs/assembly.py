@@ -84,17 +84,17 @@ class Logged:
 
     def merge(self, scalars: Mapping[int, Mapping[str, float]], ranks: Collection[int] | None) -> dict[str, float]:
         """Return the values of a step. `ranks` have batches of their own; None if that isn't known."""
-        found = _mean_of(scalars[rank] for rank in sorted(scalars))
+        merged = _mean_of(scalars[rank] for rank in sorted(scalars))
         for name in THROUGHPUT:
-            if name in found:
+            if name in merged:
                 newest = self._rates.setdefault(name, {})
                 newest |= {rank: logged[name] for rank, logged in scalars.items() if name in logged}
                 self.summed = 0 if ranks is None else len(ranks)
                 if ranks and all(rank in newest for rank in ranks):
-                    found[name] = sum(newest[rank] for rank in sorted(ranks))
+                    merged[name] = sum(newest[rank] for rank in sorted(ranks))
                 elif ranks is not None:
-                    del found[name]
-        return found
+                    del merged[name]
+        return merged
 
 
 def _mean_of(scalars: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -150,8 +150,8 @@ class Assembly:
     @property
     def local_kinds(self) -> frozenset[Kind]:
         """The kinds of gradients of activations of which several ranks have parts of their own."""
-        found = self._taps.local_gradients
-        return frozenset(kind for kind, lanes in found.items() if self.shares.are_summed(lanes))
+        local = self._taps.local_gradients
+        return frozenset(kind for kind, lanes in local.items() if self.shares.are_summed(lanes))
 
     @property
     def is_patient(self) -> bool:
@@ -185,38 +185,38 @@ class Assembly:
     def join(self, rank: int, world: int, taps: Callable[[], Sequence[Tap]], begins: int = 0) -> None:
         """Expect frames of a rank that may be back, with taps of its own. The sum lacks its steps before `begins`."""
         self.world = max(self.world, world)
-        known = self.ranks.get(rank) or RankProgress(rank)
-        self.ranks = {**self.ranks, rank: known}
-        known.taps, known.lanes, known.open, known.newest = taps, np.empty(0, np.int64), True, self.newest
-        known.begins, known.trained, known.is_gone = begins, 0, False
+        progress = self.ranks.get(rank) or RankProgress(rank)
+        self.ranks = {**self.ranks, rank: progress}
+        progress.taps, progress.lanes, progress.open, progress.newest = taps, np.empty(0, np.int64), True, self.newest
+        progress.begins, progress.trained, progress.is_gone = begins, 0, False
 
     def leave(self, rank: int, trained: int = 0, is_gone: bool = False) -> None:
         """Expect no more frames of a rank. See `RankProgress` for what is known of its end."""
-        known = self.ranks.get(rank)
-        if known is not None and known.open:
-            known.open, known.trained, known.is_gone = False, trained, is_gone
+        progress = self.ranks.get(rank)
+        if progress is not None and progress.open:
+            progress.open, progress.trained, progress.is_gone = False, trained, is_gone
             self.advance()
 
     def do_without(self, rank: int) -> bool:
         """Don't wait for a live rank whose frames don't come, but count the steps without it. Return if that is new."""
-        known = self.ranks[rank]
-        if known.begins == NEVER:
+        progress = self.ranks[rank]
+        if progress.begins == NEVER:
             return False
-        known.open, known.begins = False, NEVER
+        progress.open, progress.begins = False, NEVER
         self.advance()
         return True
 
     def return_(self, rank: int, step: int) -> None:
         """Expect frames again, from a step on, of a rank that seemed to be lost, or whose frames didn't come."""
-        known = self.ranks[rank]
-        known.open, known.trained, known.is_gone = True, 0, False
-        if known.begins == NEVER:
-            known.begins = step
+        progress = self.ranks[rank]
+        progress.open, progress.trained, progress.is_gone = True, 0, False
+        if progress.begins == NEVER:
+            progress.begins = step
 
     def take(self, rank: int, frame: Frame) -> None:
         """Add a frame of a rank, with its own numbers of taps."""
-        known = self.ranks[rank]
-        known.newest = max(known.newest, frame.step)
+        progress = self.ranks[rank]
+        progress.newest = max(progress.newest, frame.step)
         if frame.step < self.newest:
             self.absences.note_late(rank, frame.step, self.newest)
         elif frame.step == self.newest and self._last is not None:
@@ -262,8 +262,8 @@ class Assembly:
         self.backlog.measure(pending)
 
     def _has_new_taps(self, rank: int, frame: Frame) -> bool:
-        known = self.ranks[rank]
-        return bool(frame.new_taps) or (len(frame.taps) > 0 and int(frame.taps.max()) >= len(known.lanes))
+        progress = self.ranks[rank]
+        return bool(frame.new_taps) or (len(frame.taps) > 0 and int(frame.taps.max()) >= len(progress.lanes))
 
     def number_taps(self) -> tuple[Tap, ...]:
         """Number the taps of all ranks before their first frames, and return those that are new."""
@@ -271,26 +271,26 @@ class Assembly:
             self._number_taps(self.ranks[rank])
         return self._taps.take_new()
 
-    def _number_taps(self, known: RankProgress) -> None:
-        new = known.taps()[len(known.lanes) :]
+    def _number_taps(self, progress: RankProgress) -> None:
+        new = progress.taps()[len(progress.lanes) :]
         if new:
-            known.lanes = np.append(known.lanes, self._taps.add(new)).astype(np.int64)
+            progress.lanes = np.append(progress.lanes, self._taps.add(new)).astype(np.int64)
 
     def _add(self, rows: StepOfRanks, rank: int, frame: Frame) -> Rows:
-        known = self.ranks[rank]
+        progress = self.ranks[rank]
         if self._has_new_taps(rank, frame):
-            self._number_taps(known)
+            self._number_taps(progress)
         taps, stats, block, owners = frame.taps.astype(np.int64), frame.stats, frame.sketches, frame.owners
         if owners is None:
             owners = np.full(len(taps), rank, np.int32)
-        known.unknown_rows = int((owners == UNKNOWN_OWNER).sum())
-        if len(taps) and int(taps.max()) >= len(known.lanes):  # the rank's own run has no room for them either
-            fit = taps < len(known.lanes)
+        progress.unknown_rows = int((owners == UNKNOWN_OWNER).sum())
+        if len(taps) and int(taps.max()) >= len(progress.lanes):  # the rank's own run has no room for them either
+            fit = taps < len(progress.lanes)
             stats = np.where(fit[:, None], stats, np.nan)
-            taps = np.where(fit, taps, 0) if len(known.lanes) else taps[:0]
+            taps = np.where(fit, taps, 0) if len(progress.lanes) else taps[:0]
             if not len(taps):
                 stats, block, owners = stats[:0], without_rows(frame).sketches, owners[:0]
-        lanes = known.lanes[taps]
+        lanes = progress.lanes[taps]
         if self._taps.left_out[lanes].any():
             stats = np.where(self._taps.left_out[lanes][:, None], np.nan, stats)
         added = rows.add(rank, lanes, stats, block, owners)
@@ -303,7 +303,7 @@ class Assembly:
 
     def _finish(self, step: int, pending: Pending) -> None:
         self.absences.note_step(step, pending.frames, self.world)
-        for rank, frame in sorted(pending.waiting, key=lambda each: each[0]):
+        for rank, frame in sorted(pending.waiting, key=lambda part: part[0]):
             self._add(pending.rows, rank, frame)
         rows = pending.rows
         sum_ = self._without_parts(rows.finish(), pending.skipping(step, self.ranks.values()))
@@ -333,10 +333,10 @@ class Assembly:
         self._emit(merged, self._differences_in(step, rows))
 
     def _differences_in(self, step: int, rows: StepOfRanks) -> Sequence[Difference] | None:
-        found = rows.differences() if rows.compared else None
-        if found and step > self._apart_at:
+        differences = rows.differences() if rows.compared else None
+        if differences and step > self._apart_at:
             self.apart, self._apart_at = self.apart + 1, step
-        return found
+        return differences
 
     def _take_more(self, rank: int, frame: Frame, rows: StepOfRanks) -> None:
         """Add another part of the newest step, such as a value that was logged after it."""
@@ -365,7 +365,7 @@ class Assembly:
         Stages of a pipeline see the same batch, so they count as one rank.
         """
         holders = self.shares.holders(self._taps.of_batches & ~self._taps.left_out)
-        trains = (each.rank for each in self.ranks.values() if each.open or each.newest >= step)
+        trains = (progress.rank for progress in self.ranks.values() if progress.open or progress.newest >= step)
         return None if holders is None else [rank for rank in trains if rank in holders]
 
     def _without_parts(self, rows: Rows, skipping: Sequence[int]) -> Rows:

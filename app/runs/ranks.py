@@ -88,8 +88,8 @@ class Pending:
         """Return the ranks that didn't capture this step, which others captured."""
         if not self.measured:
             return []
-        trained = (rank for rank in ranks if rank.measures and step < rank.end)
-        return [each.rank for each in trained if each.rank not in self.measured]
+        trained = (progress for progress in ranks if progress.measures and step < progress.end)
+        return [progress.rank for progress in trained if progress.rank not in self.measured]
 
     def all_labels(self) -> dict[str, str]:
         """Return the labels of all ranks. Those of the lowest rank count."""
@@ -164,19 +164,19 @@ MAX_GROUPS: Final = 4  # of ranks with the same value, that a message names
 
 def words_of(ranks: Iterable[int], world: int) -> str:
     """Name ranks: "rank 3", "ranks 0-3 and 7", "all 8 ranks"."""
-    known = sorted(set(ranks))
-    if len(known) == world:
+    ordered = sorted(set(ranks))
+    if len(ordered) == world:
         return f"all {world:,} ranks"
     parts: list[str] = []
     begin = 0
-    for place, rank in enumerate(known):
-        if place + 1 == len(known) or known[place + 1] != rank + 1:
-            few = [str(each) for each in known[begin : place + 1]]
+    for place, rank in enumerate(ordered):
+        if place + 1 == len(ordered) or ordered[place + 1] != rank + 1:
+            few = [str(number) for number in ordered[begin : place + 1]]
             parts += few if len(few) < 3 else [f"{few[0]}-{few[-1]}"]
             begin = place + 1
     shown = parts if len(parts) <= 8 else [*parts[:7], f"{len(parts) - 7} more"]
     text = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]])) if shown else "no rank"
-    return text if not known else f"rank{'' if len(known) == 1 else 's'} {text}"
+    return text if not ordered else f"rank{'' if len(ordered) == 1 else 's'} {text}"
 
 
 def of_rank(event: Event, rank: int) -> Event:
@@ -200,10 +200,10 @@ def desync_of(step: int, differences: Sequence[Difference], taps: Sequence[Tap])
     first = differences[0]
     others = len(differences) - 1
     more = f"; {counted(others, 'other tensor')} {'differs' if others == 1 else 'differ'}, too" if others else ""
-    found = [f"{value:.9g} in {words_of(ranks, -1)}" for ranks, value in first.groups]
-    if len(found) > MAX_GROUPS:
-        found[MAX_GROUPS:] = [f"other values in {len(found) - MAX_GROUPS:,} more"]
-    what = f"{first.stat} of {taps[first.lane].label} is {', '.join(found)}{more}"
+    values = [f"{value:.9g} in {words_of(ranks, -1)}" for ranks, value in first.groups]
+    if len(values) > MAX_GROUPS:
+        values[MAX_GROUPS:] = [f"other values in {len(values) - MAX_GROUPS:,} more"]
+    what = f"{first.stat} of {taps[first.lane].label} is {', '.join(values)}{more}"
     if first.odd:
         who = words_of(first.odd, -1)
         verb = "differs" if len(first.odd) == 1 else "differ"
@@ -258,23 +258,29 @@ class Absences:
 
     def note_step(self, step: int, sent: Collection[int], world: int) -> None:
         """Count a step that is added up now, with these ranks, if any is missing."""
-        missing = [each for each in self._ranks().values() if each.open and each.newest < step]
-        for each in missing:
+        missing = [progress for progress in self._ranks().values() if progress.open and progress.newest < step]
+        for progress in missing:
             self.report(
                 "rank-missing",
-                each.rank,
-                f"step {step:,} was added up without rank {each.rank}: its data had not arrived within "
+                progress.rank,
+                f"step {step:,} was added up without rank {progress.rank}: its data had not arrived within "
                 f"{LATE_S:g} s, or before the memory for waiting steps filled up",
             )
         unseen = world - len(self._ranks())
         if unseen > 0:
             sums = f"the sums from step {step:,} on don't include them"
             self.report("ranks-unseen", UNSEEN, f"{unseen:,} of {world:,} ranks have sent nothing yet: {sums}")
-        absent = {rank: found for rank, each in self._ranks().items() if (found := each.absence(step)) is not None}
+        absent = {
+            rank: absence for rank, progress in self._ranks().items() if (absence := progress.absence(step)) is not None
+        }
         for rank, (name, why) in absent.items():
             self.report(name, rank, f"rank {rank} {why}")
-        lacking = [each for each in self._ranks().values() if step < each.begins and each.rank not in sent]
-        self._without = absent.keys() | {each.rank for each in (*missing, *lacking)} | {UNSEEN for _ in range(unseen)}
+        lacking = [
+            progress for progress in self._ranks().values() if step < progress.begins and progress.rank not in sent
+        ]
+        self._without = (
+            absent.keys() | {progress.rank for progress in (*missing, *lacking)} | {UNSEEN for _ in range(unseen)}
+        )
         self.incomplete += bool(self._without)
         for rank in self._without - {UNSEEN}:
             self._ranks()[rank].missed += 1
@@ -306,14 +312,17 @@ class Structures:
         """Take the newest description of a rank's modules."""
         other = {}
         for path, digest in _digests(modules).items():
-            known, first = self._known.setdefault(path, (digest, rank))
+            digest_of_first, first = self._known.setdefault(path, (digest, rank))
             if first == rank:
                 self._known[path] = digest, rank
-            elif known != digest:
+            elif digest_of_first != digest:
                 other[path] = digest
         self._others[rank] = other
         parted = frozenset(
-            path for each in self._others.values() for path, digest in each.items() if digest != self._known[path][0]
+            path
+            for differing in self._others.values()
+            for path, digest in differing.items()
+            if digest != self._known[path][0]
         )
         self._changed |= parted ^ self.parted
         self.parted = parted
@@ -321,8 +330,8 @@ class Structures:
     def cover(self, coverage: Sequence[Coverage]) -> list[Coverage]:
         """Return what the run of all ranks covers: these modules, and those whose parts differ since the last call."""
         changed, self._changed = self._changed, frozenset()
-        self._coverage |= {each.path: each for each in coverage}
-        listed = dict.fromkeys([*(each.path for each in coverage), *(changed & self._coverage.keys())])
+        self._coverage |= {covered.path: covered for covered in coverage}
+        listed = dict.fromkeys([*(covered.path for covered in coverage), *(changed & self._coverage.keys())])
         return [self._covered(self._coverage[path]) for path in listed]
 
     def _covered(self, coverage: Coverage) -> Coverage:
@@ -336,16 +345,16 @@ def _digests(modules: Sequence[ModuleRecord]) -> dict[str, int]:
     """Return a number for each module that depends on the paths of all modules inside it."""
     listed = {module.path: module for module in modules}
     inside: defaultdict[str, list[str]] = defaultdict(list)
-    for each in listed.values():
-        if each.parent is not None and each.parent in listed:
-            inside[each.parent].append(each.path)
-    outside_in = [each.path for each in listed.values() if each.parent not in listed]
+    for record in listed.values():
+        if record.parent is not None and record.parent in listed:
+            inside[record.parent].append(record.path)
+    outside_in = [record.path for record in listed.values() if record.parent not in listed]
     for path in outside_in:
         outside_in += inside[path]
-    found: dict[str, int] = {}
+    digests: dict[str, int] = {}
     for path in reversed(outside_in):
-        found[path] = hash(tuple(sorted((child, found[child]) for child in inside[path])))
-    return found
+        digests[path] = hash(tuple(sorted((child, digests[child]) for child in inside[path])))
+    return digests
 
 
 # In which ranks a tap has its own values, and in which they were not finite at first.
@@ -375,29 +384,29 @@ class Shares:
 
     def lacking(self, lanes: Lanes, ranks: Collection[int]) -> Flags:
         """Return which taps are incomplete without these ranks."""
-        known = [rank for rank in ranks if rank < self._own.shape[1]]
-        found = np.zeros(len(lanes), bool)
+        held = [rank for rank in ranks if rank < self._own.shape[1]]
+        incomplete = np.zeros(len(lanes), bool)
         fit = lanes < len(self._own)
-        found[fit] = self._own[lanes[fit]][:, known].any(axis=1)
-        return found
+        incomplete[fit] = self._own[lanes[fit]][:, held].any(axis=1)
+        return incomplete
 
     def are_summed(self, lanes: Lanes) -> bool:
         """Return whether several ranks are known to have values of their own of some of these taps."""
-        known = lanes[lanes < len(self._own)]
-        return bool(((self._own[known].sum(axis=1) > 1) & ~self._unowned[known]).any())
+        inside = lanes[lanes < len(self._own)]
+        return bool(((self._own[inside].sum(axis=1) > 1) & ~self._unowned[inside]).any())
 
     def holders(self, among: Flags) -> frozenset[int] | None:
         """Return the ranks with values of their own of that one of these taps of which most have some.
 
         None if there is no such tap, or if it isn't known of one who has what.
         """
-        asked = (self._version, among.tobytes())
-        if self._holders is None or self._holders[0] != asked:
-            known = np.flatnonzero(among[: len(self._own)])
-            own = self._own[known]
-            is_known = bool(own.any()) and not self._unowned[known].any()
+        query = (self._version, among.tobytes())
+        if self._holders is None or self._holders[0] != query:
+            taps = np.flatnonzero(among[: len(self._own)])
+            own = self._own[taps]
+            is_known = bool(own.any()) and not self._unowned[taps].any()
             widest = np.flatnonzero(own[own.sum(axis=1).argmax()]) if is_known else ()
-            self._holders = asked, frozenset(map(int, widest)) if is_known else None
+            self._holders = query, frozenset(map(int, widest)) if is_known else None
         return self._holders[1]
 
     def is_unknown(self, lane: int) -> bool:
@@ -410,12 +419,12 @@ class Shares:
         self._version += 1
 
     def _grow(self, lanes: int, ranks: int) -> None:
-        known, width = self._own.shape
-        if lanes <= known and ranks <= width:
+        height, width = self._own.shape
+        if lanes <= height and ranks <= width:
             return
-        lanes, ranks = max(known, lanes + _GROW), max(width, ranks)
+        lanes, ranks = max(height, lanes + _GROW), max(width, ranks)
         own, unowned = np.zeros((lanes, ranks), bool), np.zeros(lanes, bool)
-        own[:known, :width], unowned[:known] = self._own, self._unowned
+        own[:height, :width], unowned[:height] = self._own, self._unowned
         self._own, self._unowned = own, unowned
 
 

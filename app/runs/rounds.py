@@ -73,20 +73,22 @@ class Rounds:
 
     def admit_unordered(self, run: Run, place: Place) -> None:
         """Add a run that may have begun before others that are known, because runs on disk are found in any order."""
-        known = self.members.values()
-        if all(each.place.rank != place.rank and each.place.attempt == place.attempt for each in known):
+        members = self.members.values()
+        if all(member.place.rank != place.rank and member.place.attempt == place.attempt for member in members):
             self.admit(run, place)
             return
         # The first run of each rank comes first: clocks of machines may differ by more than a restart took.
-        every = sorted([*known, Member(run, place)], key=lambda each: (each.place.attempt, each.run.info.started_s))
+        every = sorted(
+            [*members, Member(run, place)], key=lambda member: (member.place.attempt, member.run.info.started_s)
+        )
         count: Counter[tuple[int, int]] = Counter()
         turns = []
-        for each in every:
-            turns.append((each.place.attempt, count[each.place.attempt, each.place.rank]))
-            count[each.place.attempt, each.place.rank] += 1
+        for member in every:
+            turns.append((member.place.attempt, count[member.place.attempt, member.place.rank]))
+            count[member.place.attempt, member.place.rank] += 1
         again = Rounds()
-        for _, each in sorted(zip(turns, every, strict=True), key=lambda pair: pair[0]):
-            again.members[each.run.id] = fresh = Member(each.run, each.place)
+        for _, member in sorted(zip(turns, every, strict=True), key=lambda pair: pair[0]):
+            again.members[member.run.id] = fresh = Member(member.run, member.place)
             again._put(fresh)
         self.members, self._rounds = again.members, again._rounds
         self._waiting, self._gathered = again._waiting, again._gathered
@@ -95,29 +97,29 @@ class Rounds:
         member = self.members.get(run.id)
         if member is None:
             return
-        self.members = {run_id: each for run_id, each in self.members.items() if each is not member}
-        self._rounds = [{rank: each for rank, each in here.items() if each is not member} for here in self._rounds]
-        self._waiting = {rank: each for rank, each in self._waiting.items() if each is not member}
+        self.members = {run_id: other for run_id, other in self.members.items() if other is not member}
+        self._rounds = [{rank: other for rank, other in here.items() if other is not member} for here in self._rounds]
+        self._waiting = {rank: other for rank, other in self._waiting.items() if other is not member}
 
     def _put(self, member: Member) -> None:
         here = self._rounds[-1] if self._rounds else {}
         newest = next(iter(here.values()), member).place
-        known = here.get(member.place.rank)
+        current = here.get(member.place.rank)
         if not self._rounds or member.place.attempt > newest.attempt:
             self._begin([member], gathered=False)
         elif member.place.attempt < newest.attempt:
             self._put_before(member)
-        elif known is None and member.place.world == newest.world:
+        elif current is None and member.place.world == newest.world:
             self._join(member, len(self._rounds) - 1)
-        elif known is not None and self._gathered and _is_nearer(member, known, here.values()):
-            known.round = BEFORE
+        elif current is not None and self._gathered and _is_nearer(member, current, here.values()):
+            current.round = BEFORE
             self._join(member, len(self._rounds) - 1)
         else:
             self._wait(member, min(member.place.world, len(here)))
 
     def _begin(self, members: Sequence[Member], gathered: bool) -> None:
-        for each in self._waiting.values():
-            each.round = BEFORE
+        for waiting in self._waiting.values():
+            waiting.round = BEFORE
         self._rounds, self._waiting, self._gathered = [*self._rounds, {}], {}, gathered
         for member in members:
             self._join(member, len(self._rounds) - 1)
@@ -130,7 +132,7 @@ class Rounds:
     def _put_before(self, member: Member) -> None:
         """Put a run into the newest round of its attempt that has none of its rank."""
         for number, here in reversed([*enumerate(self._rounds)]):
-            attempt = next((each.place.attempt for each in here.values()), None)
+            attempt = next((other.place.attempt for other in here.values()), None)
             if attempt == member.place.attempt and member.place.rank not in here:
                 self._join(member, number)
                 return
@@ -142,20 +144,20 @@ class Rounds:
         if replaced is not None:
             replaced.round = BEFORE
         self._waiting = {**self._waiting, member.place.rank: member}
-        every = [each for each in self._waiting.values() if each.place.world == member.place.world]
-        newest_s = max(each.run.info.started_s for each in every)
-        together = [each for each in every if newest_s - each.run.info.started_s <= TOGETHER_S]
+        every = [waiting for waiting in self._waiting.values() if waiting.place.world == member.place.world]
+        newest_s = max(waiting.run.info.started_s for waiting in every)
+        together = [waiting for waiting in every if newest_s - waiting.run.info.started_s <= TOGETHER_S]
         if 2 * len(together) > others:
             self._begin(together, gathered=True)
 
 
-def _is_nearer(member: Member, known: Member, here: Iterable[Member]) -> bool:
+def _is_nearer(member: Member, current: Member, here: Iterable[Member]) -> bool:
     """Return whether of two runs of a rank, the one that isn't in a round began when most of its other ranks did."""
-    others = [each.run.info.started_s for each in here if each is not known]
+    others = [other.run.info.started_s for other in here if other is not current]
     if not others:
         return False
     begun_s = median(others)
-    return abs(member.run.info.started_s - begun_s) < abs(known.run.info.started_s - begun_s)
+    return abs(member.run.info.started_s - begun_s) < abs(current.run.info.started_s - begun_s)
 
 
 @dataclass(slots=True)

@@ -168,22 +168,22 @@ class Sum:
         if NO_ROUND < self._round < member.round and not self.reading:
             held = self._held.get(member.run.id)
             if held is None or self.run.signs.clock() - held.since <= REST_S:
-                every = (each.run for each in self.rounds.of(self._round))
-                return any(run.loaded and run.received.sent > run.received.acknowledged for run in every)
+                runs = (other.run for other in self.rounds.of(self._round))
+                return any(run.loaded and run.received.sent > run.received.acknowledged for run in runs)
         return False
 
     def _give_up(self) -> None:
         """Leave out ranks that were started again, and that most others didn't follow in time."""
         held = {run_id: member for run_id in self._held if (member := self.rounds.members.get(run_id)) is not None}
         newest = max(held.values(), key=lambda member: member.round, default=None)
-        is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
+        is_much = sum(waiting.nbytes for waiting in self._held.values()) > self.assembly.max_bytes
         if newest is not None and newest.round > self._round and (is_much or not self._must_wait(newest)):
             self._begin_round(newest.round)
-        is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
-        for run_id, each in self._held.items():
+        is_much = sum(waiting.nbytes for waiting in self._held.values()) > self.assembly.max_bytes
+        for run_id, waiting in self._held.items():
             waits = run_id in held and held[run_id].round > self._round
-            if not each.given_up and not waits and (is_much or self.run.signs.clock() - each.since > GRACE_S):
-                each.give_up()
+            if not waiting.given_up and not waits and (is_much or self.run.signs.clock() - waiting.since > GRACE_S):
+                waiting.give_up()
                 if run_id in held:
                     self.report_left_out(held[run_id])
 
@@ -252,17 +252,17 @@ class Sum:
     def _follow_desync(self, step: int, differences: Sequence[Difference]) -> None:
         follower, taps = self.run.store.follower, self.run.store.taps().taps
         is_on = self.run.store.rules.get(DESYNC) is not False
-        known = [difference for difference in differences if difference.lane < len(taps) and is_on]
+        shown = [difference for difference in differences if difference.lane < len(taps) and is_on]
         if follower is not None:
-            follower.hold(DESYNC, desync_of(step, known, taps) if known else None)
+            follower.hold(DESYNC, desync_of(step, shown, taps) if shown else None)
 
     def _follow_lateness(self, step: int) -> None:
         """Look whether one of the ranks keeps the others waiting."""
         follower, is_on = self.run.store.follower, self.run.store.rules.get(LATE_RANK) is not False
         ranks = [
-            RankTimes(each.place.rank, each.run.store, self.shift)
-            for each in self.rounds.current()
-            if each.run.loaded and each.run.id in self.joined
+            RankTimes(member.place.rank, member.run.store, self.shift)
+            for member in self.rounds.current()
+            if member.run.loaded and member.run.id in self.joined
         ]
         if follower is not None:
             follower.hold(LATE_RANK, late_rank(self.run.store, ranks, step) if is_on else None)
@@ -280,29 +280,31 @@ class Sum:
         if (member := self.rounds.members.get(run.id)) is not None:
             self._structures.note(member.place.rank, modules)
             self.assembly.part(self._structures.parted)
-        is_lead = any(each.run is run for each in self.rounds.current()[:1])  # none if all ranks were just removed
-        known = {} if is_lead else self.run.store.module_types()
+        is_lead = any(first.run is run for first in self.rounds.current()[:1])  # none if all ranks were just removed
+        described = {} if is_lead else self.run.store.module_types()
         self.run.store.describe(
-            [module for module in modules if module.path not in known],
-            self._structures.cover([each for each in coverage if each.path not in known]),
+            [module for module in modules if module.path not in described],
+            self._structures.cover([covered for covered in coverage if covered.path not in described]),
             hooks if is_lead else (),
         )
 
     def _end(self) -> None:
-        current = [each for each in self.rounds.current() if each.run.id in self.joined]
+        current = [member for member in self.rounds.current() if member.run.id in self.joined]
         if self.run.end.failure is None:
-            failed = ((each.run.end.failure, each.place.rank) for each in current)
-            failure, rank = next((each for each in failed if each[0] is not None), (None, 0))
+            failed = ((member.run.end.failure, member.place.rank) for member in current)
+            failure, rank = next((pair for pair in failed if pair[0] is not None), (None, 0))
             if failure is not None:
                 failure = replace(failure, step=failure.step + self.shift, error=f"rank {rank}: {failure.error}")
                 self.run.end = replace(self.run.end, failure=failure)
-        silent = any(each.run.id not in self.joined and not self._is_over(each.run) for each in self.rounds.current())
+        silent = any(
+            member.run.id not in self.joined and not self._is_over(member.run) for member in self.rounds.current()
+        )
         if self.follows and (silent or self.rounds.missing()) and self.assembly.is_patient:
             return  # others may have trained, too, and be slower to arrive
-        if current and all(self._is_over(each.run) for each in current) and self.run.end.step is None:
+        if current and all(self._is_over(member.run) for member in current) and self.run.end.step is None:
             self.assembly.flush()
             self.run.store.settle()
-            steps = [each.run.end.step for each in current if each.run.end.step is not None]
+            steps = [member.run.end.step for member in current if member.run.end.step is not None]
             self.run.end = replace(self.run.end, step=max(steps) + self.shift if steps else None)
             self._count()
 
@@ -310,12 +312,12 @@ class Sum:
         self._counted_at = self.run.signs.clock()
         every = [member.run.received.counters for member in self.rounds.members.values()]
         dropped: dict[str, int] = {}
-        for each in every:
-            for name, number in each.dropped.items():
+        for counters in every:
+            for name, number in counters.dropped.items():
                 dropped[name] = dropped.get(name, 0) + number
         names = ("produced", "acknowledged", "waiting", "in_flight")
         self.run.received.counters = DeliveryCounters(
-            **{name: sum(getattr(each, name) for each in every) for name in names}, dropped=dropped
+            **{name: sum(getattr(counters, name) for counters in every) for name in names}, dropped=dropped
         )
 
     def emit_reports(self) -> None:

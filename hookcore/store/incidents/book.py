@@ -88,12 +88,12 @@ class Feeding:
         backward = kinds != _OUTPUTS
         step = _Step(self, set(bad), set(present), kinds)
         suspects = [place for place in range(len(self._flow.calls)) if step.is_bad(place) and not step.is_same(place)]
-        before = {place: [each for each in step.nearest(place)[0] if step.is_bad(each)] for place in suspects}
+        before = {place: [source for source in step.nearest(place)[0] if step.is_bad(source)] for place in suspects}
         starts = [place for place in suspects if not before[place]]
         loop = set[int]()
         if not starts:  # the calls after the last one that is measured by itself feed each other
-            starts = [place for place in suspects if all((each > place) != backward for each in before[place])]
-            loop = {each for place in starts for each in before[place]}
+            starts = [place for place in suspects if all((source > place) != backward for source in before[place])]
+            loop = {source for place in starts for source in before[place]}
         if not starts:
             return None
         culprit = starts[-1] if backward else starts[0]
@@ -104,7 +104,7 @@ class Feeding:
         elif loop:
             words = self._looped(culprit, loop)
         else:
-            hidden = {place for place in known if any(each in masks for each in self.numbers(place, kinds[0]))}
+            hidden = {place for place in known if any(number in masks for number in self.numbers(place, kinds[0]))}
             known -= hidden
             words = self._backward(known, unseen) if backward else self._forward(culprit, known, unseen, hidden)
         return Feeder(number, f"{words}{self._apart(starts, culprit)}")
@@ -190,7 +190,7 @@ class _Step:
 
     def nearest(self, place: int) -> tuple[set[int], set[int]]:
         """Return the nearest captured calls before it in this direction, and those on the way that were not."""
-        found, unseen, seen = set[int](), set[int](), {place}
+        captured, unseen, seen = set[int](), set[int](), {place}
         waiting = list(self._feeding.before(place, self._is_backward))
         while waiting:
             at = waiting.pop()
@@ -199,13 +199,13 @@ class _Step:
             seen.add(at)
             holder = self._feeding.holder(at)
             if self._is_known(at):
-                found.add(at)
+                captured.add(at)
             elif holder is not None and holder != place and self._is_known(holder):
-                found.add(holder)
+                captured.add(holder)
             else:
                 unseen.add(at)
                 waiting += self._feeding.before(at, self._is_backward)
-        return found, unseen
+        return captured, unseen
 
     def _is_known(self, place: int) -> bool:
         return any(number in self._present for number in self._of(place, self._result))
@@ -304,7 +304,7 @@ class Incidents:
     @property
     def nbytes(self) -> int:
         """The bytes in use; zero in a run without incidents."""
-        used, current = sum(each.nbytes for each in self._over) + self._standings.nbytes, self._open
+        used, current = sum(over.nbytes for over in self._over) + self._standings.nbytes, self._open
         if current is not None:
             used += current.onset.nbytes + current.with_nan.nbytes
             used += 0 if current.gathering is None else current.gathering.nbytes
@@ -332,7 +332,7 @@ class Incidents:
             incident.last = max(incident.last, alarm.step)
             if incident.alarm is None or alarm.step < incident.alarm.step:
                 fine = self._before_all(alarm.step) if alarm.previous is None else alarm.previous
-                fine = max((each for each in (before, fine) if each is not None), default=None)
+                fine = max((step for step in (before, fine) if step is not None), default=None)
                 incident.alarm = replace(alarm, previous=fine)
                 self._note_change(incident)
 
@@ -393,9 +393,11 @@ class Incidents:
             return np.ones(len(bad), bool)
         if not all(math.isfinite(value) for name, value in scalars.items() if is_loss(name)):
             no_mask = no_mask | ~np.isin(bad, list(self.masks.since))
-        given = dict(zip(bad.tolist(), no_mask.tolist(), strict=True))
-        found = self.masks.harmful(step, given, fine.tolist, lambda number: self.source.taps[number].kind, self._known)
-        return np.isin(bad, found)
+        can_harm = dict(zip(bad.tolist(), no_mask.tolist(), strict=True))
+        harmful = self.masks.harmful(
+            step, can_harm, fine.tolist, lambda number: self.source.taps[number].kind, self._known
+        )
+        return np.isin(bad, harmful)
 
     def settle(self, step: int, scalars: Mapping[str, float]) -> None:
         """Finish a frame: name the culprit of its step, and take evidence."""
@@ -405,9 +407,9 @@ class Incidents:
         with self._lock:
             if incident is not None and incident.begin == step:
                 self._name_culprit(incident, scalars)
-            for each in self._unfinished:
-                each.extend()
-            self._unfinished = [each for each in self._unfinished if not each.is_complete]
+            for gathering in self._unfinished:
+                gathering.extend()
+            self._unfinished = [gathering for gathering in self._unfinished if not gathering.is_complete]
 
     def _name_culprit(self, incident: Open, scalars: Mapping[str, float]) -> None:
         affected = np.flatnonzero(incident.onset == incident.begin)
@@ -420,7 +422,7 @@ class Incidents:
             losses = (name for name, value in scalars.items() if is_loss(name) and not math.isfinite(value))
             incident.loss = next(losses, incident.loss)
         if culprit != incident.culprit:  # the first part of the step, or a later part with an earlier tap
-            self._unfinished = [each for each in self._unfinished if each is not incident.gathering]
+            self._unfinished = [gathering for gathering in self._unfinished if gathering is not incident.gathering]
             incident.culprit, incident.culprit_last = culprit, incident.begin
             incident.gathering = self._gather(culprit, incident.begin, 2 * MAX_UNFINISHED)
             self._note_change(incident)
@@ -449,15 +451,15 @@ class Incidents:
             source = self.source  # by name below: a bound method would keep the store in a circle
             lanes, numbers = source.lanes_of_scalars(), neighbors_of(culprit, self.source.taps)
             names = worth_showing(list(lanes))
-            found = Gathering(
+            gathering = Gathering(
                 tuple(self.source.taps[number] for number in numbers),
                 tuple(names),
                 Window.open(numbers, begin, lambda *given: source.stat_rows(*given)),
                 Window.open([lanes[name] for name in names], begin, lambda *given: source.scalar_rows(*given)),
             )
-            if self.nbytes + found.nbytes < _FULL * self.max_bytes:
-                self._unfinished.append(found)
-                return found
+            if self.nbytes + gathering.nbytes < _FULL * self.max_bytes:
+                self._unfinished.append(gathering)
+                return gathering
         self.without_evidence += 1
         return None
 
@@ -467,12 +469,12 @@ class Incidents:
             return
         with self._lock:
             changed, ended = self._standings.look(step, found, self._gather, per_frame)
-            for each in {id(each): each for each in (*changed, *ended)}.values():
-                self._note_change(each)
-            back = {self._accounts.of_rule(each).about.id for each in changed}
-            self._over = [each for each in self._over if each.about.id not in back]
-            for each in ended:
-                self._put(self._accounts.of_rule(each))
+            for standing in {id(standing): standing for standing in (*changed, *ended)}.values():
+                self._note_change(standing)
+            back = {self._accounts.of_rule(standing).about.id for standing in changed}
+            self._over = [over for over in self._over if over.about.id not in back]
+            for standing in ended:
+                self._put(self._accounts.of_rule(standing))
 
     def note_skipped(self, step: int) -> None:
         """Record that a gradient scaler skipped a step. Its non-finite gradients are how the scaler finds its scale."""
@@ -480,11 +482,11 @@ class Incidents:
             self._skipped.append(step)
             if self._open is not None:
                 self._note_skip(self._open, step)
-            for place, each in enumerate(self._over):
-                if not each.about.skipped and _touches(each.about.first_step, each.about.last_step, step):
+            for place, over in enumerate(self._over):
+                if not over.about.skipped and _touches(over.about.first_step, over.about.last_step, step):
                     self.version += 1
-                    about = replace(each.about, skipped=True, version=self.version)
-                    self._over[place] = replace(each, about=about)
+                    about = replace(over.about, skipped=True, version=self.version)
+                    self._over[place] = replace(over, about=about)
 
     def all(self) -> list[Incident]:
         """Return the first and the newest incidents, oldest first. `dropped` counts the others."""
@@ -498,23 +500,23 @@ class Incidents:
 
     def _states(self) -> list[Over]:
         """Return all incidents as they are now, oldest first (the lock must be held)."""
-        found, current = list(self._over), self._open
+        states, current = list(self._over), self._open
         if current is not None and (current.culprit >= 0 or current.alarm is not None):
-            found.append(self._accounts.of_nonfinite(current))
-        found += map(self._accounts.of_rule, self._standings.open)
+            states.append(self._accounts.of_nonfinite(current))
+        states += map(self._accounts.of_rule, self._standings.open)
         if self._replays:
-            replays = ((each, self._replays.get(each.about.first_step)) for each in found)
-            found = [each if told is None else self._accounts.told(each, *told) for each, told in replays]
+            replays = ((over, self._replays.get(over.about.first_step)) for over in states)
+            states = [over if told is None else self._accounts.told(over, *told) for over, told in replays]
         if self._unsaved:
-            found = [self._with_reason(each) for each in found]
-        return sorted(found, key=lambda each: each.about.first_step)
+            states = [self._with_reason(over) for over in states]
+        return sorted(states, key=lambda over: over.about.first_step)
 
-    def _with_reason(self, each: Over) -> Over:
-        about = each.about
+    def _with_reason(self, over: Over) -> Over:
+        about = over.about
         because, version = self._unsaved.get(about.first_step, ("", 0))
         if not because:
-            return each
-        return replace(each, about=replace(about, unsaved=because, version=max(about.version, version)))
+            return over
+        return replace(over, about=replace(about, unsaved=because, version=max(about.version, version)))
 
     def _note_bad(self, incident: Open, step: int, bad: Numbers, nan: Flags) -> None:
         if len(incident.onset) < len(self.source.taps):
@@ -533,8 +535,8 @@ class Incidents:
             incident.with_nan[bad[nan]] = True
         elif not incident.culprit_recovered and (bad == incident.culprit).any():
             incident.culprit_last = step
-        for each in self._skipped:
-            self._note_skip(incident, each)
+        for skipped in self._skipped:
+            self._note_skip(incident, skipped)
 
     def _note_skip(self, incident: Open, step: int) -> None:
         if not incident.skipped and _touches(Onset.of(incident).step, incident.last, step):
@@ -552,8 +554,8 @@ class Incidents:
             incident.culprit_recovered = incident.culprit >= 0
             self._note_change(incident)
         if step > incident.last and incident.closed_at < 0:
-            known = fine[fine < len(incident.onset)]
-            if incident.begin == NEVER or (incident.onset[known] != NEVER).any():
+            tracked = fine[fine < len(incident.onset)]
+            if incident.begin == NEVER or (incident.onset[tracked] != NEVER).any():
                 incident.closed_at = step
                 self._note_change(incident)
 
@@ -568,7 +570,7 @@ class Incidents:
             self.nbytes > _FULL * self.max_bytes and len(self._over) > 1
         ):
             notes = (
-                place for place, each in enumerate(self._over) if each.about.skipped or each.about.severity == "info"
+                place for place, kept in enumerate(self._over) if kept.about.skipped or kept.about.severity == "info"
             )
             dropped = self._over.pop(next(notes, min(KEPT_FIRST, len(self._over) - 2)))
             self.alerts_made_room += dropped.about.severity != "info"
