@@ -396,7 +396,7 @@ def chunks(
             numbers = np.array([pairs.numbers[place][side] for place in some], np.int64)
             order = np.argsort(numbers)  # a store reads its lanes in their order
             found = store.rows(numbers[order], asked.stat, asked.first, asked.last)
-            rows.append(found.take(np.argsort(order)))
+            rows.append(found.of_lanes(np.argsort(order)))
         yield some, (rows[0], rows[1]), Compared.of(rows[0], rows[1])
 
 

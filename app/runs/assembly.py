@@ -252,7 +252,7 @@ class Assembly:
         if len(frame.taps):
             pending.measured.add(rank)
             self.ranks[rank].measures = True
-        pending.note(rank, frame)
+        pending.add(rank, frame)
         # Taps are numbered when a step is finished, rank by rank, so that their order doesn't depend on who was first.
         if pending.waiting or self._has_new_taps(rank, frame):
             pending.waiting.append((rank, frame))
@@ -294,11 +294,11 @@ class Assembly:
         if self._taps.left_out[lanes].any():
             stats = np.where(self._taps.left_out[lanes][:, None], np.nan, stats)
         added = rows.add(rank, lanes, stats, block, owners)
-        self.shares.note(rank, lanes, owners)
+        self.shares.learn(rank, lanes, owners)
         with np.errstate(invalid="ignore"):
             bad = lanes[(stats[:, 1] > 0) | (stats[:, 2] > 0)]
         for lane in bad.tolist():
-            self._bad.note(lane, rank, frame.step, self.newest)
+            self._bad.add(lane, rank, frame.step, self.newest)
         return added
 
     def _finish(self, step: int, pending: Pending) -> None:

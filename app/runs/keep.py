@@ -211,7 +211,7 @@ class Keeper:
                 scribe=self._scribes.setdefault(path.parent, Scribe(is_busy=self._is_busy)),
                 folder=path,
                 events_seen=run.saved.writer.events_seen if run.saved.writer is not None else run.saved.seen_events,
-                after_part=partial(self._pages.note_part, run),
+                after_part=partial(self._pages.write_after_part, run),
             )
             self._writers[run.id] = run, writer
         run.saved.folder, run.saved.key_hash = path, key_hash(run.info.key)
@@ -301,7 +301,7 @@ class Keeper:
         try:
             if run.saved.writer is not None and not run.saved.writer.close(CLOSE_S):
                 raise OSError("its last part is still being written")  # the last part would be lost
-            self._pages.note(run)
+            self._pages.write(run)
             run.saved.folder = self._shelf_of(run.saved.folder).discard(run.saved.folder, why)
         except OSError as error:
             logger.warning("hookcore: %s can't be moved to the trash: %s", run.saved.folder, error)
@@ -332,7 +332,7 @@ class Keeper:
             writer.close(max(0.0, deadline - time.monotonic()))
         for run in runs:
             if run.saved.folder is not None and run.saved.folder.is_dir():
-                self._pages.note(run)
+                self._pages.write(run)
 
     def _make_room(self, shelf: Shelf) -> None:
         for run, _ in list(self._writers.values()):

@@ -74,7 +74,7 @@ class Pending:
     nbytes: int = 0  # of all but the rows
     size: int = 0  # with them, when the last frame came
 
-    def note(self, rank: int, frame: Frame) -> None:
+    def add(self, rank: int, frame: Frame) -> None:
         """Keep everything in a frame except its rows."""
         self.scalars.setdefault(rank, {}).update(frame.scalars)
         self.labels.setdefault(rank, {}).update(frame.labels)
@@ -308,7 +308,7 @@ class Structures:
         self._changed: frozenset[str] = frozenset()  # paths that have become such, or no longer are
         self._coverage: dict[str, Coverage] = {}
 
-    def note(self, rank: int, modules: Sequence[ModuleRecord]) -> None:
+    def describe(self, rank: int, modules: Sequence[ModuleRecord]) -> None:
         """Take the newest description of a rank's modules."""
         other = {}
         for path, digest in _digests(modules).items():
@@ -373,7 +373,7 @@ class Shares:
         self._version = 0  # of what was learned
         self._holders: tuple[tuple[int, bytes], frozenset[int] | None] | None = None  # what was asked, and the answer
 
-    def note(self, rank: int, lanes: Lanes, owners: NDArray[np.int32]) -> None:
+    def learn(self, rank: int, lanes: Lanes, owners: NDArray[np.int32]) -> None:
         if not len(lanes):
             return
         self._grow(int(lanes.max()) + 1, rank + 1)
@@ -446,7 +446,7 @@ class BadRanks:
     def __init__(self) -> None:
         self._stretches: dict[int, _Stretch] = {}
 
-    def note(self, lane: int, rank: int, step: int, newest: int) -> None:
+    def add(self, lane: int, rank: int, step: int, newest: int) -> None:
         """Note that a tap's values aren't finite in a step of a rank. `newest` is the step that was added up last."""
         stretch = self._stretches.get(lane)
         if stretch is None or stretch.last < newest:

@@ -60,7 +60,7 @@ class Rounds:
         seen = {member.place.rank for member in self.current()}
         return [rank for rank in range(self.world) if rank not in seen]
 
-    def of(self, number: int) -> list[Member]:
+    def members_in(self, number: int) -> list[Member]:
         """Return the runs of a round, by rank."""
         here = self._rounds[number] if 0 <= number < len(self._rounds) else {}
         return [here[rank] for rank in sorted(here)]

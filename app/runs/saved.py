@@ -245,22 +245,22 @@ class PageFiles:
         self._noted_at: dict[str, float] = {}  # by the run's id
         self._lock = threading.Lock()
 
-    def note(self, run: Run) -> None:
+    def write(self, run: Run) -> None:
         """Save the page file of a run."""
         self._write(run, lambda path, error: logger.warning("hookcore: %s can't be written: %s", path, error))
 
-    def note_part(self, run: Run, is_last: bool) -> None:
+    def write_after_part(self, run: Run, is_last: bool) -> None:
         """Write it from time to time, and with the last part of the run."""
         if is_last or time.monotonic() - self._noted_at.get(run.id, float("-inf")) > NOTE_EVERY_S:
             self._noted_at[run.id] = time.monotonic()
-            self.note(run)
+            self.write(run)
         if is_last:
             self._noted_at.pop(run.id)
 
     def renew(self, run: Run) -> None:
         """Write it for a run that was just read, if its server was killed before it wrote the last summary."""
         if noted_at(run) is not None and run.saved.folder is not None and not is_held(run.saved.folder):
-            self.note(run)
+            self.write(run)
 
     def save_edit(self, run: Run) -> None:
         """Write what a reader has changed of a run, or say on its pages that this isn't possible."""

@@ -168,7 +168,7 @@ class Sum:
         if NO_ROUND < self._round < member.round and not self.reading:
             held = self._held.get(member.run.id)
             if held is None or self.run.signs.clock() - held.since <= REST_S:
-                runs = (other.run for other in self.rounds.of(self._round))
+                runs = (other.run for other in self.rounds.members_in(self._round))
                 return any(run.loaded and run.received.sent > run.received.acknowledged for run in runs)
         return False
 
@@ -217,7 +217,7 @@ class Sum:
             emit_event(self.run, "restarted", message)
         self._round, self.joined = number, {}
         self.run.end = End()
-        for member in self.rounds.of(number):
+        for member in self.rounds.members_in(number):
             held = self._held.pop(member.run.id, None)
             for frame in () if held is None else held.frames:
                 if member.run.id not in self.joined:
@@ -278,7 +278,7 @@ class Sum:
     def describe(self, run: Run, modules: Any, coverage: Any, hooks: Any) -> None:
         """Take the description of a rank's model."""
         if (member := self.rounds.members.get(run.id)) is not None:
-            self._structures.note(member.place.rank, modules)
+            self._structures.describe(member.place.rank, modules)
             self.assembly.part(self._structures.parted)
         is_lead = any(first.run is run for first in self.rounds.current()[:1])  # none if all ranks were just removed
         described = {} if is_lead else self.run.store.module_types()

@@ -139,7 +139,7 @@ def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Zero]:
     zero = limits_of(store, "dead")["zero_fraction"]
     found = []
     for lane, place in enumerate(places.tolist()):
-        mine = Rows.join([rows.take(np.array([lane]))])
+        mine = Rows.join([rows.of_lanes(np.array([lane]))])
         alive = np.flatnonzero(~(mine.low[:, 0] >= zero))
         begun = int(alive[-1]) + 1 if len(alive) else 0
         since = int(mine.first[min(begun, len(mine.first) - 1)])

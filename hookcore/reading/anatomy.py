@@ -114,10 +114,10 @@ def runs_of(kinds: Sequence[Hashable], parts: Sequence[int], level: Level) -> It
 
 def _alike(kinds: Sequence[Hashable], period: int) -> list[int]:
     """Return how many places from each one on have the kind of the place that lies a period further."""
-    found = [0] * len(kinds)
+    lengths = [0] * len(kinds)
     for place in range(len(kinds) - period - 1, -1, -1):
-        found[place] = found[place + 1] + 1 if kinds[place] == kinds[place + period] else 0
-    return found
+        lengths[place] = lengths[place + 1] + 1 if kinds[place] == kinds[place + period] else 0
+    return lengths
 
 
 def _run_at(ties: list[Ties], first: int, period: int, times: int) -> Repetition | None:
@@ -221,23 +221,23 @@ class Anatomy:
 
     def totals(self) -> list[Total]:
         """Return the size of each box with all its parts."""
-        found = [Total(0, "", 0)] * len(self.boxes)
+        totals = [Total(0, "", 0)] * len(self.boxes)
         for number in self._from_inside():
             box = self.boxes[number]
-            inside = [found[part] for part in box.parts]
+            inside = [totals[part] for part in box.parts]
             own = Total(0, "", 0) if box.kind == "repeat" else Total(box.size.flops or 0, box.size.why, box.size.memory)
-            memories = [each.memory for each in (own, *inside)]
-            found[number] = Total(
-                sum(each.flops for each in (own, *inside)),
-                next((each.why for each in (own, *inside) if each.why), ""),
+            memories = [total.memory for total in (own, *inside)]
+            totals[number] = Total(
+                sum(total.flops for total in (own, *inside)),
+                next((total.why for total in (own, *inside) if total.why), ""),
                 None if None in memories else sum(memory for memory in memories if memory is not None),
             )
-        return found
+        return totals
 
     def kinds(self) -> list[int]:
         """Return a number for each box; those with equal structure have the same one."""
         numbers: dict[Hashable, int] = {}
-        found = [0] * len(self.boxes)
+        kinds = [0] * len(self.boxes)
         for number in self._from_inside():
             box = self.boxes[number]
             at = {part: place for place, part in enumerate(box.parts)} | {OUTSIDE: OUTSIDE}
@@ -248,11 +248,11 @@ class Anatomy:
                 box.phase,
                 box.computes,
                 box.size.made_by,
-                tuple(found[part] for part in box.parts),
+                tuple(kinds[part] for part in box.parts),
                 frozenset((at[source], at[target]) for source, target in box.level),
             )
-            found[number] = numbers.setdefault(structure, len(numbers))
-        return found
+            kinds[number] = numbers.setdefault(structure, len(numbers))
+        return kinds
 
     def _from_inside(self) -> list[int]:
         """Return all boxes, each after its parts."""
@@ -261,37 +261,37 @@ class Anatomy:
 
     def depths(self) -> list[int]:
         """Return the number of boxes around each box."""
-        found = [-1] * len(self.boxes)
+        depths = [-1] * len(self.boxes)
         for number in range(len(self.boxes)):
             way = [number]
-            while (box := self.boxes[way[-1]].inside) != OUTSIDE and found[box] < 0:
+            while (box := self.boxes[way[-1]].inside) != OUTSIDE and depths[box] < 0:
                 way.append(box)
-            depth = 0 if box == OUTSIDE else found[box] + 1
-            for each in reversed(way):
-                found[each] = depth
+            depth = 0 if box == OUTSIDE else depths[box] + 1
+            for outer in reversed(way):
+                depths[outer] = depth
                 depth += 1
-        return found
+        return depths
 
 
 def anatomy_of(modules: Sequence[ModuleRecord], flow: Flow | None) -> Anatomy:
     """Return the boxes of a model. The boxes of modules that no longer exist have no parameters."""
     boxes = _modules(modules) if flow is None else _calls(modules, flow)
     fed = list(_fed(flow)) if flow is not None else []
-    found = _arranged(boxes, fed)
-    folded = _with_repeats(found)
+    plain = _arranged(boxes, fed)
+    folded = _with_repeats(plain)
     absent = () if flow is None else tuple(_absent(modules, flow))
-    arranged = found if folded is None else _arranged(folded, fed)
+    arranged = plain if folded is None else _arranged(folded, fed)
     return Anatomy(arranged.boxes, arranged.parts, arranged.level, absent)
 
 
 def _calls(modules: Sequence[ModuleRecord], flow: Flow) -> list[Box]:
-    known = {path: module for module in modules for path in (*module.aliases, module.path)}
+    by_path = {path: module for module in modules for path in (*module.aliases, module.path)}
     with_parts = {call.inside for call in flow.calls}
     unsized = CallSize(why=UNKNOWN_FLOW)
     return [
         Box(
             "call",
-            known.get(call.module) or ModuleRecord(call.module, "", None),
+            by_path.get(call.module) or ModuleRecord(call.module, "", None),
             call.call,
             call.phase,
             call.how,
@@ -306,7 +306,7 @@ def _calls(modules: Sequence[ModuleRecord], flow: Flow) -> list[Box]:
 def _modules(modules: Sequence[ModuleRecord]) -> list[Box]:
     places = {module.path: place for place, module in enumerate(modules)}
     parents = {module.parent for module in modules}
-    around = [places.get(each.parent, OUTSIDE) if each.parent is not None else OUTSIDE for each in modules]
+    around = [places.get(module.parent, OUTSIDE) if module.parent is not None else OUTSIDE for module in modules]
     return [
         Box(
             "module",

@@ -77,38 +77,38 @@ class Client(Reader):
         self._exchange.close()
 
     def _ask(
-        self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
+        self, kind: type[Wanted], method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> Wanted:
         """Ask the server. A query without a run is about this reader's run."""
-        asked = dict(asked or {})
-        if "run" in asked:
-            asked["run"] = asked["run"] or self._run
-        return self._exchange.ask(kind, method, path, asked, body)
+        query = dict(query or {})
+        if "run" in query:
+            query["run"] = query["run"] or self._run
+        return self._exchange.ask(kind, method, path, query, body)
 
-    def _get(self, kind: type[Wanted], path: str, asked: Mapping[str, Any] | None = None) -> Wanted:
-        return self._ask(kind, "GET", path, asked)
+    def _get(self, kind: type[Wanted], path: str, query: Mapping[str, Any] | None = None) -> Wanted:
+        return self._ask(kind, "GET", path, query)
 
     def _pages(
-        self, kind: type[AnyPage], path: str, asked: dict[str, Any], limit: int | None = None
+        self, kind: type[AnyPage], path: str, query: dict[str, Any], limit: int | None = None
     ) -> Iterator[AnyPage]:
         after: int | str | None = None
         while True:
-            page = self._get(kind, path, {**asked, "after": after, "limit": limit})
+            page = self._get(kind, path, {**query, "after": after, "limit": limit})
             yield page
             after = page.next
             if after is None:
                 return
-            if "run" in asked and not isinstance(page, answers.Runs):
-                asked = {**asked, "run": page.run}  # the newest run may have changed since the first page
+            if "run" in query and not isinstance(page, answers.Runs):
+                query = {**query, "run": page.run}  # the newest run may have changed since the first page
 
     def _named(self, run: str | None) -> str:
         """Return the id of the named run, of this reader's run, or of the newest run."""
         if run or self._run:
             return str(run or self._run)
-        found = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
-        if not found:
+        newest = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
+        if not newest:
             raise ServerError(f"the server at {self._exchange.url} shows no run yet", 404)
-        return found[0].id
+        return newest[0].id
 
     # -- runs -------------------------------------------------------------------------------------------------------
 
@@ -118,10 +118,10 @@ class Client(Reader):
 
     def runs(self, query: str = "", limit: int | None = None) -> list[answers.Run]:
         """Return all runs or the newest `limit`, or those that match a query such as `lr>0.1 and tag:sweep`."""
-        asked = {"query": query} if query else {}
+        which = {"query": query} if query else {}
         if limit is not None:
-            return list(self._get(answers.Runs, "/api/v1/runs", {**asked, "limit": limit}).runs)
-        return [run for page in self._pages(answers.Runs, "/api/v1/runs", asked) for run in page.runs]
+            return list(self._get(answers.Runs, "/api/v1/runs", {**which, "limit": limit}).runs)
+        return [run for page in self._pages(answers.Runs, "/api/v1/runs", which) for run in page.runs]
 
     def run(self, run: str) -> answers.Run:
         """Return a run by its id, without its values."""
@@ -196,10 +196,10 @@ class Client(Reader):
         self, first: int | None = None, last: int | None = None, columns: int = 600, run: str | None = None
     ) -> answers.Timeline:
         """Return a run at a glance: its loss, its incidents and events, and its captured steps."""
-        asked = {"from": first, "to": last, "columns": columns, "run": run}
-        return self._get(answers.Timeline, "/api/v1/timeline", asked)
+        query = {"from": first, "to": last, "columns": columns, "run": run}
+        return self._get(answers.Timeline, "/api/v1/timeline", query)
 
-    def figure(self, chart: str, **asked: Any) -> Any:
+    def figure(self, chart: str, **parameters: Any) -> Any:
         """Return a chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare, or tensor.
 
         The parameters have the names of the other methods' (tap, kind, stat, match, first, last, run, ...); see
@@ -207,8 +207,8 @@ class Client(Reader):
         """
         graphs = library("plotly.graph_objects")
         names = {"first": "from", "last": "to", "names": "name"}
-        given = {"chart": chart, "run": None} | {names.get(name, name): value for name, value in asked.items()}
-        return graphs.Figure(_arrays_of(self._get(dict[str, Any], "/api/v1/figure", given)))
+        query = {"chart": chart, "run": None} | {names.get(name, name): value for name, value in parameters.items()}
+        return graphs.Figure(_arrays_of(self._get(dict[str, Any], "/api/v1/figure", query)))
 
     def report(
         self, run: str | None = None, first: int | None = None, last: int | None = None, at: int | None = None
@@ -217,8 +217,8 @@ class Client(Reader):
 
         Charts show the steps from `first` to `last`; numbers are those of the step `at`, by default the newest one.
         """
-        asked = {"run": run or self._run, "from": first, "to": last, "at": at}
-        return self._exchange.send("GET", "/api/v1/report", asked)
+        query = {"run": run or self._run, "from": first, "to": last, "at": at}
+        return self._exchange.send("GET", "/api/v1/report", query)
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
@@ -234,17 +234,17 @@ class Client(Reader):
         run: str | None = None,
     ) -> NDArray[Any]:
         """Return a snapshot as [tile, row, column]: the last two dimensions are a tile, and large tiles are pooled."""
-        asked = {"slice": slice, "rows": rows, "columns": columns, "pool": pool, "after": after, "limit": limit}
+        query = {"slice": slice, "rows": rows, "columns": columns, "pool": pool, "after": after, "limit": limit}
         data = self._exchange.send(
-            "GET", f"/api/v1/snapshots/{number}/tiles", {**asked, "run": run or self._run, "format": "npy"}
+            "GET", f"/api/v1/snapshots/{number}/tiles", {**query, "run": run or self._run, "format": "npy"}
         )
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
         return values
 
     def statistics(self, number: int, slice: str = "", run: str | None = None) -> dict[str, float]:
         """Return counts, moments, and quantiles of a snapshot or a part of it, in float64 over the exact values."""
-        asked = {"slice": slice, "run": run}
-        return {**self._get(answers.Statistics, f"/api/v1/snapshots/{number}/statistics", asked).statistics}
+        query = {"slice": slice, "run": run}
+        return {**self._get(answers.Statistics, f"/api/v1/snapshots/{number}/statistics", query).statistics}
 
     def attention_rollout(
         self,
@@ -257,9 +257,9 @@ class Client(Reader):
         run: str | None = None,
     ) -> answers.Rollout:
         """Return the attention over all layers, from the maps of one step (default: the newest with maps)."""
-        asked = {"match": match, "step": step, "sample": sample, "fuse": fuse, "discard": discard}
-        asked |= {"gradient": gradient, "run": run}
-        return self._get(answers.Rollout, "/api/v1/attention-rollout", asked)
+        query = {"match": match, "step": step, "sample": sample, "fuse": fuse, "discard": discard}
+        query |= {"gradient": gradient, "run": run}
+        return self._get(answers.Rollout, "/api/v1/attention-rollout", query)
 
     # -- live -------------------------------------------------------------------------------------------------------
 
@@ -278,8 +278,8 @@ class Client(Reader):
         """
         stat = stats if stats is None or isinstance(stats, str) else ",".join(stats)
         run = run or self._run
-        asked = {"run": run, "kind": kind, "stat": stat, "match": match, "hz": hz}
-        for event_id, data in self._exchange.follow("/api/v1/live", asked, after):
+        query = {"run": run, "kind": kind, "stat": stat, "match": match, "hz": hz}
+        for event_id, data in self._exchange.follow("/api/v1/live", query, after):
             news = replace(decode(data, News), id=event_id)
             yield news
             if run is not None and news.state is not None and news.state.state == "removed":
@@ -316,8 +316,8 @@ class Client(Reader):
 
     def remove_annotation(self, step: int, run: str | None = None) -> list[answers.Annotation]:
         """Remove the annotation of a step. Returns the remaining annotations."""
-        asked = {"step": step, "run": run}
-        return list(self._ask(answers.Annotations, "DELETE", "/api/v1/annotations", asked).annotations)
+        query = {"step": step, "run": run}
+        return list(self._ask(answers.Annotations, "DELETE", "/api/v1/annotations", query).annotations)
 
     def rules(self, run: str | None = None) -> answers.RunRules:
         """Return the rules of a run, each with its thresholds."""
@@ -346,8 +346,8 @@ class Client(Reader):
 
     def unmute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
         """Remove a mute, given as it was made. Returns the remaining mutes."""
-        asked = {"rule": rule, "match": match, "run": run}
-        return list(self._ask(answers.Mutes, "DELETE", "/api/v1/mutes", asked).mutes)
+        query = {"rule": rule, "match": match, "run": run}
+        return list(self._ask(answers.Mutes, "DELETE", "/api/v1/mutes", query).mutes)
 
     def request_snapshot(
         self,
@@ -369,36 +369,38 @@ class Client(Reader):
 
     def request_attention_maps(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
         """Request every output that may be attention, with its gradient, in one step. Returns their future numbers."""
-        asked = {"match": match, "run": run}
-        said = self._ask(answers.RequestedMaps, "POST", "/api/v1/attention-rollout", asked)
-        return tuple(each.number for each in said.asked)
+        query = {"match": match, "run": run}
+        requested = self._ask(answers.RequestedMaps, "POST", "/api/v1/attention-rollout", query)
+        return tuple(snapshot.number for snapshot in requested.asked)
 
     def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
         """Request a tensor (like `request_snapshot`) and wait for it. Its values are at `.values`."""
-        asked = self.request_snapshot(tap, **wanted)
+        requested = self.request_snapshot(tap, **wanted)
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                values = self.tensor(asked.number, run=asked.run)
+                values = self.tensor(requested.number, run=requested.run)
                 break
             except ServerError as error:
                 if error.status != 404:
                     raise
-            fate = self.outcome(asked.number, run=asked.run)
+            fate = self.outcome(requested.number, run=requested.run)
             if fate.outcome in ("refused", "dropped"):
-                raise ServerError(f"snapshot {asked.number} of the run {asked.run} was {fate.outcome}: {fate.reason}")
+                raise ServerError(
+                    f"snapshot {requested.number} of the run {requested.run} was {fate.outcome}: {fate.reason}"
+                )
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"snapshot {asked.number} of the run {asked.run} did not arrive within {timeout_s:g} s: is the "
-                    "training running, and does it call this module? It may still arrive: see snapshots()"
+                    f"snapshot {requested.number} of the run {requested.run} did not arrive within {timeout_s:g} s: "
+                    "is the training running, and does it call this module? It may still arrive: see snapshots()"
                 )
             time.sleep(POLL_S)
-        entry = next(each for each in self.snapshots(run=asked.run) if each.number == asked.number)
+        entry = next(listed for listed in self.snapshots(run=requested.run) if listed.number == requested.number)
         about = entry.tap.record, entry.step, entry.time_s, entry.dtype, entry.shape
         names = None
         if entry.named:
-            said = self.snapshot_names(entry.number, run=asked.run)
-            names = Names(said.tokens, said.shared, said.labels)
+            texts = self.snapshot_names(entry.number, run=requested.run)
+            names = Names(texts.tokens, texts.shared, texts.labels)
         return Snapshot(*about, values, entry.truncated, entry.number, names)
 
     def settings(self, run: str | None = None) -> answers.Settings:
@@ -410,17 +412,15 @@ class Client(Reader):
 
         `outcome` says what became of it.
         """
-        given = {
-            name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
-        }
-        return self._ask(answers.Accepted, "PATCH", "/api/v1/settings", {"run": run}, given)
+        sent = {name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()}
+        return self._ask(answers.Accepted, "PATCH", "/api/v1/settings", {"run": run}, sent)
 
     def outcome(self, number: int, timeout_s: float = 0.0, run: str | None = None) -> answers.Outcome:
         """Return what became of a command, by its `number`. Waits up to `timeout_s` until that is final."""
         deadline = time.monotonic() + timeout_s
         while True:
-            asked = {"numbers": number, "run": run}
-            (outcome,) = self._get(answers.Outcomes, "/api/v1/commands", asked).outcomes
+            query = {"numbers": number, "run": run}
+            (outcome,) = self._get(answers.Outcomes, "/api/v1/commands", query).outcomes
             if outcome.is_final or time.monotonic() > deadline:
                 return outcome
             time.sleep(POLL_S)
@@ -459,9 +459,9 @@ class Client(Reader):
         each group: the mean of its runs, with their smallest and largest value.
         """
         label = None if tap is None else name_of(tap)
-        asked = {"runs": ",".join(runs), "scalar": scalar, "tap": label, "stat": stat, "group_by": group_by}
+        query = {"runs": ",".join(runs), "scalar": scalar, "tap": label, "stat": stat, "group_by": group_by}
         return self._get(
-            answers.Overlay, "/api/v1/overlay", {**asked, "from": first, "to": last, "band": band, "points": points}
+            answers.Overlay, "/api/v1/overlay", {**query, "from": first, "to": last, "band": band, "points": points}
         )
 
     def compare(
@@ -485,9 +485,9 @@ class Client(Reader):
 
         `rename` is "expression -> replacement" for the modules of the second run.
         """
-        asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
+        query = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
         judged = {"rename": rename, "tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
-        return self._get(answers.Comparison, "/api/v1/compare", {**asked, **judged})
+        return self._get(answers.Comparison, "/api/v1/compare", {**query, **judged})
 
     def compare_heatmap(
         self,
@@ -503,9 +503,9 @@ class Client(Reader):
         rename: str | None = None,
     ) -> answers.ComparisonHeatmap:
         """Return the differences of two runs, layer by step, in at most `columns` by `rows` cells."""
-        asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
+        query = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
         sizes = {"rename": rename, "columns": columns, "rows": rows}
-        return self._get(answers.ComparisonHeatmap, "/api/v1/compare/heatmap", {**asked, **sizes})
+        return self._get(answers.ComparisonHeatmap, "/api/v1/compare/heatmap", {**query, **sizes})
 
     def differences(
         self,
@@ -521,9 +521,9 @@ class Client(Reader):
         run: str | None = None,
     ) -> answers.Differences:
         """Return what differs most between some steps and all others, or other steps, or another run."""
-        asked = {"run": run, "from": first, "to": last, "kind": kind, "match": match, "limit": limit, "bins": bins}
-        asked |= {"other": other, "other_from": other_first, "other_to": other_last}
-        return self._get(answers.Differences, "/api/v1/differences", asked)
+        query = {"run": run, "from": first, "to": last, "kind": kind, "match": match, "limit": limit, "bins": bins}
+        query |= {"other": other, "other_from": other_first, "other_to": other_last}
+        return self._get(answers.Differences, "/api/v1/differences", query)
 
     def ranks(self, run: str | None = None) -> answers.Ranks:
         """Return each rank of a run, with its state, progress, speed, and the number of frames too late for the sum."""
@@ -545,8 +545,8 @@ class Client(Reader):
     ) -> answers.RankMap:
         """Return a tap's stat, a logged value, or the seconds per step: the mean by rank and column of steps."""
         label = None if tap is None else name_of(tap)
-        asked = {"run": run, "tap": label, "stat": stat, "name": name, "from": first, "to": last, "columns": columns}
-        return self._get(answers.RankMap, "/api/v1/ranks/map", asked)
+        query = {"run": run, "tap": label, "stat": stat, "name": name, "from": first, "to": last, "columns": columns}
+        return self._get(answers.RankMap, "/api/v1/ranks/map", query)
 
     def rank_spread(
         self,
@@ -559,14 +559,14 @@ class Client(Reader):
         run: str | None = None,
     ) -> answers.LayerSpreads:
         """Return how far apart the ranks are in one step, layer by layer. `sort="apart"`: the largest spread first."""
-        asked = {"run": run, "kind": kind, "stat": stat, "match": match, "step": step, "sort": sort, "limit": limit}
-        return self._get(answers.LayerSpreads, "/api/v1/ranks/spread", asked)
+        query = {"run": run, "kind": kind, "stat": stat, "match": match, "step": step, "sort": sort, "limit": limit}
+        return self._get(answers.LayerSpreads, "/api/v1/ranks/spread", query)
 
     # -- numbers of a run ------------------------------------------------------------------------------------------
 
     def steps(self, run: str | None = None) -> StepRange:
-        found = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")
-        return StepRange(found.first_step, found.newest_step, found.steps)
+        about = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")
+        return StepRange(about.first_step, about.newest_step, about.steps)
 
     def nearest(self, step: int, run: str | None = None) -> answers.Nearest:
         return self._get(answers.Nearest, "/api/v1/nearest", {"step": step, "run": run})
@@ -577,16 +577,16 @@ class Client(Reader):
         return [module for page in pages for module in page.modules]
 
     def taps(self, match: str | None = None, kind: Kind | None = None, run: str | None = None) -> answers.Taps:
-        asked = {"match": match, "kind": kind, "run": run}
-        pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
+        query = {"match": match, "kind": kind, "run": run}
+        pages = list(self._pages(answers.Taps, "/api/v1/taps", query))
         return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
 
     def coverage(
         self, match: str | None = None, captured: bool | None = None, run: str | None = None
     ) -> list[Coverage]:
-        asked = {"match": match, "captured": captured, "run": run}
-        pages = self._pages(answers.CoverageList, "/api/v1/coverage", asked)
-        return [each for page in pages for each in page.coverage]
+        query = {"match": match, "captured": captured, "run": run}
+        pages = self._pages(answers.CoverageList, "/api/v1/coverage", query)
+        return [covered for page in pages for covered in page.coverage]
 
     def hooks(self, run: str | None = None) -> list[HookRecord]:
         pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
@@ -618,8 +618,8 @@ class Client(Reader):
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
-        asked = {"tap": name_of(tap), "stat": ",".join(stats), "from": first, "to": last, "points": points, "run": run}
-        return list(self._get(answers.SeriesList, "/api/v1/series", asked).series)
+        query = {"tap": name_of(tap), "stat": ",".join(stats), "from": first, "to": last, "points": points, "run": run}
+        return list(self._get(answers.SeriesList, "/api/v1/series", query).series)
 
     def many_series(
         self,
@@ -631,9 +631,9 @@ class Client(Reader):
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
-        asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
+        query = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
         limit = min(MAX_SERIES, MAX_NUMBERS // max(points, 1))
-        pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
+        pages = self._pages(answers.SeriesList, "/api/v1/series", {**query, "run": run}, limit)
         return [series for page in pages for series in page.series]
 
     def heatmap(
@@ -647,8 +647,8 @@ class Client(Reader):
         rows: int = 1000,
         run: str | None = None,
     ) -> answers.Heatmap:
-        asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
-        return self._get(answers.Heatmap, "/api/v1/heatmap", {**asked, "rows": rows, "run": run})
+        query = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
+        return self._get(answers.Heatmap, "/api/v1/heatmap", {**query, "rows": rows, "run": run})
 
     def histograms(
         self,
@@ -659,8 +659,8 @@ class Client(Reader):
         bins: int = 80,
         run: str | None = None,
     ) -> answers.Histograms:
-        asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
-        return self._get(answers.Histograms, "/api/v1/histograms", asked)
+        query = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
+        return self._get(answers.Histograms, "/api/v1/histograms", query)
 
     def many_histograms(
         self,
@@ -671,15 +671,15 @@ class Client(Reader):
         bins: int = 80,
         run: str | None = None,
     ) -> list[answers.Histograms]:
-        found: list[answers.Histograms] = []
+        histograms: list[answers.Histograms] = []
         for start in range(0, len(taps), MAX_HISTOGRAMS):
             some = taps[start : start + MAX_HISTOGRAMS]
             if len(some) == 1:
-                return [*found, replace(self.histograms(some[0], first, last, columns, bins, run), run="")]
-            asked = {"tap": list(map(name_of, some)), "from": first, "to": last, "columns": columns, "bins": bins}
-            answer = self._get(answers.HistogramsList, "/api/v1/histograms", {**asked, "run": run})
-            found, run = [*found, *answer.histograms], answer.run  # the newest run may change in the meantime
-        return found
+                return [*histograms, replace(self.histograms(some[0], first, last, columns, bins, run), run="")]
+            query = {"tap": list(map(name_of, some)), "from": first, "to": last, "columns": columns, "bins": bins}
+            answer = self._get(answers.HistogramsList, "/api/v1/histograms", {**query, "run": run})
+            histograms, run = [*histograms, *answer.histograms], answer.run  # the newest run may change in the meantime
+        return histograms
 
     def channels(
         self,
@@ -690,8 +690,8 @@ class Client(Reader):
         rows: int = 512,
         run: str | None = None,
     ) -> answers.Channels:
-        asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "rows": rows, "run": run}
-        return self._get(answers.Channels, "/api/v1/channels", asked)
+        query = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "rows": rows, "run": run}
+        return self._get(answers.Channels, "/api/v1/channels", query)
 
     def channel_taps(self, match: str | None = None, run: str | None = None) -> answers.ChannelTaps:
         return self._get(answers.ChannelTaps, "/api/v1/channels", {"match": match, "run": run})
@@ -708,11 +708,11 @@ class Client(Reader):
         taps: Sequence[TapName] | None = None,
         run: str | None = None,
     ) -> answers.Latest:
-        asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "from": first, "to": last}
+        query = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "from": first, "to": last}
         names = list(map(name_of, taps or ()))
         if taps is not None and not names:  # which a query can't say
             return replace(self.latest(match, kind, stat, sort, 1, first, last, run=run), taps=(), total=0)
-        return self._get(answers.Latest, "/api/v1/latest", {**asked, "tap": names, "run": run})
+        return self._get(answers.Latest, "/api/v1/latest", {**query, "tap": names, "run": run})
 
     def scalars(
         self,
@@ -724,13 +724,13 @@ class Client(Reader):
         run: str | None = None,
     ) -> answers.Scalars:
         chosen = [names] if isinstance(names, str) else list(names)
-        asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
-        found = self._get(answers.Scalars, "/api/v1/scalars", asked)
-        while found.next is not None:
-            asked = {"match": match, "run": found.run, "after": found.next}
-            more = self._get(answers.Scalars, "/api/v1/scalars", asked)
-            found = replace(found, names=found.names + more.names, next=more.next)
-        return found
+        query = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
+        scalars = self._get(answers.Scalars, "/api/v1/scalars", query)
+        while scalars.next is not None:
+            query = {"match": match, "run": scalars.run, "after": scalars.next}
+            more = self._get(answers.Scalars, "/api/v1/scalars", query)
+            scalars = replace(scalars, names=scalars.names + more.names, next=more.next)
+        return scalars
 
     def events(
         self,
@@ -742,14 +742,14 @@ class Client(Reader):
         limit: int = 200,
         run: str | None = None,
     ) -> answers.Events:
-        asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
-        return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
+        query = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
+        return self._get(answers.Events, "/api/v1/events", {**query, "run": run})
 
     def incidents(
         self, first: int | None = None, last: int | None = None, rule: str | None = None, run: str | None = None
     ) -> answers.Incidents:
-        asked = {"from": first, "to": last, "rule": rule, "run": run}
-        return self._get(answers.Incidents, "/api/v1/incidents", asked)
+        query = {"from": first, "to": last, "rule": rule, "run": run}
+        return self._get(answers.Incidents, "/api/v1/incidents", query)
 
     def incident(self, id: str, run: str | None = None) -> answers.Incident:
         return self._get(answers.Incident, f"/api/v1/incidents/{id}", {"run": run})
@@ -757,8 +757,8 @@ class Client(Reader):
     def media(
         self, name: str | None = None, first: int | None = None, last: int | None = None, run: str | None = None
     ) -> list[answers.Media]:
-        asked = {"name": name, "from": first, "to": last, "run": run}
-        pages = self._pages(answers.MediaList, "/api/v1/media", asked)
+        query = {"name": name, "from": first, "to": last, "run": run}
+        pages = self._pages(answers.MediaList, "/api/v1/media", query)
         return [media for page in pages for media in page.media]
 
     def media_content(self, number: int, run: str | None = None) -> bytes:
@@ -771,8 +771,8 @@ class Client(Reader):
         return [snapshot for page in pages for snapshot in page.snapshots]
 
     def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
-        asked = {"slice": slice, "run": run or self._run, "format": "npy"}
-        data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
+        query = {"slice": slice, "run": run or self._run, "format": "npy"}
+        data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", query)
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
         return values
 
@@ -786,25 +786,25 @@ def _own_dashboard(token: str | None) -> tuple[str, str | None]:
     url = os.environ.get("HOOKCORE_URL", "")
     if url:
         return url, token
-    found = dashboard.find()
-    if found is None:
+    running = dashboard.find()
+    if running is None:
         raise ServerError(
             "no dashboard is running for you on this machine: start a training that calls hookcore.watch(model), or "
             "give Client(url) the address of one"
         )
-    return found.url, token or found.token
+    return running.url, token or running.token
 
 
-def _arrays_of(said: Any) -> Any:
+def _arrays_of(value: Any) -> Any:
     """Return a figure with its typed arrays decoded, which Plotly would leave as text."""
-    if isinstance(said, list):
-        return [_arrays_of(each) for each in said]
-    if not isinstance(said, dict):
-        return said
-    if "bdata" not in said:
-        return {name: _arrays_of(each) for name, each in said.items()}
-    values = np.frombuffer(base64.b64decode(said["bdata"]), said["dtype"])
-    return values.reshape([int(size) for size in str(said["shape"]).split(",")]) if "shape" in said else values
+    if isinstance(value, list):
+        return [_arrays_of(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "bdata" not in value:
+        return {name: _arrays_of(part) for name, part in value.items()}
+    values = np.frombuffer(base64.b64decode(value["bdata"]), value["dtype"])
+    return values.reshape([int(size) for size in str(value["shape"]).split(",")]) if "shape" in value else values
 
 
 def name_of(tap: TapName) -> int | str:

@@ -26,14 +26,14 @@ _SAME: Final = ("path", "parent", "type", "parameters", "trainable", "aliases", 
 
 def modules_of(store: Store, modules: Sequence[ModuleRecord], *, taps: bool) -> list[answers.Module]:
     """Return these modules with their coverage and, if wanted, their taps."""
-    coverage = {each.path: each for each in store.coverage()}
-    found = _taps_in(store, modules) if taps else {}
+    coverage = {covered.path: covered for covered in store.coverage()}
+    taps_of = _taps_in(store, modules) if taps else {}
     return [
         answers.Module(
             **{name: getattr(module, name) for name in _SAME},
             shapes=dict(module.shapes),
             coverage=coverage.get(module.path),
-            taps=tuple(found.get(module.path, ())),
+            taps=tuple(taps_of.get(module.path, ())),
             placements=dict(module.placements),
         )
         for module in modules
@@ -46,12 +46,12 @@ def _taps_in(store: Store, modules: Sequence[ModuleRecord]) -> dict[str, list[an
     counts = dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
     snapshots = {snapshot.tap: snapshot.shape for snapshot in store.snapshots()}
     shapes = {module.path: dict(module.shapes) for module in modules}
-    found: dict[str, list[answers.ModuleTap]] = {module.path: [] for module in modules}
+    taps: dict[str, list[answers.ModuleTap]] = {module.path: [] for module in modules}
     for number, tap in store.taps():
-        if tap.module in found:
+        if tap.module in taps:
             shape = snapshots.get(tap, shapes[tap.module].get(tap.tensor))
-            found[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
-    return found
+            taps[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
+    return taps
 
 
 _NEAR: Final = 64  # steps on either side, in which to look for a captured one first
@@ -67,13 +67,13 @@ class StoreReader(Reader):
         return self._store.steps()
 
     def nearest(self, step: int) -> answers.Nearest:
-        known, reach = self._store.steps(), _NEAR
+        steps, reach = self._store.steps(), _NEAR
         while True:
             first, last = self._store.captured_rows(step - reach, step + reach)
             at = np.flatnonzero((first <= step) & (last >= step))
             before, after = last[last < step][-1:].tolist(), first[first > step][:1].tolist()
-            all_before = bool(before) or known.first is None or step - reach < known.first
-            if all_before and (after or known.newest is None or step + reach > known.newest):
+            all_before = bool(before) or steps.first is None or step - reach < steps.first
+            if all_before and (after or steps.newest is None or step + reach > steps.newest):
                 own = (int(first[at[0]]), int(last[at[0]])) if len(at) else (None, None)
                 return answers.Nearest(self._run, step, *own, *(before or [None]), *(after or [None]))
             reach *= 8
@@ -101,7 +101,9 @@ class StoreReader(Reader):
 
     def coverage(self, match: str | None = None, captured: bool | None = None) -> list[Coverage]:
         fits = self._store.matcher(match)
-        return [each for each in self._store.coverage() if fits(each.path) and captured in (None, each.captured)]
+        return [
+            covered for covered in self._store.coverage() if fits(covered.path) and captured in (None, covered.captured)
+        ]
 
     def hooks(self) -> list[HookRecord]:
         return list(self._store.hooks())
@@ -124,11 +126,11 @@ class StoreReader(Reader):
         number, named = self._find(tap)
         shares = {stat: quantile_of(stat) for stat in stats}
         qs = {stat: share for stat, share in shares.items() if share is not None}
-        found = self._store.quantiles(number, list(qs.values()), first, last, points) if qs else None
-        made = {} if found is None else dict(zip(qs, found.values.T, strict=True))
+        quantiles = self._store.quantiles(number, list(qs.values()), first, last, points) if qs else None
+        made = {} if quantiles is None else dict(zip(qs, quantiles.values.T, strict=True))
         return [
-            answers.Series(stat, named, found.first_step, found.last_step, *[made[stat]] * 3)
-            if found is not None and stat in made
+            answers.Series(stat, named, quantiles.first_step, quantiles.last_step, *[made[stat]] * 3)
+            if quantiles is not None and stat in made
             else answers.Series.of(self._store.series(number, stat, first, last, points), named)
             for stat in stats
         ]
@@ -161,8 +163,8 @@ class StoreReader(Reader):
         `counts` adds in how many steps each cell was captured, and was non-finite.
         """
         require_kind(kind)
-        found = self._store.heatmap(self._store.taps(match, kind), stat, first, last, columns, rows)
-        return answers.Heatmap.of(self._run, kind, found, counts=counts)
+        cells = self._store.heatmap(self._store.taps(match, kind), stat, first, last, columns, rows)
+        return answers.Heatmap.of(self._run, kind, cells, counts=counts)
 
     def histograms(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
@@ -177,8 +179,8 @@ class StoreReader(Reader):
         columns: int = 200,
         bins: int = 80,
     ) -> list[answers.Histograms]:
-        found, bounds = [self._find(tap) for tap in taps], (first, last, columns, bins)
-        return [answers.Histograms.of(named, self._store.histograms(number, *bounds)) for number, named in found]
+        numbered, bounds = [self._find(tap) for tap in taps], (first, last, columns, bins)
+        return [answers.Histograms.of(named, self._store.histograms(number, *bounds)) for number, named in numbered]
 
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
@@ -187,8 +189,8 @@ class StoreReader(Reader):
         return answers.Channels.of(self._run, named, self._store.channels(number, first, last, columns, rows))
 
     def channel_taps(self, match: str | None = None) -> answers.ChannelTaps:
-        found = self._store.channel_taps(match)
-        return answers.ChannelTaps(self._run, tuple(answers.Tap.of(number, tap) for number, tap in found))
+        taps = self._store.channel_taps(match)
+        return answers.ChannelTaps(self._run, tuple(answers.Tap.of(number, tap) for number, tap in taps))
 
     def latest(
         self,
@@ -205,8 +207,8 @@ class StoreReader(Reader):
         if taps is not None:
             chosen = [self._find(tap)[0] for tap in taps]
             wanted = wanted.at(np.flatnonzero(np.isin(wanted.numbers, chosen)).tolist())
-        found = self._store.latest(wanted, stat, sort, limit, first, last, merged=True)
-        return answers.Latest.of(self._run, found)
+        newest = self._store.latest(wanted, stat, sort, limit, first, last, merged=True)
+        return answers.Latest.of(self._run, newest)
 
     def scalars(
         self,
@@ -218,8 +220,8 @@ class StoreReader(Reader):
     ) -> answers.Scalars:
         chosen = dict.fromkeys((names,) if isinstance(names, str) else names)
         series = tuple(answers.Series.of(self._store.scalars(name, first, last, points)) for name in chosen)
-        known = tuple(filter(matcher(match), self._store.scalar_names()))
-        return answers.Scalars(len(known), None, self._run, known, series)
+        listed = tuple(filter(matcher(match), self._store.scalar_names()))
+        return answers.Scalars(len(listed), None, self._run, listed, series)
 
     def events(
         self,
@@ -243,20 +245,20 @@ class StoreReader(Reader):
     def incidents(
         self, first: int | None = None, last: int | None = None, rule: str | None = None
     ) -> answers.Incidents:
-        found = [
+        touching = [
             incident
             for incident in self._store.incidents()
             if rule in (None, incident.rule) and incident.touches(first, last)
         ]
-        listed = self.incidents_of(found)
+        listed = self.incidents_of(touching)
         dropped = self._store.usage().merged["incidents"], self._store.dropped_alerts
-        return answers.Incidents(self._run, len(found), *dropped, listed)
+        return answers.Incidents(self._run, len(touching), *dropped, listed)
 
     def incident(self, id: str) -> answers.Incident:
-        known = {each.id: each for each in self._store.incidents()}
-        if id not in known:
-            raise ArgumentError(unknown("incident", id, list(known)))
-        return answers.Incident.of(known[id], *self._judged(self._quiet.muting(self._store), known[id]), in_full=True)
+        by_id = {incident.id: incident for incident in self._store.incidents()}
+        if id not in by_id:
+            raise ArgumentError(unknown("incident", id, list(by_id)))
+        return answers.Incident.of(by_id[id], *self._judged(self._quiet.muting(self._store), by_id[id]), in_full=True)
 
     def events_of(self, events: Iterable[Event]) -> tuple[answers.Event, ...]:
         quiet, muting = self._quiet, self._quiet.muting(self._store)
@@ -276,18 +278,18 @@ class StoreReader(Reader):
 
     def media(self, name: str | None = None, first: int | None = None, last: int | None = None) -> list[answers.Media]:
         return [
-            answers.Media.of(number, each)
-            for number, each in self._store.numbered_media()
-            if name in (None, each.tap.module)
-            and (first is None or each.step >= first)
-            and (last is None or each.step <= last)
+            answers.Media.of(number, item)
+            for number, item in self._store.numbered_media()
+            if name in (None, item.tap.module)
+            and (first is None or item.step >= first)
+            and (last is None or item.step <= last)
         ]
 
     def media_content(self, number: int) -> bytes:
-        found = self.medium(number)
-        if found is None:
+        item = self.medium(number)
+        if item is None:
             raise ArgumentError(f"there is no item {number} of the run {self._run}; media() lists them")
-        return found.values.tobytes()
+        return item.values.tobytes()
 
     def medium(self, number: int) -> Snapshot | None:
         """Return the logged item with a number, or None."""
@@ -296,9 +298,9 @@ class StoreReader(Reader):
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         fits = self._store.matcher(match)
         return [
-            answers.Snapshot.of(number, each)
-            for number, each in self._store.numbered_snapshots()
-            if fits(each.tap.module) and kind in (None, each.tap.kind)
+            answers.Snapshot.of(number, snapshot)
+            for number, snapshot in self._store.numbered_snapshots()
+            if fits(snapshot.tap.module) and kind in (None, snapshot.tap.kind)
         ]
 
     def snapshot(self, number: int) -> Snapshot | None:
@@ -306,14 +308,14 @@ class StoreReader(Reader):
         return dict(self._store.numbered_snapshots()).get(number)
 
     def tensor(self, number: int, slice: str = "") -> NDArray[Any]:
-        found = self.snapshot(number)
-        if found is None:
+        snapshot = self.snapshot(number)
+        if snapshot is None:
             raise ArgumentError(f"there is no snapshot {number} of the run {self._run}; snapshots() lists them")
-        return cut(found.values, slice)
+        return cut(snapshot.values, slice)
 
 
-def _named(found: TapList) -> tuple[answers.Tap, ...]:
-    return tuple(answers.Tap.of(*each) for each in found)
+def _named(taps: TapList) -> tuple[answers.Tap, ...]:
+    return tuple(answers.Tap.of(*numbered) for numbered in taps)
 
 
 def _why_no_flow(store: Store, step: int | None) -> str:

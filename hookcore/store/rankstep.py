@@ -189,13 +189,13 @@ class Repeated:
     lanes: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     known: bool = False  # a whole step was seen
 
-    def note(self, lanes: Lanes) -> None:
+    def add(self, lanes: Lanes) -> None:
         """Add taps."""
         if len(lanes):
             self.lanes = _longer(self.lanes, int(lanes.max()) + 1)
             self.lanes[lanes] = True
 
-    def of(self, lanes: Lanes) -> NDArray[np.bool_]:
+    def keeps(self, lanes: Lanes) -> NDArray[np.bool_]:
         """Return which rows to keep, so that those of other ranks can be compared with them."""
         if not self.known:
             return np.ones(len(lanes), bool)
@@ -258,10 +258,10 @@ class StepOfRanks:
         counts = owners == rank
         shared = ~counts & (owners >= 0)
         unowned = owners < 0
-        self._repeated.note(lanes[shared])
+        self._repeated.add(lanes[shared])
         if unowned.any():
             counts[unowned] = self._are_new(keys[unowned], stats[unowned])
-        kept = counts & ~unowned & self._repeated.of(lanes)
+        kept = counts & ~unowned & self._repeated.keeps(lanes)
         if self._is_finished:
             self._count_late(rank, lanes, owners, counts, shared)
         for owner in np.unique(owners[kept | shared]).tolist():

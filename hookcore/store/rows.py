@@ -31,7 +31,7 @@ class Rows:
         ends, floats, counts = np.empty(0, np.int64), np.empty((0, lanes)), np.empty((0, lanes), np.uint32)
         return cls(ends, ends, floats, floats, floats, counts, counts, counts)
 
-    def take(self, lanes: NDArray[np.intp]) -> Rows:
+    def of_lanes(self, lanes: NDArray[np.intp]) -> Rows:
         """Return some lanes, in this order."""
         return Rows(self.first, self.last, *(getattr(self, item.name)[:, lanes] for item in fields(self)[2:]))
 
@@ -164,7 +164,7 @@ class Columns:
     last: int
     number: int
 
-    def of(self, steps: Steps) -> Steps:
+    def columns_of(self, steps: Steps) -> Steps:
         """Return the column of each step; steps outside count for the nearest column."""
         inside = np.minimum(np.maximum(steps, self.first), self.last) - self.first
         return inside * self.number // (self.last - self.first + 1)
@@ -212,7 +212,7 @@ class Cells:
 
     def add(self, columns: Columns, rows: Rows, streaks: Streaks) -> None:
         """Put the values of rows into every cell whose steps they touch, and count each of their steps in one cell."""
-        begin_column, end_column = columns.of(rows.first), columns.of(rows.last)
+        begin_column, end_column = columns.columns_of(rows.first), columns.columns_of(rows.last)
         touched = np.arange(begin_column[0], end_column[-1] + 1)
         begin = np.searchsorted(end_column, touched, side="left").tolist()
         end = np.searchsorted(begin_column, touched, side="right").tolist()
@@ -233,7 +233,7 @@ class Cells:
         Non-finite steps go to the columns of their streaks. Other steps are assumed to be evenly spaced.
         """
         ends = np.array([rows.first[row], rows.last[row]])
-        begin, end = columns.of(ends).tolist()
+        begin, end = columns.columns_of(ends).tolist()
         touched = slice(begin, end + 1)
         borders = np.append(np.maximum(columns.first_steps()[touched], ends[0]), ends[1] + 1)
         borders[0] = ends[0]  # steps outside count for the nearest column

@@ -13,7 +13,7 @@ def tree(*paths: tuple[str, str | None]) -> list[ModuleRecord]:
 def parted(*ranks: list[ModuleRecord]) -> set[str]:
     structures = Structures()
     for rank, modules in enumerate(ranks):
-        structures.note(rank, modules)
+        structures.describe(rank, modules)
     return set(structures.parted)
 
 

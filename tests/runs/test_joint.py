@@ -622,7 +622,7 @@ def test_a_rank_that_restarted_twice_participates_with_its_newest_run() -> None:
         rounds = Rounds()
         for name in order:
             (rounds.admit if order == list(runs) else rounds.admit_unordered)(runs[name], places[name])
-        assert [[each.run.id for each in rounds.of(turn)] for turn in range(3)] == [
+        assert [[each.run.id for each in rounds.members_in(turn)] for turn in range(3)] == [
             ["0a", "1a", "2a", "3a"],
             ["0c", "1c", "2c", "3c"],
             [],

@@ -91,7 +91,7 @@ def test_an_edit_is_saved_although_the_page_file_is_just_being_written(
 
     with monkeypatch.context() as busy:
         busy.setattr(saved, "write_page", writing)
-        world.app.state.keeper._pages.note(run)
+        world.app.state.keeper._pages.write(run)
     run.edited()
     assert run.edits.notes == "just now"
     (page,) = tmp_path.glob("*.hookcore/page.json")

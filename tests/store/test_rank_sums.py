@@ -188,7 +188,7 @@ def test_many_ranks_take_little_more_memory_than_one() -> None:
     taps, sizes = 400, []
     repeated = Repeated()
     repeated.known = True
-    repeated.note(np.arange(taps // 2))
+    repeated.add(np.arange(taps // 2))
     stats = np.ones((taps, len(STATS)))
     block = SketchBlock.empty(taps)
     rows = StepOfRanks(repeated)

@@ -100,7 +100,7 @@ class RunSpool:
             logger.warning("hookcore: %s", message)
 
     def take(self, number: int, record: Frame | Snapshot) -> None:
-        self._contents.note(record)
+        self._contents.add(record)
         self._writer.take(record, number)
         self.newest = number
 
@@ -168,7 +168,7 @@ class _Contents:
         self._labels: dict[str, str] = {}
         self._steps = StepRange(None, None, 0)
 
-    def note(self, record: Frame | Snapshot) -> None:
+    def add(self, record: Frame | Snapshot) -> None:
         if isinstance(record, Snapshot):
             return
         self._events += record.events

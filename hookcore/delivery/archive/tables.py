@@ -206,7 +206,7 @@ def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterato
             row["time_s"],
             taps[mine].astype(np.uint32),
             stats[mine],
-            blocks.of(taps[mine], slice(*cut["sketches"][place])),
+            blocks.block_of(taps[mine], slice(*cut["sketches"][place])),
             scalars=dict(zip(names[logged].to_pylist(), values[logged].tolist(), strict=True)),
             micro_batches=row["micro_batches"] or 0,
             grad_scale=row["grad_scale"],
@@ -231,7 +231,7 @@ class _Blocks:
         self._same = np.array_equal(self._start, np.asarray(counts.offsets, np.int64))
         self._bins, self._counts = _flat(bins, np.uint16), _flat(counts, np.uint32)
 
-    def of(self, taps: NDArray[np.int64], rows: slice) -> SketchBlock:
+    def block_of(self, taps: NDArray[np.int64], rows: slice) -> SketchBlock:
         """Return the sketches of a frame, or none if they don't match its taps."""
         if not self._same or not np.array_equal(self._taps[rows], taps):
             return SketchBlock.empty(len(taps))

@@ -250,7 +250,7 @@ class Outbox:
             self._bytes -= sum(entry.size for entry in arrived)
             if parcel.entries:
                 self._put_back(parcel.entries[len(arrived) :])
-            rewound = self._rewind(self._retained.note(arrived, answer))
+            rewound = self._rewind(self._retained.update(arrived, answer))
             known = self._recipient.taps
             grew = self._recipient.hear(answer, len(self._taps), self._description.version, bool(arrived))
             self._flow_lost |= self._recipient.taps < known

@@ -243,7 +243,7 @@ class Retained:
         """Return how many of a number of acknowledged items may not be on the receiver's disk."""
         return max(0, min(self.arrived, produced - 1) - self.durable)
 
-    def note(self, arrived: Sequence[Entry], answer: Receipt) -> list[Entry]:
+    def update(self, arrived: Sequence[Entry], answer: Receipt) -> list[Entry]:
         """Retain arrived data, and release saved data. Return the data that the receiver has lost, oldest first."""
         self.arrived = answer.acknowledged
         self.durable = answer.acknowledged if answer.durable is None else answer.durable

@@ -70,11 +70,11 @@ class Causes:
     def _update(self) -> None:
         if len(self._keys) == len(self._taps):
             return
-        known = tuple(self._taps)
-        containers = around({tap.module for tap in known})
+        taps = tuple(self._taps)
+        containers = around({tap.module for tap in taps})
         places: dict[str, int] = {}
-        self._modules = np.array([places.setdefault(tap.module, len(places)) for tap in known], np.int64)
-        self._keys = np.array([_key(*each, containers) for each in enumerate(known)], np.int64)
+        self._modules = np.array([places.setdefault(tap.module, len(places)) for tap in taps], np.int64)
+        self._keys = np.array([_key(*numbered, containers) for numbered in enumerate(taps)], np.int64)
 
 
 def _key(number: int, tap: Tap, containers: frozenset[str]) -> int:
@@ -84,15 +84,15 @@ def _key(number: int, tap: Tap, containers: frozenset[str]) -> int:
 
 def around(modules: Iterable[str]) -> frozenset[str]:
     """Return every path that contains one of these."""
-    found: set[str] = set()
+    containers: set[str] = set()
     for module in modules:
         path = module
         while path:
             path = path.rpartition(".")[0]
-            if path in found:
+            if path in containers:
                 break
-            found.add(path)
-    return frozenset(found)
+            containers.add(path)
+    return frozenset(containers)
 
 
 # Takes the values around an onset while they are still exact.
@@ -135,12 +135,12 @@ class Window:
         """Take the data that has since arrived, and the newest step again, which may have another part."""
         if self.is_complete or not self.lanes:
             return
-        known = slice(0, max(0, len(self.steps) - 1))
+        whole = slice(0, max(0, len(self.steps) - 1))
         first = int(self.steps[-1]) if len(self.steps) else self.begin
         steps, values = self.read(self.lanes, first, 0)
         end = int(np.searchsorted(self.steps, self.begin)) + AROUND + 1
-        self.steps = np.concatenate([self.steps[known], steps])[:end]
-        self.values = np.concatenate([self.values[:, known], values], axis=1)[:, :end]
+        self.steps = np.concatenate([self.steps[whole], steps])[:end]
+        self.values = np.concatenate([self.values[:, whole], values], axis=1)[:, :end]
 
 
 @dataclass(slots=True)
@@ -173,16 +173,16 @@ class Gathering:
         for place, name in enumerate(self.names):
             present = self.logged.values[0, :, place] == 1
             logged.append(LoggedValue(name, self.logged.steps[present], self.logged.values[-1, present, place]))
-        shown = tuple(each for each in logged if len(each.steps))
+        shown = tuple(log for log in logged if len(log.steps))
         return Evidence(self.stats.lanes, self.taps, self.stats.steps, self.stats.values, shown)
 
 
 def neighbors_of(culprit: int, taps: Sequence[Tap]) -> list[int]:
     """Return the culprit, other tensors of its module, and the tensors of its kind before and after it."""
     tap = taps[culprit]
-    own = [number for number, each in enumerate(taps) if each.module == tap.module and number != culprit]
+    own = [number for number, other in enumerate(taps) if other.module == tap.module and number != culprit]
     own.sort(key=lambda number: (abs(TURN[taps[number].kind] - TURN[tap.kind]), number))
-    alike = [number for number, each in enumerate(taps) if (each.kind, each.phase) == (tap.kind, tap.phase)]
+    alike = [number for number, other in enumerate(taps) if (other.kind, other.phase) == (tap.kind, tap.phase)]
     place = alike.index(culprit)
     beside = alike[max(0, place - _BESIDE) : place] + alike[place + 1 : place + 1 + _BESIDE]
     return list(dict.fromkeys([culprit, *own[:_OF_MODULE], *beside]))
@@ -334,7 +334,7 @@ class Standings:
     @property
     def nbytes(self) -> int:
         """The memory that they take."""
-        return sum(each.nbytes for each in self.open)
+        return sum(standing.nbytes for standing in self.open)
 
     @property
     def dropped_alerts(self) -> int:
@@ -350,38 +350,40 @@ class Standings:
         """
         changed: list[Standing] = []
         fresh: list[Standing] = []
-        for each in sorted(found, key=lambda each: each.since):
-            if each.is_short and self._explains(each):
+        for finding in sorted(found, key=lambda finding: finding.since):
+            if finding.is_short and self._explains(finding):
                 continue
-            standing = next((known for known in self.open if known.belongs(each)), None)
-            standing = standing or next((new for new in fresh if _began_together(new.found, each)), None)
+            standing = next((old for old in self.open if old.belongs(finding)), None)
+            standing = standing or next((new for new in fresh if _began_together(new.found, finding)), None)
             begun = standing is None
-            standing = standing or self._return(each) or self._begin(each, step, gather)
+            standing = standing or self._return(finding) or self._begin(finding, step, gather)
             if standing is None:
                 continue
-            news = standing.take(each, step)
+            news = standing.take(finding, step)
             if begun:
                 fresh.append(standing)
             if (news or begun) and standing not in changed:
                 changed.append(standing)
-        ended = [each for each in self.open if is_per_frame(each.found.rule) == per_frame and _ends(each, step)]
-        self.open = [each for each in self.open if each.over is None]
+        ended = [old for old in self.open if is_per_frame(old.found.rule) == per_frame and _ends(old, step)]
+        self.open = [old for old in self.open if old.over is None]
         self._over.extend(ended)
         return changed, ended
 
     def _explains(self, found: Found) -> bool:
         """Return whether an incident that lasts began before something short, and has a tap in common with it."""
-        lasting = (each for each in self.open if not each.found.is_short and each.found.since <= found.since)
-        return any(number in each.onsets for each in lasting for number, _ in found.members)
+        lasting = (
+            standing for standing in self.open if not standing.found.is_short and standing.found.since <= found.since
+        )
+        return any(number in standing.onsets for standing in lasting for number, _ in found.members)
 
     def _return(self, found: Found) -> Standing | None:
         """Reopen an incident that seemed to be over, if the finding began before its end or soon after."""
-        for each in self._over:
-            if each.belongs(found) and found.since <= each.last + (RECURS if found.is_short else GRACE):
-                self._over.remove(each)
-                self.open.append(each)
-                each.over = None
-                return each
+        for standing in self._over:
+            if standing.belongs(found) and found.since <= standing.last + (RECURS if found.is_short else GRACE):
+                self._over.remove(standing)
+                self.open.append(standing)
+                standing.over = None
+                return standing
         return None
 
     def _begin(self, found: Found, step: int, gather: Gather) -> Standing | None:
