@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import Query
@@ -12,12 +12,12 @@ from fastapi import Query
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import RunNews
 
-from ..formats import script_json
+from ..formats import plain, script_json
 from ..live.publisher import mark_of
 from ..live.views import news_of
 from ..runs import Run, Runs
 from ..runs.query import EXAMPLE, Traits, find_runs, names_in
-from .page import Page, RunPage, Text
+from .page import Page, RowNumber, RunPage, TablePage, Text
 from .views.run_list import (
     SORTS,
     Cells,
@@ -25,6 +25,7 @@ from .views.run_list import (
     RunLine,
     cells_of,
     columns_of,
+    differences_of,
     groupings_of,
     groups_of,
     line_of,
@@ -35,6 +36,7 @@ from .views.run_list import (
 # The page with all runs.
 
 MAX_GONE_SHOWN: Final = 5
+MAX_DIFFERENCES: Final = 60  # on a page of their table
 MAX_NEWS: Final = 200  # with more runs, the page asks for its parts once more when the socket tells of them
 ColumnNames: TypeAlias = Annotated[Sequence[Text], Query(max_length=50)]
 
@@ -54,12 +56,15 @@ class RunsPage(Page):
 
     name = "runs"
     path = "/"
-    parts = ("total", "problem", "list", "columns", "grouping", "views", "gone")
+    parts = ("total", "problem", "list", "columns", "grouping", "views", "gone", "differences")
 
     f: Text = ""
     sort: Text = "started"
     columns: ColumnNames = ()
     group: Text = ""  # the value by which the list is grouped, and the charts are colored
+    shown: Annotated[str, Query(max_length=20_000)] = ""  # the runs of the charts
+    result: Text = ""  # that the charts show settings against
+    row: RowNumber = 0  # of the table of what differs
 
     def values(self) -> dict[str, Any]:
         """Return what all parts need."""
@@ -103,6 +108,19 @@ class RunsPage(Page):
     def part_list(self) -> dict[str, Any]:
         fixed = {name: heading_of(name, words, falls, self.sort) for name, (words, _, falls) in SORTS.items()}
         return {"headings": fixed, "heading_of": lambda each: heading_of(_key_of(each), each.words, False, self.sort)}
+
+    def part_differences(self) -> dict[str, Any]:
+        """Return what differs between the runs of the charts, also as data for these."""
+        chosen = [Traits(run) for each in self.shown.split(",") if (run := self.runs.get(each)) is not None]
+        every = differences_of(chosen)
+        table = TablePage.at(self.row, MAX_DIFFERENCES, len(every))
+        return {
+            "compared": [each.run for each in chosen],
+            "differences": table.cut(every),
+            "differences_table": table,
+            "differences_json": script_json([{**asdict(each), "values": plain(each.values)} for each in every]),
+            "reached": {each.run.id: each.result_values().get(self.result) for each in chosen} if self.result else {},
+        }
 
     def part_gone(self) -> dict[str, Any]:
         gone = self.runs.gone()

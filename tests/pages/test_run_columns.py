@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from hookcore_app.pages.views.run_list import MAX_CHOICES, MAX_COLUMNS, ListColumns, columns_of, order_of
+from hookcore_app.pages.views.run_list import (
+    MAX_CHOICES,
+    MAX_COLUMNS,
+    ListColumns,
+    columns_of,
+    differences_of,
+    order_of,
+)
 from hookcore_app.runs.query import Traits
 from tests.build import append, open_run
 from tests.serving import World, make_world
@@ -143,3 +150,43 @@ def test_tags_group_and_notes_are_edited_and_wrong_ones_refused(world: World) ->
     assert world.client.patch("/api/v1/runs/two", json={"tags": []}).json()["tags"] == []
     for wrong in ({"tags": [""]}, {"tags": ["x" * 51]}, {"tags": ["x"] * 21}, {"archived": 1}, {"group": "x" * 201}):
         assert world.client.patch("/api/v1/runs/two", json=wrong).status_code == 422
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "a": {"config": {"lr": 0.001, "act": "relu", "seed": 1}, "facts": {"optimizer": "SGD", "optimizer.lr": 0.001}},
+    "b": {"config": {"lr": 0.1, "act": "gelu", "seed": 1}, "facts": {"optimizer": "SGD", "optimizer.lr": 0.1}},
+    "c": {"config": {"lr": 1, "act": "relu", "seed": 1, "extra": True}, "facts": {"optimizer": "Adam"}},
+}
+
+
+def test_what_differs_is_listed_once_without_equal_settings_and_facts_that_always_differ() -> None:
+    world = make_world()
+    for name, about in SETTINGS.items():
+        facts = about["facts"] | {"git.commit": name, "optimizer.lr": about["config"]["lr"]}
+        append(open_run(world.runs, name, config=about["config"], facts=facts).store, 0, [], scalars={"loss": 1.0})
+    runs = [Traits(run) for name in SETTINGS if (run := world.runs.get(name)) is not None]
+    found = differences_of(runs)
+    assert [(each.name, each.source) for each in found] == [
+        ("lr", "config"),
+        ("act", "config"),
+        ("extra", "config"),
+        ("optimizer", "facts"),
+    ]
+    assert found[2].values == {"c": True}
+    assert differences_of(runs[:1]) == []
+
+
+def test_the_table_of_what_differs_has_pages_and_ends_with_the_result() -> None:
+    world = make_world()
+    for name, factor in (("one", 1), ("two", 2)):
+        config = {f"setting{place}": factor * place for place in range(1, 151)}
+        append(open_run(world.runs, name, config=config).store, 0, [], scalars={"loss": float(factor)})
+
+    def rows(**query: str | int) -> list[str]:
+        asked = {"part": "differences", "shown": "one,two,gone", "result": "loss", **query}
+        text = world.client.get("/", params=asked, headers={"Accept": "text/html"}).text
+        assert text.count('data-run="') == 2
+        return re.findall(r'<tr><th scope="row" title="([^"]*)"', text)
+
+    assert rows() == [*(f"setting{place}" for place in range(1, 61)), "loss"]
+    assert rows(row=120) == [*(f"setting{place}" for place in range(121, 151)), "loss"]

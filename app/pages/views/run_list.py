@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -337,6 +338,42 @@ def _by_themselves(every: Sequence[Column], runs: Sequence[Traits]) -> list[Colu
 
 def _differs(column: Column, runs: Sequence[Traits]) -> bool:
     return len({repr(_values_of(run, column.kind).get(column.name)) for run in runs}) > 1
+
+
+# What of settings or facts tells runs apart in the charts.
+
+# Facts that differ between any two runs, or only say the same again.
+_NOISE: Final = re.compile(
+    r"(arguments|git\.|version\.|steps\.|job|launcher|batch\d*\.(shape|dtype)|optimizer\d*\.initial_lr)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting, or else a recognized fact, that differs between runs."""
+
+    name: str
+    source: Kind
+    values: Mapping[str, Value]  # by run; none of a run without it
+
+
+def differences_of(runs: Sequence[Traits]) -> list[Difference]:
+    """Return what differs. A fact that repeats a setting, such as the optimizer's learning rate, is left out."""
+    names = {
+        Column(name, kind): None
+        for kind in ("config", "facts")
+        for run in runs
+        for name in _values_of(run, kind)
+        if kind == "config" or not _NOISE.match(name)
+    }
+    found: dict[tuple[str, ...], Difference] = {}
+    for column in names:
+        values = {each.run.id: _values_of(each, column.kind) for each in runs}
+        key = tuple(repr(own.get(column.name)) for own in values.values())
+        if len(set(key)) > 1:
+            own = {run: values[run][column.name] for run in values if column.name in values[run]}
+            found.setdefault(key, Difference(column.name, column.kind, own))
+    return list(found.values())
 
 
 MAX_GROUPINGS: Final = 200  # to choose from

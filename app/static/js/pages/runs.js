@@ -1,7 +1,7 @@
 /** The Runs page. The server renders its parts, also when something has changed. */
 import { byId, onClick } from "../dom.js";
 import { newsInPage } from "../live/news.js";
-import { Parts } from "../live/parts.js";
+import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { toast } from "../popup.js";
 import { RunCharts } from "../runs/charts.js";
@@ -34,13 +34,14 @@ const page = open({
   band: "",
   result: "",
   setting: "",
+  row: "0",
   smooth: "0",
   y: "",
   steps: "live:999999999",
 });
 rememberColumns(page);
 const list = /** @type {HTMLElement | null} */ (document.querySelector("[data-part=list]"));
-const parts = new Parts(page, "", { max: MAX_MS });
+const parts = new Parts(page, "", { max: MAX_MS, query });
 const refresh = () => void parts.now();
 const selection = new Selection(page.state, () => list && show());
 /** The selected runs; a deleted one is selected again when it is restored. */
@@ -60,6 +61,13 @@ if (list) start(list);
 byId("gone").addEventListener("renewed", announceGone);
 onClick("[data-restore]", ({ dataset }) => restore(dataset.restore, gone, refresh));
 
+function query() {
+  return new URLSearchParams([
+    ...new URLSearchParams(location.search),
+    ...Object.entries(charts?.asked ?? {}),
+  ]).toString();
+}
+
 /** @param {Message} said */
 function hear(said) {
   if (said.type !== "runs") return;
@@ -77,8 +85,13 @@ function hear(said) {
 
 /** @param {Element} body */
 function start(body) {
-  charts = new RunCharts(page, pick, (runs) => selection.know(runs));
+  charts = new RunCharts(page, pick, {
+    known: (runs) => selection.know(runs),
+    chosen: () => void parts.now(["differences"]),
+  });
   startViews(refresh);
+  listenToLinks(page);
+  page.state.on("row", () => void parts.now(["differences"]));
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
   compare.addEventListener("click", () => {

@@ -1,14 +1,14 @@
 /** The charts of the list of runs: values over steps, settings against results, and what differs. */
 import { get, numberOf } from "../api.js";
 import { byId, h, write } from "../dom.js";
-import { count, counted, number, shorten } from "../format.js";
+import { count, counted, shorten } from "../format.js";
 import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { FreeChart } from "../plot/free.js";
 import { LineChart } from "../plot/plot.js";
 import { RunsClock } from "../timeline/runsclock.js";
 import { GRADIENT_NORM } from "../vocabulary.js";
-import { differing, nameOf, parallel, resultOf, resultsOf, scatter, telling, wordsOf } from "./coordinates.js";
+import { parallel, resultsOf, scatter, telling } from "./coordinates.js";
 /** @import { Overlay, OverlayLine, Run } from "../answers.js"
  * @import { Page } from "../page.js"
  * @import { Line } from "../plot/thin.js"
@@ -48,7 +48,6 @@ function onScale(share) {
 const POINTS = 400;
 const MOST_POINTS = 2000; // of whole runs, of which a part is shown
 const UNASKED = 64; // runs that are shown without being selected; lines of more have fewer points
-const MAX_ROWS = 60; // of what differs
 const LAYER = "(layer)";
 const BAND_WORDS = "Means of a group are taken over steps, so the x-axis shows steps.";
 const MAX_MS = 10_000;
@@ -69,12 +68,18 @@ export class RunCharts {
   #words = "";
   /** Those of which only the values over steps are known. */
   #older = 0;
+  /** What differs between the runs; null until the server has said so. @type {Setting[] | null} */
+  #settings = null;
+  #askedAs = "";
 
   /** @param {Page} page @param {(run: string) => void} onPick of a run in a chart
-   * @param {(runs: readonly Run[]) => void} onKnown called with runs of the server */
-  constructor(page, onPick, onKnown) {
+   * @param {{known: (runs: readonly Run[]) => void, chosen: () => void}} hear called with runs of the server, and when
+   * other runs or another result are shown, so that other settings may differ */
+  constructor(page, onPick, hear) {
     this.page = page;
-    this.onKnown = onKnown;
+    this.hear = hear;
+    this.differences = /** @type {HTMLElement} */ (byId("config-differences"));
+    this.differences.addEventListener("renewed", () => this.#readDifferences());
     this.clock = new RunsClock(page);
     this.clock.on("learned", () => this.#sayAxis());
     this.overlay = new LineChart({ ...page, clock: this.clock }, byId("overlay"), {
@@ -93,7 +98,11 @@ export class RunCharts {
     for (const name of ["metric", "tap", "stat", "band", "group", "by"])
       page.state.on(name, () => void this.refresh.now());
     page.follow.on("change", () => void this.refresh.now());
-    for (const name of ["result", "setting"]) page.state.on(name, () => this.#drawSettings());
+    page.state.on("setting", () => this.#drawSettings());
+    page.state.on("result", () => {
+      this.#drawSettings();
+      this.#askDifferences();
+    });
   }
 
   /** The color of a run, or of its group; "" if it isn't shown. @param {string} run @returns {string} */
@@ -185,13 +194,14 @@ export class RunCharts {
     if (!this.#wanted.length) return;
     const query = this.#areSelected ? "" : this.page.state.get("f");
     const { runs, next } = await get("runs", { query, limit: MAX_LISTED_RUNS }, signal);
-    this.onKnown(runs);
+    this.hear.known(runs);
     const known = new Map(runs.map((run) => [run.id, run]));
     this.#runs = this.#wanted.flatMap(({ run }) => known.get(run) ?? []);
     this.#older = next === null ? 0 : this.#wanted.length - this.#runs.length;
     this.#say();
     this.#offer();
     this.#drawSettings();
+    this.#askDifferences();
     await this.#drawOverlay(signal);
   }
 
@@ -267,7 +277,7 @@ export class RunCharts {
       results.map((name) => [name, name === "recent_loss" ? "recent loss" : shorten(name, 32)]),
       this.result,
     );
-    const settings = telling(differing(this.#runs));
+    const settings = telling(this.#settings ?? []);
     offer(
       byId("setting"),
       settings.map(({ name }) => [name, shorten(name, 32)]),
@@ -301,9 +311,34 @@ export class RunCharts {
     byId("metric-taps").replaceChildren(...taps.map(({ label }) => h("option", { value: label })));
   }
 
+  /** What the server's table of what differs is about. @returns {Record<string, string>} */
+  get asked() {
+    return { shown: this.#wanted.map(({ run }) => run).join(), result: this.result };
+  }
+
+  #askDifferences() {
+    const before = this.#askedAs;
+    this.#askedAs = JSON.stringify(this.asked);
+    if (this.#askedAs !== before) this.hear.chosen();
+    this.#colorHeadings();
+  }
+
+  /** Reads what differs from the server's table. */
+  #readDifferences() {
+    this.#settings = JSON.parse(this.differences.querySelector("script")?.textContent ?? "[]");
+    this.#colorHeadings();
+    this.#offer();
+    this.#drawSettings();
+  }
+
+  #colorHeadings() {
+    for (const sign of /** @type {NodeListOf<HTMLElement>} */ (this.differences.querySelectorAll(".swatch")))
+      sign.style.background = this.colorOf(sign.dataset.run ?? "");
+  }
+
   #drawSettings() {
-    const different = differing(this.#runs);
-    const settings = telling(different);
+    if (this.#settings === null) return;
+    const settings = telling(this.#settings);
     const { result } = this;
     const shown = {
       runs: this.#runs,
@@ -321,53 +356,6 @@ export class RunCharts {
     else this.parallel.say(why);
     if (there && result && setting) this.scatter.show(scatter(shown, setting));
     else this.scatter.say(there ? "The runs logged no result." : why);
-    this.#drawDifferences(different);
-  }
-
-  /** @param {Setting[]} settings */
-  #drawDifferences(settings) {
-    const rows = settings.slice(0, MAX_ROWS);
-    const { result } = this;
-    byId("config-differences").hidden = this.#runs.length < 2;
-    const cut = settings.length > rows.length ? `; showing ${count(rows.length)}` : "";
-    byId("differences-about").textContent = settings.length
-      ? `${counted(settings.length, "setting")}${cut}`
-      : "nothing in the configuration";
-    const head = h(
-      "tr",
-      {},
-      h("th", { scope: "col" }, "Setting"),
-      ...this.#runs.map((run) => {
-        const sign = h("span", { class: "swatch", "aria-hidden": "true" });
-        sign.style.background = this.colorOf(run.id);
-        return h("th", { scope: "col", title: nameOf(run) }, sign, shorten(nameOf(run), 20));
-      }),
-    );
-    const line = (/** @type {string} */ name, /** @type {string} */ title, /** @type {string[]} */ cells) =>
-      h(
-        "tr",
-        {},
-        h("th", { scope: "row", title }, shorten(name, 32)),
-        ...cells.map((text) => h("td", { title: text }, shorten(text, 24))),
-      );
-    const body = rows.map(({ name, source, values }) =>
-      line(
-        name,
-        source === "facts" ? `${name}, recognized` : name,
-        this.#runs.map((run) => wordsOf(values.get(run.id))),
-      ),
-    );
-    if (result)
-      body.push(
-        line(
-          result,
-          result,
-          this.#runs.map((run) => number(resultOf(run, result))),
-        ),
-      );
-    byId("config-differences")
-      .querySelector("table")
-      ?.replaceChildren(h("thead", {}, head), h("tbody", {}, ...body));
   }
 }
 

@@ -10,42 +10,24 @@ import { SANS } from "../theme.js";
 
 /** @typedef {boolean | number | string | null | undefined} Value */
 
-/** @typedef {{name: string, source: "config" | "facts", values: Map<string, Value>}} Setting values by run */
+/** A setting that differs, with its values by run. @typedef {{name: string, values: Record<string, Value>}} Setting */
 /** @typedef {{name: string, kind: "linear" | "log" | "words", ticks: {at: number, text: string}[],
  *   at: (value: Value) => number | null}} Axis `at` is from 0 to 1, null for a missing value */
 
-/** Facts that differ between any two runs, or only say the same again. */
-const NOISE = /^(arguments|git\.|version\.|steps\.|job|launcher|batch\d*\.(shape|dtype)|optimizer\d*\.initial_lr)/;
 const LOG_FROM = 20; // the largest value in units of the smallest, from which on an axis is logarithmic
 const MAX_WORDS = 12; // on an axis
 const APART = 0.06; // between the numbers on an axis, so that each can be read
-
-/** The settings that differ between runs: from the configuration, or else from recognized facts.
- * @param {Run[]} runs @returns {Setting[]} */
-export function differing(runs) {
-  const found = [...settingsOf(runs, "config"), ...settingsOf(runs, "facts").filter(({ name }) => !NOISE.test(name))];
-  const seen = new Set();
-  return found.filter(({ values }) => {
-    const key = JSON.stringify([...values.values()].map((value) => value ?? null));
-    // A fact that repeats a setting, such as the optimizer's learning rate, is no other difference.
-    return !seen.has(key) && seen.add(key);
-  });
-}
-
-/** @param {Run[]} runs @param {"config" | "facts"} source @returns {Setting[]} */
-function settingsOf(runs, source) {
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run[source])))];
-  return names
-    .map((name) => ({ name, source, values: new Map(runs.map((run) => [run.id, run[source][name]])) }))
-    .filter(({ values }) => new Set([...values.values()].map((value) => JSON.stringify(value ?? null))).size > 1);
-}
 
 /** The settings that tell runs apart in a picture: at least two of the runs have different ones, besides those that
  * have none. @param {Setting[]} settings @returns {Setting[]} */
 export function telling(settings) {
   return settings.filter(
     ({ values }) =>
-      new Set([...values.values()].filter((value) => value !== null && value !== undefined).map(String)).size > 1,
+      new Set(
+        Object.values(values)
+          .filter((value) => value !== null && value !== undefined)
+          .map(String),
+      ).size > 1,
   );
 }
 
@@ -140,8 +122,8 @@ export function parallel({ runs, settings, result, colorOf }) {
   const chosen = settings.slice(0, MAX_AXES - 1);
   const axes = [
     ...chosen.map(({ name, values }) => ({
-      axis: axisOf(name, [...values.values()]),
-      of: (/** @type {Run} */ run) => values.get(run.id),
+      axis: axisOf(name, Object.values(values)),
+      of: (/** @type {Run} */ run) => values[run.id],
     })),
     ...(result
       ? [
@@ -235,13 +217,13 @@ function layoutOf(axes, colors, width) {
 
 /** One setting against a result. @param {Shown} shown @param {Setting} setting @returns {Figure} */
 export function scatter({ runs, result, colorOf }, setting) {
-  const across = axisOf(setting.name, [...setting.values.values()]);
+  const across = axisOf(setting.name, Object.values(setting.values));
   const up = axisOf(
     result,
     runs.map((run) => resultOf(run, result)),
   );
   const there = runs.filter(
-    (run) => up.at(resultOf(run, result)) !== null && across.at(setting.values.get(run.id)) !== null,
+    (run) => up.at(resultOf(run, result)) !== null && across.at(setting.values[run.id]) !== null,
   );
   const make = (
     /** @type {Record<string, string>} */ colors,
@@ -268,14 +250,14 @@ export function scatter({ runs, result, colorOf }, setting) {
         {
           type: "scatter",
           mode: "markers",
-          x: there.map((run) => across.at(setting.values.get(run.id))),
+          x: there.map((run) => across.at(setting.values[run.id])),
           y: there.map((run) => up.at(resultOf(run, result))),
           customdata: there.map((run) => run.id),
           marker: { color: there.map(colorOf), size: 10, line: { color: colors.card, width: 1 } },
           hovertext: there.map((run) =>
             [
               `<b>${escaped(shorten(nameOf(run), 40))}</b>`,
-              `${escaped(setting.name)}: ${escaped(wordsOf(setting.values.get(run.id)))}`,
+              `${escaped(setting.name)}: ${escaped(wordsOf(setting.values[run.id]))}`,
               `${escaped(result)}: ${number(resultOf(run, result))}`,
             ].join("<br>"),
           ),
@@ -292,7 +274,7 @@ export function scatter({ runs, result, colorOf }, setting) {
   };
   const table = () => ({
     columns: ["run", setting.name, result],
-    rows: there.map((run) => [nameOf(run), setting.values.get(run.id) ?? null, resultOf(run, result)]),
+    rows: there.map((run) => [nameOf(run), setting.values[run.id] ?? null, resultOf(run, result)]),
   });
   const summary = () => `${there.length} of ${runs.length} runs have ${setting.name} and ${result}.`;
   return { make, table, summary };
