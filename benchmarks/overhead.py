@@ -253,11 +253,11 @@ class Bench:
         self._turn(default, SETTLE_STEPS, 0)()
         seconds -= time.perf_counter() - started
         watcher = default.watcher
-        captured, seen = watcher.store.steps().count, watcher.current_step
+        captured, seen = watcher.store.captured(), watcher.current_step
         steps = max(LONG_STEPS, math.ceil(4 * TURN_S / self._step_s))
         tasks = {name: self._turn(self._variants[name], steps, 1) for name in (UNTOUCHED, DEFAULT)}
         self.result.long = take_turns(tasks, Length(seconds, least=3, rounds=rounds))
-        self.result.captured = (watcher.store.steps().count - captured) / (watcher.current_step - seen)
+        self.result.captured = (watcher.store.captured() - captured) / (watcher.current_step - seen)
 
     def _turn(self, variant: Variant, steps: int, warm_up: int) -> Callable[[], float]:
         def turn() -> float:

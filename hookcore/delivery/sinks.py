@@ -34,6 +34,13 @@ class Sink(ABC):
 
     # The rest does nothing in sinks that don't need it.
 
+    def send_together(self, frames: Sequence[Frame]) -> bool:
+        """Receive frames that waited together, if that takes less than one after the other; else return False.
+
+        An error means that none of them was received.
+        """
+        return False
+
     def fail(self, failure: Failure) -> None:
         """Record why the run ends, if it fails; `close` follows."""
         return
@@ -90,10 +97,15 @@ class StoreSink(Sink):
         if isinstance(record, Snapshot):
             self.store.add_snapshot(record)
         else:
-            self.store.append(record)
-            occasion = self._first_error.news(self.store)
-            if occasion is not None:
-                self._on_command(Command(0, "capsule", occasion=occasion))
+            self.send_together((record,))
+
+    def send_together(self, frames: Sequence[Frame]) -> bool:
+        self._require_open()
+        self.store.extend(frames)
+        occasion = self._first_error.news(self.store)
+        if occasion is not None:
+            self._on_command(Command(0, "capsule", occasion=occasion))
+        return True
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()

@@ -297,7 +297,7 @@ class Follower:
         self._own: dict[tuple[str, str], Found] = {}  # what rules of the user find now, by rule and module
         self._has_own = False
         self._looks = float(MAX_LOOKS)  # that are left
-        self._wanted = False
+        self._wanted = self._is_due = False
         self._again = -1  # the frame at which to look again
         self._spikes_reported = -1  # the step up to which they are
         self._loss_was_bad = False
@@ -315,20 +315,30 @@ class Follower:
         """Look at the store at other frames than most other ranks of the training."""
         self._later = rank % TURNS
 
-    def take(self, frame: Frame) -> None:
-        """Look at the store if the schedule or a changed value asks for it."""
+    def notices(self, frame: Frame) -> bool:
+        """Return whether to act when this frame is in the store: on the schedule, or because a value changed."""
         self._change_before(frame.step)
-        has_rows = bool(len(frame.taps))
-        self._frames += has_rows  # steps that weren't captured bring the rules hardly anything new
-        self._looks = min(float(MAX_LOOKS), self._looks + has_rows / PER_LOOK)
-        self._follow_own(frame)
+        for event in frame.events:
+            self.hear(event)
         if self._notice(frame):
-            self._wanted, self._again = True, self._frames + AGAIN
-        self._wanted |= has_rows and self._frames == self._again
+            self._wanted, self._again = True, self._frames + AGAIN + bool(len(frame.taps))
+        self._is_due = bool(len(frame.taps)) and self._is_scheduled()
+        return self._is_due or (self._wanted and self._looks >= 1) or self._has_own
+
+    def _is_scheduled(self) -> bool:
+        """Count a frame with rows: steps that weren't captured bring the rules hardly anything new."""
+        self._frames += 1
+        self._looks = min(float(MAX_LOOKS), self._looks + 1 / PER_LOOK)
+        self._wanted |= self._frames == self._again
         scheduled = self._frames - self._later
-        due = has_rows and (scheduled in YOUNG or (scheduled > 0 and scheduled % EVERY == 0))
-        if due or (self._wanted and self._looks >= 1):
-            self._looks -= not due
+        return scheduled in YOUNG or (scheduled > 0 and scheduled % EVERY == 0)
+
+    def act(self) -> None:
+        """Follow the findings of the user's rules, which check every frame, and the held ones; run the rules if due."""
+        if self._has_own and self._store.taps_known:
+            self._store.judge(list(self._own.values()), per_frame=True)
+        if self._is_due or (self._wanted and self._looks >= 1):
+            self._looks -= not self._is_due
             self.look()
 
     def _change_before(self, step: int) -> None:
@@ -366,13 +376,6 @@ class Follower:
         if finding.rule in ("spike", "loss-spike"):
             return self._spikes_reported < finding.since_step <= settled
         return finding.rule != NONFINITE and finding.severity != "info"
-
-    def _follow_own(self, frame: Frame) -> None:
-        """Follow the findings of the user's rules, which check every frame, and the held ones."""
-        for event in frame.events:
-            self.hear(event)
-        if self._has_own and self._store.taps_known:
-            self._store.judge(list(self._own.values()), per_frame=True)
 
     def hold(self, rule: str, found: Found | None) -> None:
         """Take what another part of the server finds in the next frame, under the name of a rule; None: nothing."""

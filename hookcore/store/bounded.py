@@ -205,20 +205,27 @@ class ScalarLog:
         """Return the lane of each scalar."""
         return {name: lane for name in self.lanes.names() if (lane := self.lanes.get(name)) is not None}
 
-    def add(self, step: int, named: Mapping[str, float]) -> tuple[_Lanes, Floats, bool]:
-        """Add numbers to a step. Return the lanes of those that fit, their values [column, lane], and if all fit."""
-        lanes, neighbors, places = self._fitting(tuple(named))
+    def add(self, steps: Sequence[int], named: Sequence[Mapping[str, float]]) -> tuple[_Lanes, Floats, bool]:
+        """Add numbers of the same names, in the same order, to steps: one row each, and all but the first are new.
+
+        Return the lanes of those that fit, their values [column, row, lane], and if all fit.
+        """
+        names = tuple(named[0])
+        lanes, neighbors, places = self._fitting(names)
+        values = np.empty((len(SCALAR_SCHEMA.columns), len(steps), len(lanes)))
         if not places:
-            return lanes, np.empty((len(SCALAR_SCHEMA.columns), 0)), not named
-        values, given = np.empty((len(SCALAR_SCHEMA.columns), len(lanes))), list(named.values())
+            return lanes, values, not names
         values[0] = 1
-        values[_VALUE] = [given[place] for place in places]
+        for row, numbers in zip(values[_VALUE], named, strict=True):
+            given = list(numbers.values())
+            row[:] = [given[place] for place in places]
         np.logical_not(np.isfinite(values[_VALUE]), out=values[_BAD])
-        if self.ladder.newest == step:
-            self.ladder.merge_newest(neighbors, values, later_wins)
+        if self.ladder.newest == steps[0]:
+            assert len(steps) == 1
+            self.ladder.merge_newest(neighbors, values[:, 0], later_wins)
         else:
-            self.ladder.append(step, neighbors, values)
-        return lanes, values, len(places) == len(given)
+            self.ladder.append(steps, neighbors, values)
+        return lanes, values, len(places) == len(names)
 
     def add_name(self, name: str) -> None:
         """Make a lane for a scalar that has values elsewhere only."""

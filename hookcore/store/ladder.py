@@ -174,17 +174,22 @@ class Ladder:
         for tier in range(len(self._merged)):
             self._make_room(tier, 0)
 
-    def append(self, step: int, lanes: Lanes, values: Floats) -> None:
-        """Append a new step; `values` is [column, lane]."""
-        segment = self._room_for_row()
-        row = segment.used
-        view = segment.values[:, row]
-        if values.shape[1] < segment.lanes:
-            view.fill(np.nan)
-        view[:, lanes] = values
-        with self._lock:
-            segment.steps[row] = step
-            segment.used = row + 1
+    def append(self, steps: Sequence[int], lanes: Lanes, values: Floats) -> None:
+        """Append new steps, in ascending order; `values` is [column, row, lane]."""
+        done, many = 0, len(steps)
+        while done < many:
+            segment = self._room_for_row()
+            row, fit = segment.used, min(many - done, segment.rows - segment.used)
+            view = segment.values[:, row : row + fit]
+            if isinstance(lanes, slice):  # NumPy lets go of the interpreter to write more than 500 values
+                view[:, :, : lanes.start] = view[:, :, lanes.stop :] = np.nan
+            elif values.shape[2] < segment.lanes:
+                view.fill(np.nan)
+            view[:, :, lanes] = values if fit == many else values[:, done : done + fit]
+            with self._lock:
+                segment.steps[row : row + fit] = steps if fit == many else steps[done : done + fit]
+                segment.used = row + fit
+            done += fit
 
     def merge_newest(self, lanes: Lanes, values: Floats, both: Merge) -> None:
         """Merge another part of the newest step: repeated lanes are merged, others are added."""

@@ -74,7 +74,7 @@ class Ledger:
         `nan` and `inf` are the numbers of such values in each tap, both NaN if unknown. Return None as long as nothing
         was ever non-finite.
         """
-        previous = self._note_captured(step)
+        previous = self.note_captured(step)
         found = nan + inf
         if not self._any and not np.count_nonzero(found):
             return None
@@ -120,8 +120,8 @@ class Ledger:
             after = next((each for each in self._captured if each > step), None)
         return before, after
 
-    def _note_captured(self, step: int) -> int | None:
-        """Count a step, and return the captured step before it."""
+    def note_captured(self, step: int) -> int | None:
+        """Count a captured step in which nothing may be non-finite, and return the captured step before it."""
         with self._lock:
             steps = self._captured
             if not steps or steps[-1] != step:

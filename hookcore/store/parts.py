@@ -222,8 +222,11 @@ class Follower(Protocol):
     def take_turns(self, rank: int) -> None:
         """Run them at other frames than most other ranks of the training."""
 
-    def take(self, frame: Frame) -> None:
-        """Run them if a new frame asks for it."""
+    def notices(self, frame: Frame) -> bool:
+        """Read a new frame, before or after it is added. Return whether to act once it is."""
+
+    def act(self) -> None:
+        """Do what the newest frame asks for."""
 
     def look(self) -> None:
         """Run them now."""

@@ -34,7 +34,6 @@ from hookcore.store.ladder import FAR
 
 FACTOR: Final = 8
 SHARES: Final = (0.25, 0.25, 0.50)  # of the limit: single steps, 8 to 1, and the rest of the run
-_TAPS_AT_ONCE: Final = 128  # dense rows (1.3 MB) that are summed at a time, to stay in the cache
 _RECORD_BYTES: Final = 600  # the Python objects around the arrays
 _LARGEST: Final = 0.4  # the largest entry, as a share of its level's limit
 
@@ -186,34 +185,23 @@ def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
     """Return the exact sum of sketches of neighboring steps."""
     taps = entries[0].taps
     if all(entry.taps is taps for entry in entries):  # most steps share one array
-        places = [np.arange(len(taps))] * len(entries)
+        rows = np.tile(np.arange(0, len(taps) * BINS, BINS), len(entries))
     else:
         taps = np.unique(np.concatenate([entry.taps for entry in entries]))
-        places = [np.searchsorted(taps, entry.taps) for entry in entries]
-    lengths, bins, counts = [], [], []
-    for low in range(0, len(taps), _TAPS_AT_ONCE):
-        high = min(low + _TAPS_AT_ONCE, len(taps))
-        dense = np.zeros((high - low) * BINS, np.uint64)
-        for entry, place in zip(entries, places, strict=True):
-            _add_part(dense, entry, place, low, high)
-        filled, begins = np.flatnonzero(dense > 0), np.arange(high - low) * BINS
-        lengths.append(np.diff(filled.searchsorted(begins + BINS), prepend=0))
-        bins.append((filled - begins.repeat(lengths[-1])).astype(np.uint16))
-        counts.append(narrow(dense[filled]))
-    start = np.zeros(len(taps) + 1, np.uint32)
-    np.cumsum(np.concatenate(lengths), out=start[1:])
+        rows = np.concatenate([np.searchsorted(taps, entry.taps) for entry in entries]) * BINS
+    keys = rows.repeat(np.concatenate([entry.start[1:] - entry.start[:-1] for entry in entries]))
+    keys += np.concatenate([entry.bins for entry in entries])
+    order = keys.argsort(kind="stable")  # each entry is in order, and merging a few is quick
+    keys = keys[order]
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    counts = np.concatenate([entry.counts for entry in entries])[order].astype(np.uint64)
+    sums = np.add.reduceat(counts, firsts) if len(firsts) else counts
+    filled = keys[firsts]
+    start = filled.searchsorted(np.arange(0, (len(taps) + 1) * BINS, BINS)).astype(np.uint32)
+    bins = (filled - np.arange(0, len(taps) * BINS, BINS).repeat(np.diff(start))).astype(np.uint16)
     steps = len({entry.first for entry in entries if entry.steps == 1})  # parts of one step count once
     steps += sum(entry.steps for entry in entries if entry.steps > 1)
-    ends = entries[0].first, entries[-1].last
-    return SketchRows(*ends, steps, taps, start, np.concatenate(bins), np.concatenate(counts))
-
-
-def _add_part(dense: NDArray[np.uint64], entry: SketchRows, place: NDArray[np.intp], low: int, high: int) -> None:
-    first, last = place.searchsorted((low, high)).tolist()
-    start = entry.start[first : last + 1]
-    part = slice(int(start[0]), int(start[-1]))
-    keys = ((place[first:last] - low) * BINS).repeat(start[1:] - start[:-1]) + entry.bins[part]
-    dense[keys] += entry.counts[part]
+    return SketchRows(entries[0].first, entries[-1].last, steps, taps, start, bins, narrow(sums))
 
 
 def narrow(counts: NDArray[np.uint64]) -> NDArray[Any]:

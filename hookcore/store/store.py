@@ -213,6 +213,12 @@ def _newest_merged(
     return begin, end, values
 
 
+def _is_whole(stats: Floats) -> bool:
+    """Return whether all rows of a frame have values, and all of them are finite."""
+    return not np.count_nonzero(stats[:, _NOT_FINITE]) and not np.count_nonzero(np.isnan(stats[:, 0]))
+
+
+_NOT_FINITE: Final = slice(STAT_COLUMN["nan"], STAT_COLUMN["inf"] + 1)  # two columns side by side
 MAX_CELLS: Final = 2**23  # of a heatmap, before neighboring taps share a row: 24 bytes each
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
@@ -295,24 +301,79 @@ class Store:
 
         The arrays of `frame.sketches` are not copied if they own their memory, so don't write to them afterwards.
         """
-        require_shapes(frame)
+        self.extend((frame,))
+
+    def extend(self, frames: Sequence[Frame]) -> None:
+        """Add frames that waited together. What is alike in steps that follow each other is filed at once."""
+        for frame in frames:
+            require_shapes(frame)
         with self._writer:
-            self._take_names(frame)
-            newest = self._parts.steps.newest
-            if newest is not None and frame.step < newest:
-                self._parts.dropped["too_late"] += 1
-                self._report(
-                    "too-late", f"a frame of step {frame.step} arrived after one of step {newest} and was dropped"
-                )
-                return
-            if frame.flow is not None:
-                self._parts.put_flow(frame.flow)
-            self._take_stats(frame)
-            self._take_scalars(frame)
-            self._parts.incidents.settle(frame.step, frame.scalars)
-            self._note_step(frame)
-            if self.follower is not None:
-                self.follower.take(frame)
+            while frames:
+                named = self._alike(frames) if len(frames) > 1 else []
+                if len(named) > 1:
+                    added = self._add_alike(frames[: len(named)], named)
+                else:
+                    self._add(frames[0])
+                    added = 1
+                frames = frames[added:]
+
+    def _add(self, frame: Frame) -> None:
+        self._take_names(frame)
+        newest = self._parts.steps.newest
+        if newest is not None and frame.step < newest:
+            self._parts.dropped["too_late"] += 1
+            self._report("too-late", f"a frame of step {frame.step} arrived after one of step {newest} and was dropped")
+            return
+        if frame.flow is not None:
+            self._parts.put_flow(frame.flow)
+        self._take_stats(frame)
+        self._take_scalars([frame.step], [scalars_of(frame)])
+        self._parts.incidents.settle(frame.step, frame.scalars)
+        self._note_steps([frame])
+        if self.follower is not None and self.follower.notices(frame):
+            self.follower.act()
+
+    def _alike(self, frames: Sequence[Frame]) -> list[dict[str, float]]:
+        """Return the numbers of the first frames that can be filed at once: new steps with nothing but numbers.
+
+        They have the same numbers, and finite values of the same known taps.
+        """
+        parts, taps, named = self._parts, frames[0].taps, list[dict[str, float]]()
+        newest = -1 if parts.steps.newest is None else parts.steps.newest
+        has_rows = bool(len(taps))
+        if (has_rows and taps is not self._last[0]) or not parts.incidents.rests or parts.ledger.nbytes:
+            return named
+        for frame in frames:
+            is_plain = not (frame.new_taps or frame.events or frame.labels) and frame.flow is None
+            if not is_plain or frame.taps is not taps or frame.step <= newest:
+                break
+            numbers = scalars_of(frame)
+            if not (list(numbers) == list(named[0]) if named else SYSTEM not in "\n".join(numbers)):
+                break
+            if has_rows and not _is_whole(frame.stats):
+                break
+            newest = frame.step
+            named.append(numbers)
+        return named
+
+    def _add_alike(self, frames: Sequence[Frame], named: Sequence[dict[str, float]]) -> int:
+        """Add frames that are alike, up to one after which the follower acts. Return their number."""
+        acts, many = False, len(frames)
+        if (follower := self.follower) is not None:
+            many = next((at for at, frame in enumerate(frames, 1) if follower.notices(frame)), 0)
+            acts, many = bool(many), many or len(frames)
+        frames, steps = frames[:many], [frame.step for frame in frames[:many]]
+        if len(taps := frames[0].taps):
+            for frame in frames:
+                self._parts.stats.append([frame.step], self._last[1], frame.stats.T[:, None])
+                self._parts.sketches.append(frame.step, taps, frame.sketches)
+                self._parts.ledger.note_captured(frame.step)
+        self._take_scalars(steps, named[:many])
+        self._parts.incidents.settle(steps[-1], frames[-1].scalars)
+        self._note_steps(frames)
+        if acts and follower is not None:
+            follower.act()
+        return many
 
     def begin_after(
         self, steps: StepRange, captured: int, scalars: Sequence[str], latest: tuple[Steps, Floats] | None = None
@@ -477,7 +538,7 @@ class Store:
         if ladder.newest == step:
             ladder.merge_newest(lanes, stats.T, merge_ranks if self.of_ranks else merge_stats)
         else:
-            ladder.append(step, lanes, stats.T)
+            ladder.append([step], lanes, stats.T[:, None])
         self._parts.sketches.append(step, taps, block)
         nan = stats[:, STAT_COLUMN["nan"]]
         look = self._parts.ledger.append(step, taps, nan, stats[:, STAT_COLUMN["inf"]])
@@ -494,17 +555,17 @@ class Store:
                 places = places[incidents.harmful(step, taps[places], no_mask, fine, frame.scalars)]
             incidents.take(step, look.previous, taps[places], nan[places] > 0, fine)
 
-    def _take_scalars(self, frame: Frame) -> None:
-        named = scalars_of(frame)
-        if SYSTEM in "\n".join(named):  # most frames have no sample of the machine
-            sampled = {name: named.pop(name) for name in frame.scalars if name.startswith(SYSTEM)}
+    def _take_scalars(self, steps: Sequence[int], named: Sequence[dict[str, float]]) -> None:
+        if SYSTEM in "\n".join(named[0]):  # most frames have no sample of the machine
+            sampled = {name: named[0].pop(name) for name in list(named[0]) if name.startswith(SYSTEM)}
             if sampled:
-                self._require_room(self._parts.system.add(frame.step, sampled)[2])
-        lanes, values, fit = self._parts.scalars.add(frame.step, named)
+                self._require_room(self._parts.system.add(steps, [sampled])[2])
+        lanes, values, fit = self._parts.scalars.add(steps, named)
         self._require_room(fit)
         bad, value = values[1:]
         if self._parts.scalar_ledger.nbytes or np.count_nonzero(bad):  # most runs never log a non-finite value
-            self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(value), np.isinf(value))
+            for step, row in zip(steps, value, strict=True):
+                self._parts.scalar_ledger.append(step, lanes, np.isnan(row), np.isinf(row))
 
     def _require_room(self, fit: bool) -> None:
         if not fit:
@@ -512,10 +573,12 @@ class Store:
                 "scalars-refused", "there are more scalars than fit: log fewer names, or give the store more memory"
             )
 
-    def _note_step(self, frame: Frame) -> None:
-        old, step = self._parts.steps, frame.step
-        first = step if old.first is None else old.first
-        self._parts.steps = StepRange(first, step, old.count + (step != old.newest), old.frames + 1, frame.time_s)
+    def _note_steps(self, frames: Sequence[Frame]) -> None:
+        """Note frames, all but the first of which begin a step."""
+        old, many, newest = self._parts.steps, len(frames), frames[-1]
+        first = frames[0].step if old.first is None else old.first
+        count = old.count + many - (frames[0].step == old.newest)
+        self._parts.steps = StepRange(first, newest.step, count, old.frames + many, newest.time_s)
 
     def _report(self, name: str, message: str) -> None:
         """Add an event the first time a limit is reached. The counters say how often it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,14 +71,14 @@ class Trained:
 )
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     frames: list[Frame] = []
-    append, kept, trouble = Store.append, tmp_path_factory.mktemp("kept"), str(request.param)
+    extend, kept, trouble = Store.extend, tmp_path_factory.mktemp("kept"), str(request.param)
 
-    def record(self: Store, frame: Frame) -> None:
-        frames.append(frame)
-        append(self, frame)
+    def record(self: Store, added: Sequence[Frame]) -> None:
+        frames.extend(added)
+        extend(self, added)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Store, "append", record)
+        patched.setattr(Store, "extend", record)
         patched.setattr(
             "hookcore.commands.demo.watch",
             lambda model, **given: watch(model, server=None, keep=kept, memory="24 MiB", **given),

@@ -23,7 +23,7 @@ from hookcore.recorder.clock import clock, steady
 from hookcore.recorder.clock.cadence import Cadence, JumpFinder
 from hookcore.recorder.clock.steady import Steady
 from hookcore.recorder.leaving import frames
-from hookcore.recorder.leaving.frames import without_rows
+from hookcore.recorder.leaving.frames import whole_frame, without_rows
 from hookcore.records import Event
 from tests.harness import read_step, seed_all, watch
 from tests.lanes import examples
@@ -644,6 +644,6 @@ def test_a_step_without_rows_takes_over_the_events_of_a_dropped_frame(monkeypatc
     (left,) = waiting.take()
     assert (left.step, [each.name for each in left.events], waiting.dropped) == (3, ["first"], 3)
     waiting.frames.append((4, 4.0, 0.5, {"place": 2.0}, "backward/loss", [3.0, 4.0]))
-    (light,) = waiting.take()
+    (light,) = map(whole_frame, waiting.take())
     assert (light.step, light.time_s, light.elapsed_s, light.scalars["place"]) == (4, 4.0, 0.5, 2.0)
     assert light.scalars["backward/loss"].resolve(None) == 7.0

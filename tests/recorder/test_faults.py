@@ -116,7 +116,7 @@ INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
     "the packing of a frame": [(CpuArena, "pack")],
     "the cadence": [(Cadence, "wants")],
     "the recorder's thread": [(shipping_code, "build_frames")],
-    "the sink": [(Store, "append")],
+    "the sink": [(Store, "extend")],
 }
 
 
@@ -261,16 +261,16 @@ def test_weights_are_copied_only_for_an_optimizer(monkeypatch: pytest.MonkeyPatc
 def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    kept, calls = Store.append, []
+    kept, calls = Store.extend, []
 
-    def fails_at_first(self: Store, frame: Any) -> Any:
-        calls.append(frame.step)
-        if frame.step == 1:
+    def fails_at_first(self: Store, frames: Any) -> Any:
+        calls.extend(frame.step for frame in frames)
+        if frames[0].step == 1:
             explode()
-        return kept(self, frame)
+        return kept(self, frames)
 
     monkeypatch.setattr(queue_code, "MAX_BATCH", 1)
-    monkeypatch.setattr(Store, "append", fails_at_first)
+    monkeypatch.setattr(Store, "extend", fails_at_first)
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
@@ -336,13 +336,13 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     go_on = threading.Event()
-    kept = Store.append
+    kept = Store.extend
 
-    def waits(self: Store, frame: Any) -> Any:
+    def waits(self: Store, frames: Any) -> Any:
         go_on.wait(20)
-        return kept(self, frame)
+        return kept(self, frames)
 
-    monkeypatch.setattr(Store, "append", waits)
+    monkeypatch.setattr(Store, "extend", waits)
     monkeypatch.setattr(queue_code, "MAX_FRAMES", 2)
     seed_all()
     model = mlp()

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.records import STAT_COLUMN, STATS, Frame, Tap
+from hookcore.findings import follow
+from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STAT_COLUMN, STATS, Event, Frame, Tap
 from hookcore.records.sketch import NAN, NEG_INF, POS_INF, Sketch
+from hookcore.records.vocabulary import SYSTEM
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.ladder import Ladder
 from hookcore.store.segments import STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
 from tests import build
+from tests.archive_world import require_same
 from tests.lanes import examples
 from tests.sketches import block_of, merged, rebin, sketch_of
 
@@ -142,7 +145,7 @@ def test_a_ladder_of_any_size_covers_every_step_once_within_its_limit(seed: int,
         ladder.grow(width)
         values = random.normal(0, 1, (len(STATS), width))
         values[0] = 1
-        ladder.append(step, slice(0, width), values)
+        ladder.append([step], slice(0, width), values[:, None])
         expected[:width] += 1
         high[:width] = np.maximum(high[:width], values[5])
         assert ladder.nbytes <= limit
@@ -159,7 +162,7 @@ def test_a_ladder_with_many_rows_in_a_segment_stays_within_the_limit_of_every_le
     ladder = Ladder(STAT_SCHEMA, 1_000_000, threading.Lock())
     ladder.grow(8)
     for step in range(4000):
-        ladder.append(step, slice(0, 8), np.ones((len(STATS), 8)))
+        ladder.append([step], slice(0, 8), np.ones((len(STATS), 1, 8)))
         require_limits(ladder)
     assert sum(int(part.present[:, 0].sum()) for part in ladder.gather(0, slice(0, 1), None, None)) == 4000
     assert all([ladder._exact, *ladder._merged])
@@ -250,3 +253,56 @@ def test_histograms_and_quantiles_contain_every_value_of_the_run(seed: int, colu
     assert shown.counts.sum() + apart == total.total
     one = store.quantiles(3, [0.1, 0.5], points=1)
     assert one.values.tolist() == [total.quantiles([0.1, 0.5]).tolist()]
+
+
+def odd_training(seed: int) -> list[Frame]:
+    """Return the frames of a training: mostly steps with nothing but a loss, and now and then anything else."""
+    random, frames, step = np.random.default_rng(seed), list[Frame](), 0
+    taps = tuple(Tap(f"m.{number}", "output") for number in range(3))
+    numbers = np.arange(len(taps), dtype=np.uint32)
+    numbers.setflags(write=False)  # shared by many frames, as those of a trainer
+    for place in range(400):
+        rows = len(taps) if place // 20 % 2 == 0 else 0
+        stats = build.stats_of(rows, 1.0, count=8, mean=random.normal(), nan=0, inf=0, ratio=np.nan)
+        rest: dict[str, object] = {"scalars": {"loss": float(1 + random.random())}, "elapsed_s": 0.01 * place}
+        match int(random.integers(0, 80)):
+            case 0:
+                rest["scalars"] = {"loss": float(random.choice([np.nan, np.inf, 1e9]))}
+            case 1:
+                rest["scalars"] = {"loss": 1.0, f"{SYSTEM}cpu": float(place)}
+            case 2:
+                rest["scalars"] = dict.fromkeys(random.permutation(["loss", "other"]).tolist(), 1.0)
+            case 3:
+                rest["events"] = (Event(step, 0.0, "an-event", "a message", "warning"),)
+            case 4 if rows:
+                stats[0, STAT_COLUMN[str(random.choice(["nan", "inf"]))]] = 3
+            case 5 if rows:
+                stats[:, STAT_COLUMN["rms"]] *= 1e6
+            case 6 if rows:
+                stats[1] = np.nan
+            case 7:
+                rest["labels"] = {"name": f"text {place}"}
+        block = block_of([sketch_of(random.normal(0, 1, 20)) for _ in range(rows)]) if rows else NO_SKETCHES
+        new = taps if place == 0 else ()
+        which = numbers if rows else NO_TAPS
+        frames.append(Frame(step, float(place), which, stats if rows else NO_STATS, block, new, **rest))  # type: ignore[arg-type]
+        step = max(0, step + int(random.choice([1, 1, 1, 1, 1, 2, 3, 0, 0, -1], p=[0.19] * 5 + [0.01] * 5)))
+    return frames
+
+
+@SLOW
+@given(SEEDS)
+def test_frames_that_waited_together_leave_the_same_store_as_one_after_the_other(seed: int) -> None:
+    frames, random = odd_training(seed), np.random.default_rng(seed)
+    alone, together = follow(Store(2**21, clock=float)), follow(Store(2**21, clock=float))
+    for frame in frames:
+        alone.append(frame)
+    while frames:
+        many = int(random.integers(1, 40))
+        together.extend(frames[:many])
+        frames = frames[many:]
+    require_same(alone, together)
+    assert repr(together.incidents()) == repr(alone.incidents())
+    assert together.usage() == alone.usage()
+    assert together.nonfinite_since("loss") == alone.nonfinite_since("loss")
+    assert together.captured() == alone.captured()

@@ -117,10 +117,10 @@ def test_a_step_in_parts_is_never_half_merged() -> None:
                     wrong.append(part.high)
 
     reader = threading.Thread(target=read)
-    ladder.append(0, slice(0, LANES), np.zeros((len(STATS), LANES)))
+    ladder.append([0], slice(0, LANES), np.zeros((len(STATS), 1, LANES)))
     reader.start()
     for step in range(1, 100):
-        ladder.append(step, slice(0, LANES), np.zeros((len(STATS), LANES)))
+        ladder.append([step], slice(0, LANES), np.zeros((len(STATS), 1, LANES)))
         for value in range(5):
             ladder.merge_newest(slice(0, LANES), np.full((len(STATS), LANES), float(value)), lambda known, new: new)
     done.set()

@@ -458,6 +458,12 @@ class ArchiveSink(Sink):
         self._memory.send(record)
         self._writer.take(record)
 
+    def send_together(self, frames: Sequence[Frame]) -> bool:
+        self._memory.send_together(frames)
+        for frame in frames:
+            self._writer.take(frame)
+        return True
+
     @property
     def incidents_version(self) -> int:
         return self._memory.incidents_version

@@ -69,6 +69,11 @@ class RawFrame:
         """The memory of its measurements, those on their way to the host included."""
         return len(self.packed) + sum(transfer.nbytes for transfer in self.transfers)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether there are measurements."""
+        return bool(self.packed or self.transfers)
+
     def drop_rows(self) -> None:
         """Drop the measurements, and keep the rest."""
         self.packed, self.transfers, self.scale = b"", (), None
@@ -123,18 +128,19 @@ class ShownRows:
         return taps, None if len(shown) == len(numbers) else shown
 
 
-def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
+def build_frames(raws: Sequence[RawFrame | Frame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
     """Return frames for the store: scaled gradients are divided by their scale, and hidden rows are used and dropped.
 
-    Many at once, because twenty steps cost no more arithmetic than one.
+    Many at once, because twenty steps cost no more arithmetic than one. Some may be frames already.
     """
-    captured = [raw for raw in raws if raw.packed or raw.transfers]
-    if not captured:  # the kernels would let go of the interpreter, and wait for it, for nothing
-        yield from (frame_without_rows(raw) for raw in raws)
-        return
-    with_rows = _frames_with_rows(captured, taps, rows)
+    captured = [raw for raw in raws if isinstance(raw, RawFrame) and raw.has_rows]
+    # Without any, the kernels would let go of the interpreter, and wait for it, for nothing.
+    with_rows = _frames_with_rows(captured, taps, rows) if captured else iter(())
     for raw in raws:
-        yield next(with_rows) if raw.packed or raw.transfers else frame_without_rows(raw)
+        if isinstance(raw, Frame):
+            yield raw
+        else:
+            yield next(with_rows) if raw.has_rows else frame_without_rows(raw)
 
 
 def frame_without_rows(raw: RawFrame) -> Frame:
@@ -361,21 +367,30 @@ class FrameQueue:
             self.frames.append(frame)
             self._bytes += frame.nbytes
             while len(self.frames) > MAX_FRAMES or (self._bytes > MAX_BYTES and len(self.frames) > 1):
-                oldest = _whole(self.frames.popleft())
+                oldest = whole_frame(self.frames.popleft())
                 self._bytes -= oldest.nbytes
                 self.dropped += 1
-                heir = self.frames[0] = _whole(self.frames[0])
+                heir = self.frames[0] = whole_frame(self.frames[0])
                 self.dropped_events += heir.inherit(oldest)
 
-    def take(self) -> list[RawFrame]:
+    def take(self) -> list[RawFrame | Light]:
         """Return the oldest frames, at most a batch of them."""
         with self._lock:
-            frames = [_whole(self.frames.popleft()) for _ in range(min(MAX_BATCH, len(self.frames)))]
-            self._bytes -= sum(frame.nbytes for frame in frames)
+            frames = [self.frames.popleft() for _ in range(min(MAX_BATCH, len(self.frames)))]
+            self._bytes -= sum(frame.nbytes for frame in frames if isinstance(frame, RawFrame))
         return frames
 
 
-def _whole(frame: RawFrame | Light) -> RawFrame:
+def light_frame(light: Light) -> Frame:
+    """Return the frame of such a step, if the user logged no numbers in it. Waits for its loss."""
+    step, time_s, elapsed_s, _, name, loss = light
+    scalars = {}
+    if loss:
+        scalars[name] = loss[0] if len(loss) == 1 and type(loss[0]) is float else Sum(loss).resolve(None)
+    return Frame(step, time_s, NO_TAPS, NO_STATS, NO_SKETCHES, scalars=scalars, elapsed_s=elapsed_s)
+
+
+def whole_frame(frame: RawFrame | Light) -> RawFrame:
     """Return a waiting step as a frame."""
     if isinstance(frame, RawFrame):
         return frame

@@ -14,11 +14,14 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import UnusedForwards
 from hookcore.recorder.leaving.frames import (
     MAX_KEPT_EVENTS,
+    Light,
     RawFrame,
     ShownRows,
     build_frames,
+    light_frame,
     newest_events,
     skipped_step,
+    whole_frame,
 )
 from hookcore.recorder.measured.scalars import Sum, number_of
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
@@ -55,22 +58,22 @@ class Shipper:
         """Let go of the user's rules, after the last frame."""
         self._examine = None
 
-    def ship(self, raws: list[RawFrame]) -> None:
+    def ship(self, waiting: Sequence[RawFrame | Light]) -> None:
         """Send these steps or parts of steps."""
-        began, sent = time.thread_time(), 0
+        began, frames = time.thread_time(), list[Frame]()
         try:
-            for raw in raws:
-                self._resolve(raw)
+            raws = [self._resolved(each) for each in waiting]
             for frame in build_frames(raws, self._table.taps, self._rows):
                 shown = self._with_what_rows_tell(frame) if len(frame.taps) else frame
                 self._known += len(frame.new_taps)
-                self._send(shown)
-                sent += 1
+                frames.append(shown)
         except Exception:
-            for raw in raws[sent:]:
-                self._keep_unsent(raw)
+            self._send_all(frames)
+            for unsent in waiting[len(frames) :]:
+                self._keep_unsent(whole_frame(unsent))
             raise
-        captured = sum(bool(raw.packed or raw.transfers) for raw in raws)
+        self._send_all(frames)
+        captured = sum(isinstance(raw, RawFrame) and raw.has_rows for raw in raws)
         if captured:  # the others are part of every step, as the loop is
             self._cadence.took((time.thread_time() - began) / captured)
 
@@ -82,8 +85,18 @@ class Shipper:
         self._unsent_events, lost_events = newest_events(self._unsent_events + lost.events)
         self._failed_events += lost_events
 
+    def _resolved(self, waiting: RawFrame | Light) -> RawFrame | Frame:
+        """Wait for numbers on a device. Return a frame if that is all that is to do."""
+        if not isinstance(waiting, RawFrame):
+            if waiting[3] is None:
+                frame = light_frame(waiting)
+                self._cadence.look_for_jumps(frame.scalars)
+                return frame
+            waiting = whole_frame(waiting)
+        self._resolve(waiting)
+        return waiting
+
     def _resolve(self, raw: RawFrame) -> None:
-        """Wait for numbers on a device."""
         raw.scale = None if raw.scale is None else number_of(raw.scale)
         awaited = {
             name: value.resolve(raw.scale) if isinstance(value, Sum) else number_of(value)
@@ -129,8 +142,29 @@ class Shipper:
             return frame
         return replace(frame, events=frame.events + events) if events else frame
 
+    def _send_all(self, frames: Sequence[Frame]) -> None:
+        """Send frames, together if nothing was lost that the first one has to bring, and no rule examines each."""
+        if len(frames) > 1 and self._examine is None and not self._has_losses:
+            try:
+                self._check_names(frames)
+                if self._context.sink.send_together(frames):
+                    for frame in frames:
+                        self._keeping.remember(frame)
+                    return
+            except Exception as error:
+                for frame in frames:
+                    self._keep_unsent(frame)
+                self._context.errors.record("sink", error)
+                return
+        for frame in frames:
+            self._send(frame)
+
+    @property
+    def _has_losses(self) -> bool:
+        return bool(self._failed) or self._queue.dropped > self._reported_drops
+
     def _send(self, frame: Frame) -> None:
-        if self._failed or self._queue.dropped > self._reported_drops:
+        if self._has_losses:
             frame = self._with_what_was_lost(frame)
         if self._examine is not None:
             try:
@@ -138,13 +172,18 @@ class Shipper:
             except Exception as error:  # never a reason to lose a frame
                 self._context.errors.record("own rules", error)
         try:
-            names = [part for tap in frame.new_taps for part in (tap.module, tap.index)]
-            self.report_escapes(*frame.scalars, *names)
+            self._check_names((frame,))
             self._context.sink.send(frame)
             self._keeping.remember(frame)
         except Exception as error:
             self._keep_unsent(frame)
             self._context.errors.record("sink", error)
+
+    def _check_names(self, frames: Sequence[Frame]) -> None:
+        names = {name for frame in frames for name in frame.scalars}
+        self.report_escapes(
+            *names, *(part for each in frames for tap in each.new_taps for part in (tap.module, tap.index))
+        )
 
     def report_escapes(self, *names: str) -> None:
         """Emit one event if a name is not valid Unicode, and is therefore shown escaped."""

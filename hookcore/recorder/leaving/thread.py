@@ -12,7 +12,7 @@ from hookcore.recorder.clock.steady import Steady
 from hookcore.recorder.clock.steps import Steps
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.description import Describer
-from hookcore.recorder.leaving.frames import FrameQueue, RawFrame
+from hookcore.recorder.leaving.frames import FrameQueue, Light, RawFrame
 from hookcore.recorder.leaving.shipping import Shipper
 from hookcore.recorder.measured.snapshots import Outgoing
 
@@ -67,7 +67,7 @@ class Rounds:
         self._outgoing: tuple[Outgoing[Any], ...] = observers.snapshots.copies, observers.probes.channels, capture.media
         self._idle = Idle(context, capture, steps.steady)
 
-    def ship(self, raws: list[RawFrame]) -> None:
+    def ship(self, raws: list[RawFrame | Light]) -> None:
         """Send frames, and the place of this process before the first frame that it is about."""
         self._description.send_place()
         self._shipper.ship(raws)

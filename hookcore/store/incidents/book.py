@@ -315,6 +315,11 @@ class Incidents:
         """Whether there is an incident of non-finite values that isn't over."""
         return self._open is not None and self._open.closed_at < 0
 
+    @property
+    def rests(self) -> bool:
+        """Whether there is nothing that the next frames could change, as long as their values are finite."""
+        return self._open is None and not self._unfinished
+
     def alarm(self, alarm: Alarm) -> None:
         """Follow a step in which the trainer found a non-finite value, captured or not, perhaps some steps later."""
         before, after = self.source.captured_around(alarm.step)
