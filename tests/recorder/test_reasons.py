@@ -125,6 +125,7 @@ def test_inputs_without_a_gradient_have_their_reason() -> None:
 
 
 def test_gradients_that_a_script_takes_from_elsewhere_are_a_possible_reason() -> None:
+    torch._dynamo.reset()  # a function that another test has compiled would be one, too
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with watch(model) as watcher:
