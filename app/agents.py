@@ -96,7 +96,7 @@ def compare(
     last: Last = None,
     other_first: First = None,
     other_last: Last = None,
-    kind: KindOrAll = None,
+    kind: Annotated[Kind | None, Field(description="kind of tensors; default: output, or all of steps")] = None,
     stat: Stat = "rms",
     limit: Limit = 8,
 ) -> Ask:

@@ -21,7 +21,7 @@ from hookcore.errors import ArgumentError
 from hookcore.findings import RULES
 from hookcore.reading import Client, answers
 from hookcore.records import SEVERITIES, Kind, Value
-from hookcore.records.vocabulary import SEVERITY_WORDS, counted
+from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, counted
 
 from .analysis.numerals import duration, pace, percent, shown, size, title_of_rule
 
@@ -201,7 +201,9 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
         return told(lines, run=about, findings=findings, incidents=found)
     full = client.incident(chosen.id, run=run)
     capsule = next((each for each in client.capsules(run) if _is_of(each, full)), None)
-    lines = [*opening, *_of_incident(full), *_replayed(capsule), *_evidence(full), *_chain(full)]
+    missed = client.events(name=CAPSULE_MISSED, limit=1, run=run).events if capsule is None else ()
+    lines = [*opening, *_of_incident(full), *(_replayed(capsule) or _where(full))]
+    lines += [*(f"saved step: {quoted(each.message)}" for each in missed), *_evidence(full), *_chain(full)]
     lines += [*_advice(findings, full.rule), *_others(found, full)]
     lines += [f"Covers: {findings.scope.sentence}", *link(client, run, "/incident", id=full.id)]
     return told(lines, run=about, incident=full, capsule=capsule)
@@ -232,7 +234,11 @@ def _of_incident(incident: answers.Incident) -> list[str]:
     word = SEVERITY_WORDS[incident.severity]
     lines = [f"{word} {named(incident.id)}: {title(incident.rule)}{seen}. {quoted(incident.sentence)}"]
     lines.append(f"culprit: {culprit}; began in {when}; {end}; known by {incident.source}")
-    return lines + ([f"source line: {named(incident.where)}"] if incident.where else [])
+    return lines
+
+
+def _where(incident: answers.Incident) -> list[str]:
+    return [f"source line: {named(incident.where)}"] if incident.where else []
 
 
 def _is_of(capsule: answers.Capsule, incident: answers.Incident) -> bool:
@@ -341,11 +347,11 @@ def compare(
     if ranks:
         return _compare_ranks(client, run, kind or "output", stat, limit)
     if other is not None:
-        return _compare_runs(client, run, other, kind, stat, limit)
+        return _compare_runs(client, run, other, kind or "output", stat, limit)
     return _compare_steps(client, run, spans, kind, limit)
 
 
-def _compare_runs(client: Client, run: str | None, other: str, kind: Kind | None, stat: str, limit: int) -> Told:
+def _compare_runs(client: Client, run: str | None, other: str, kind: Kind, stat: str, limit: int) -> Told:
     """Say where two runs first differ, and which settings differ."""
     run, other = id_of(client, run), id_of(client, other)
     found = client.compare(run, other, kind, stat, limit=limit, sort="step")
@@ -360,7 +366,7 @@ def _compare_runs(client: Client, run: str | None, other: str, kind: Kind | None
         head = (f"{stat} of", "differs from step", "largest difference", "at step")
         lines += [f"{found.parted:,} of {found.total:,} tensors differ; the first:", *table(head, rows)]
     lines += [f"recent loss: {_loss_of(one) or 'none'} and {_loss_of(two) or 'none'}", *_settings_apart(one, two)]
-    covers = f"{counted(found.verdict.steps_compared, 'step')} that both runs captured"
+    covers = f"the {KIND_TITLES[kind]} in {counted(found.verdict.steps_compared, 'step')} that both runs captured"
     lines += [
         f"Covers: {covers}; {found.verdict.steps_not_comparable:,} could not be compared.",
         *link(client, "", "/compare", a=run, b=other),
@@ -544,7 +550,11 @@ class Waiting:
         found = self._incident() if self.until == "incident" else None
         if found is not None:
             self.happened = True
-            return told([_opening(about), *_of_incident(found), *self._page(found.id)], run=about, incident=found)
+            return told(
+                [_opening(about), *_of_incident(found), *_where(found), *self._page(found.id)],
+                run=about,
+                incident=found,
+            )
         if self.until == "step" and about.newest_step is not None and about.newest_step >= self._step:
             return self._end(about, f"It has reached step {self._step:,}.", happened=True)
         if about.state in ENDED:

@@ -142,7 +142,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     _add_steps(parser)
     parser.add_argument("--other-from", type=int, help="the first of the other steps (default: all others)")
     parser.add_argument("--other-to", type=int, help="the last of the other steps")
-    parser.add_argument("--kind", choices=KINDS, help="only tensors of this kind (default: all)")
+    parser.add_argument("--kind", choices=KINDS, help="only tensors of this kind (default: output; all of steps)")
     parser.add_argument("--stat", default="rms", help="the statistic to compare (default: rms)")
     _add_limit(parser, 8)
 

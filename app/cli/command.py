@@ -28,6 +28,7 @@ FAMILIES: Final = (
     servers.add_dashboards,
     asking.add_questions,
     servers.add_mcp,
+    servers.add_skills,
     asking.add_check,
     asking.add_report,
     training.add_replay,

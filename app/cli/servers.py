@@ -51,6 +51,13 @@ MCP_EXAMPLES: Final = """
   hookcore mcp runs                                a folder of saved runs
   hookcore mcp --allow-commands                    agents may also change what is captured
 """
+SKILLS_EXAMPLES: Final = """
+  hookcore skills install --for claude             for Claude Code, in this project (.claude/skills)
+  hookcore skills install --for agents --home      for Codex and others, in all your projects (~/.agents/skills)
+  hookcore skills install --to path/to/skills      in any folder
+"""
+SKILLS: Final = Path(__file__).parents[1] / "skills"
+SKILL_FOLDERS: Final = {"agents": ".agents/skills", "claude": ".claude/skills", "cursor": ".cursor/skills"}
 OF_TRAINERS: Final = frozenset(  # settings for receiving runs
     ("lost_after_s", "keep", "keep_limit", "store", "retain", "notify", "rules_file", "allow_commands", "dashboard")
 )
@@ -87,6 +94,34 @@ def add_servers(commands: Commands) -> None:
     collect.usage = "hookcore collect --to ADDRESS [flags]"
     add_server_flags(collect, COLLECTOR_FLAGS, {"port": COLLECTOR_PORT})
     collect.set_defaults(run=_collect)
+
+
+def add_skills(commands: Commands) -> None:
+    about = "Install the skill that tells a coding agent how to use hookcore."
+    skills = add_command(commands, "skills", about, SKILLS_EXAMPLES)
+    skills.add_argument("action", choices=("install",), help="what to do")
+    where = skills.add_mutually_exclusive_group(required=True)
+    where.add_argument("--for", dest="agent", choices=tuple(SKILL_FOLDERS), help="agent whose folder to install it in")
+    where.add_argument("--to", type=Path, metavar="FOLDER", help="folder to install it in")
+    skills.add_argument("--home", action="store_true", help="with --for: for all projects, in your home folder")
+    skills.add_argument("--force", action="store_true", help="overwrite a skill that was changed")
+    skills.set_defaults(run=_install_skills)
+
+
+def _install_skills(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
+    folder: Path = given.to or (Path.home() if given.home else Path()) / SKILL_FOLDERS[given.agent]
+    told = []
+    for source in sorted(SKILLS.glob("*/SKILL.md")):
+        path, text = folder / source.parent.name / source.name, source.read_text("utf-8")
+        try:
+            if path.exists() and path.read_text("utf-8") != text and not given.force:
+                raise ArgumentError(f"{str(path)!r} differs from this version's: use --force to overwrite it")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"can't write {str(path)!r}: {error}; choose another folder with --to") from None
+        told.append(f"installed {path}")
+    return "\n".join(told)
 
 
 def add_mcp(commands: Commands) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
 
-from hookcore.commands.run import become
+from hookcore.commands.run import UNTIL, become
 from hookcore.config import bytes_of
 from hookcore.errors import ArgumentError
 
@@ -23,6 +23,7 @@ RUN_EXAMPLES: Final = """
   hookcore run -m package.train --epochs 3         runs `python -m package.train --epochs 3` and watches it
   hookcore run --every 10 --kinds output,param_grad train.py
                                                    hookcore's flags come before the script
+  hookcore run --until-incident train.py           ends with code 3 and a sentence after an incident
   HOOKCORE_URL=http://box:8642 hookcore run train.py
                                                    sends to another server
   torchrun --nproc-per-node 2 -m hookcore run train.py
@@ -40,6 +41,11 @@ def add_run(commands: Commands) -> None:
     )
     run.usage = "hookcore run [flags] train.py [arguments]\n       hookcore run [flags] -m package [arguments]"
     add_watch_flags(run)
+    run.add_argument(
+        "--until-incident",
+        action="store_true",
+        help="end the script after the first incident of severity error, with exit code 3 and a sentence",
+    )
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="...", help="module and its arguments")
     run.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
     advice = "flags come before the script, the script's arguments after it; `hookcore run --help` lists the flags"
@@ -48,7 +54,8 @@ def add_run(commands: Commands) -> None:
 
 def _run(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     script = given.script if given.module is None else ["-m", *given.module]
-    become(script, watch_variables(given, environment), environment)
+    until = {UNTIL: "error"} if given.until_incident else {}
+    become(script, watch_variables(given, environment) | until, environment)
 
 
 MODELS: Final = ("cnn", "transformer")

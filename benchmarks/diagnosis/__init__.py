@@ -1,6 +1,6 @@
 """Small trainings, healthy ones and ones with a planted fault, and what hookcore finds in them."""
 
-from .case import Case, Outcome, diagnose, judge, problems_of
+from .case import Case, Outcome, diagnose, judge, problems_of, train
 from .faulty import FAULTY
 from .healthy import HEALTHY as USUAL
 from .nonfinite import NONFINITE as PLANTED
@@ -28,4 +28,5 @@ __all__ = [
     "judge",
     "judge_ranks",
     "problems_of",
+    "train",
 ]

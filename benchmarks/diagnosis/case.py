@@ -68,10 +68,15 @@ class Outcome:
 
 def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
     """Train a case and return the findings at its end, and what was captured."""
+    store = train(case, **settings).store
+    return examine(store), store
+
+
+def train(case: Case, **settings: Any) -> hookcore.Watcher:
+    """Train a case and return its watcher, which is closed."""
     torch.manual_seed(0)
     model, step = case.make()
-    watcher = hookcore.watch(model, server=None, **{"budget": None, **case.settings, **settings})
-    store = watcher.store
+    watcher = hookcore.watch(model, **{"server": None, "budget": None, **case.settings, **settings})
     for name, function, include in case.probes:
         watcher.probe(name, function, include=include, every=PROBE_EVERY)
     try:
@@ -82,7 +87,7 @@ def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
         watcher.flush()
     finally:
         watcher.close()  # which waits for the replay of a saved step
-    return examine(store), store
+    return watcher
 
 
 def problems_of(

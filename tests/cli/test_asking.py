@@ -125,7 +125,7 @@ def test_two_runs_are_compared_with_the_settings_that_differ(
     assert 'different: "The runs first differ at step 0, in ' in told
     assert "setting lr: 0.1 and 0.2" in told
     assert "setting name" not in told
-    assert "Covers: 20 steps that both runs captured" in told
+    assert "Covers: the activations in 20 steps that both runs captured" in told
     assert json.loads(_ask(capsys, *_on(server, "compare", "--run", "one", "--other", "two", "--json")))["comparison"][
         "runs"
     ] == ["one", "two"]

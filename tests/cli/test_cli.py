@@ -38,9 +38,10 @@ COMMANDS = (
     "compare",
     "wait",
     "mcp",
+    "skills",
 )
 # Passed between hookcore's own processes; not for users.
-INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH"}
+INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH", "HOOKCORE_RUN_UNTIL"}
 
 
 def test_the_help_names_every_command_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

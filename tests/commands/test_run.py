@@ -374,3 +374,49 @@ def test_a_server_has_every_loss_of_a_script_that_raises_in_its_58th_step_althou
     own = [float(line) for line in watched.stdout.split()]
     assert series.last_step.tolist() == list(range(57))
     assert series.mean.tolist() == pytest.approx(own, rel=1e-6)
+
+
+BROKEN_AT_5 = """
+import sys
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    inputs = torch.randn(16, 4)
+    if step == 5 and "nan" in sys.argv:
+        inputs[0, 0] = float("nan")
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if "crash" in sys.argv:
+    raise ValueError("its own")
+print("the end")
+"""
+
+
+@pytest.mark.slow
+def test_until_an_incident_ends_a_script_with_a_code_and_a_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BROKEN_AT_5)
+    given = [*WATCHED, "--until-incident", "--keep", tmp_path / "kept", script]
+    done = run([*given, "1000000", "nan"], tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "hookcore: stopped in step" in done.stderr
+    assert "NaN first appeared in the activation of Sequential/0, at step 5." in done.stderr
+    assert "Traceback" not in done.stderr
+    archive = kept_in(tmp_path / "kept")
+    assert (archive.state, archive.failure) == ("ended", None)
+
+
+@pytest.mark.all
+def test_until_an_incident_leaves_the_code_and_the_errors_of_other_scripts_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BROKEN_AT_5)
+    given = [*WATCHED, "--until-incident", script]
+    done = run([*given, "20"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "the end\n")
+    done = run([*given, "20", "crash"], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: its own")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, Final, NoReturn
 
 from hookcore.errors import ArgumentError
@@ -21,6 +21,8 @@ from hookcore.errors import ArgumentError
 START: Final = Path(__file__).parent / "start"
 PATHS: Final = "PYTHONPATH"
 PATHS_BEFORE: Final = "HOOKCORE_RUN_PYTHONPATH"  # the previous PYTHONPATH, which the script gets back
+UNTIL: Final = "HOOKCORE_RUN_UNTIL"  # the severity of an incident after which the script ends
+STOPPED: Final = 3  # the exit code then
 
 
 def command_of(python: str, script: Sequence[str]) -> list[str]:
@@ -65,8 +67,9 @@ _TRAINERS: Final[dict[str, str]] = {
 class _Finder:
     """A meta path finder that waits for some modules; it finds none itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: str) -> None:
         self._watcher: Any = None
+        self._until = until
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -82,7 +85,7 @@ class _Finder:
         return None
 
     def _watch(self, torch: ModuleType) -> None:
-        self._watcher = self._watcher or _watch()
+        self._watcher = self._watcher or _watch(self._until)
 
     def _follow_trainers(self, module: ModuleType) -> None:
         if self._watcher is None:
@@ -108,12 +111,12 @@ def _follow(loader: Any, act: Callable[[ModuleType], None]) -> None:
     loader.exec_module = load_and_act
 
 
-def watch_when_torch_comes() -> None:
-    """Watch every model of this process as soon as torch is imported."""
-    sys.meta_path.insert(0, _Finder())
+def watch_when_torch_comes(until: str = "") -> None:
+    """Watch every model of this process as soon as torch is imported. With a severity, end after such an incident."""
+    sys.meta_path.insert(0, _Finder(until))
 
 
-def _watch() -> Any:
+def _watch(until: str = "") -> Any:
     """Start watching, and return the watcher. A failure must not reach the script."""
     try:
         from hookcore.watcher import Watcher, watch
@@ -121,6 +124,8 @@ def _watch() -> Any:
         watcher = watch(name=_name())
         if isinstance(watcher, Watcher):  # not while a replay runs the script again
             watcher._ask_script()
+            if until:
+                _end_after_an_incident(watcher, until)
             return watcher
     except Exception as error:
         print(f"hookcore: this run is not watched: {error}", file=sys.stderr, flush=True)
@@ -133,3 +138,23 @@ def _name() -> str:
 
     name, is_alone = Settings.of().name, os.environ.get("WORLD_SIZE", "1") == "1"
     return name if is_alone or os.environ.get("HOOKCORE_NAME") else f"{name} rank {rank()}"
+
+
+def _end_after_an_incident(watcher: Any, severity: str) -> None:
+    """End the script with a sentence and a code of its own when the step ends in which an incident is known."""
+    from hookcore.errors import StopTraining
+
+    before = sys.excepthook
+
+    def stop(incident: Any) -> None:
+        raise StopTraining(incident.sentence)
+
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, StopTraining):
+            before(kind, error, trace)
+            return
+        print(f"hookcore: stopped in step {watcher.current_step:,}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(STOPPED)
+
+    watcher.on_incident(stop, at="step", severity=severity)
+    sys.excepthook = say

@@ -7,6 +7,7 @@ def _start() -> None:
 
     here = os.path.dirname(os.path.abspath(__file__))
     before = os.environ.pop("HOOKCORE_RUN_PYTHONPATH", None)
+    until = os.environ.pop("HOOKCORE_RUN_UNTIL", "")
     if before is not None:
         # Child processes of the script don't run under hookcore.
         os.environ.pop("PYTHONPATH", None)
@@ -17,7 +18,7 @@ def _start() -> None:
     if before is not None:
         from hookcore.commands.run import watch_when_torch_comes
 
-        watch_when_torch_comes()
+        watch_when_torch_comes(until)
     # Import the sitecustomize that this file hides. If there is none, Python expects the resulting error.
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 
