@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+
+from tests.warm import python
 
 PATIENCE_S = 120.0
 
@@ -63,7 +64,7 @@ def over_stdio(*arguments: str, **variables: str) -> Iterator[Agent]:
     """Return an agent that starts `hookcore mcp`."""
     environment: Mapping[str, str] = {**os.environ, **variables}
     command = StdioServerParameters(
-        command=sys.executable, args=["-m", "hookcore_app.cli", "mcp", *arguments], env=dict(environment)
+        command=str(python()), args=["-m", "hookcore_app.cli", "mcp", *arguments], env=dict(environment)
     )
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(Client(command)) as client:
         yield Agent(client, portal)

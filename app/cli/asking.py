@@ -19,8 +19,6 @@ from hookcore.reading import Client
 from hookcore.records import SEVERITIES, Kind
 from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, counted
 
-from .. import questions
-from ..questions import Told
 from .flags import Commands, add_command, add_source, client_of, run_of_server, saved_run
 
 if TYPE_CHECKING:
@@ -29,9 +27,12 @@ if TYPE_CHECKING:
     from hookcore.reading.answers import Findings, Incident, Incidents, OwnRule, RunRules
     from hookcore.records import Failure
 
-# Answers of a few lines, or the answers of REST.
+    from ..questions import Told
+
+# Answers of a few lines, or the answers of REST. What makes them is imported when it is needed, as it takes a while.
 
 KINDS: Final = get_args(Kind)
+UNTIL: Final = ("incident", "step", "end")
 POLL_S: Final = 1.0
 HAPPENED, NOT_YET = 0, 1
 RUNS_EXAMPLES: Final = """
@@ -83,7 +84,7 @@ def add_questions(commands: Commands) -> None:
         WAIT_EXAMPLES,
         _wait,
     )
-    wait.add_argument("--until", choices=get_args(questions.Until), default="incident", help="default: incident")
+    wait.add_argument("--until", choices=UNTIL, default="incident", help="default: incident")
     wait.add_argument("--step", type=int, help="the step to wait for (default: the next one)")
     wait.add_argument("--since", type=int, metavar="STEP", help="only incidents that began after this step")
     wait.add_argument("--seconds", type=float, default=3600.0, help="how long to wait at most (default: 3600)")
@@ -100,7 +101,7 @@ def _add(
 
 
 def _answering(ask: Callable[[Client, argparse.Namespace], Told | tuple[Told, int]]) -> Callable[..., int]:
-    """Return the function that runs a command: it prints an answer, and returns the exit code."""
+    """Return the function that runs a command: it asks, prints the answer, and returns the exit code."""
 
     def answer(given: argparse.Namespace, _environment: Mapping[str, str]) -> int:
         with client_of(given) as client:
@@ -148,21 +149,29 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _runs(client: Client, given: argparse.Namespace) -> Told:
+    from .. import questions
+
     if given.run_id is not None:
         raise ArgumentError("`hookcore runs` lists all runs: use --query to find some, or `hookcore why --run` for one")
     return questions.list_runs(client, given.query, given.limit)
 
 
 def _why(client: Client, given: argparse.Namespace) -> Told:
+    from .. import questions
+
     return questions.explain(client, given.run_id, given.incident)
 
 
 def _layers(client: Client, given: argparse.Namespace) -> Told:
+    from .. import questions
+
     about = given.stat, given.kind, given.match, given.first, given.last, given.smallest, given.limit
     return questions.worst_layers(client, given.run_id, *about)
 
 
 def _compare(client: Client, given: argparse.Namespace) -> Told:
+    from .. import questions
+
     others = given.other_from, given.other_to
     return questions.compare(
         client, given.run_id, given.other, given.ranks, given.first, given.last, *others, given.kind, given.stat,
@@ -171,6 +180,8 @@ def _compare(client: Client, given: argparse.Namespace) -> Told:
 
 
 def _wait(client: Client, given: argparse.Namespace) -> tuple[Told, int]:
+    from .. import questions
+
     waiting = questions.Waiting(client, given.run_id, given.until, given.step, given.since, given.seconds)
     deadline = time.monotonic() + given.seconds
     while (told := waiting.look()) is None:

@@ -15,7 +15,6 @@ from hookcore.config import SETTINGS, Setting, Settings
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 
-from ..questions import id_of
 from ..settings import SERVER, ServerSettings
 
 if TYPE_CHECKING:
@@ -139,6 +138,8 @@ def saved_run(given: argparse.Namespace) -> Run | None:
 @contextmanager
 def run_of_server(given: argparse.Namespace) -> Iterator[tuple[Client, str]]:
     """Give a client of the server that the arguments name, and the id of the run."""
+    from ..questions import id_of  # needs more than other commands
+
     with Client(given.source or None, given.token or None, timeout_s=TIMEOUT_S) as client:
         yield client, id_of(client, given.run_id)
 

@@ -119,6 +119,9 @@ def test_a_training_sends_all_its_steps_without_the_packages_of_dashboards(pytho
         assert done.returncode == 0, done.stdout
         done = _run(python, tmp_path, "-m", "hookcore_app.cli", "check", server.url, "--run", "lean", **variables)
         assert "lean" in done.stdout, done.stdout
+        newest = server.runs.all()[0].id
+        done = _run(python, tmp_path, "-m", "hookcore_app.cli", "why", server.url, "--run", newest, **variables)
+        assert '"lean": ended, up to step 19.' in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("given", ["dict(server='thread')", "dict(server=None, keep='kept')"])
