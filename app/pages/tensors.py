@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from hookcore.delivery.dashboard.private import parsed
@@ -54,6 +55,13 @@ def shown_of(reader: Reader, number: int | None) -> Shown | None:
     return Shown(found.number, found.tap.record.words, found, part if drawn else "-", statistics_of(values))
 
 
+def are_alike(one: Snapshot | None, other: Snapshot) -> bool:
+    """Return whether the same view fits both."""
+    if one is None or len(one.kept_shape) != len(other.kept_shape):
+        return False
+    return one.kept_shape[-2:] == other.kept_shape[-2:]
+
+
 def nearest_of(kept: list[Snapshot], span: Span | None) -> Snapshot | None:
     """Return the snapshot nearest to the steps of a page, the newest of several; None without any."""
     first, last = (None, None) if span is None else span.values
@@ -67,25 +75,51 @@ class TensorsPage(RunPage):
     """The list of snapshots, and one of them. An invalid number is ignored."""
 
     name = "tensors"
+    parts = ("kept",)
 
     snapshot: str = ""
+    beside: str = ""  # the snapshot that it is compared with
     f: FindText = ""
+    row: RowNumber = 0
+
+    @cached_property
+    def kept(self) -> list[Snapshot]:
+        """The snapshots that match the find box."""
+        return kept_of(self.run, self.f)
+
+    @property
+    def number(self) -> int | None:
+        """The number in the address."""
+        text = self.snapshot
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+    @property
+    def chosen(self) -> int | None:
+        """The number of the snapshot to show."""
+        nearest = nearest_of(self.kept, self.span) if self.number is None else None
+        return self.number if nearest is None else nearest.number
 
     def values(self) -> dict[str, Any]:
-        """Return the snapshots, the one to show, and what a form for another one needs."""
-        run, text = self.run, self.snapshot
-        kept = kept_of(run, self.f)
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
-        nearest = nearest_of(kept, self.span)
+        """Return the snapshot to show, and what a form for another one needs."""
+        if self.part:
+            return {}
         query = self.request.query_params
         return {
-            "kept": [(each.tap.record.words, each) for each in kept[:MAX_SHOWN]],
-            "kept_total": len(kept),
-            "shown": shown_of(run.reader, nearest.number if number is None and nearest is not None else number),
-            "is_nearest": number is None,
-            "asked_for": number,
-            "modules": [each.path for each in run.reader.coverage()[:MAX_MODULES]],
+            "shown": shown_of(self.run.reader, self.chosen),
+            "modules": [each.path for each in self.run.reader.coverage()[:MAX_MODULES]],
             "wanted": {"module": query.get("module", ""), "kind": query.get("kind", TENSOR_KINDS[0])},
+        }
+
+    def part_kept(self) -> dict[str, Any]:
+        """Return the snapshots on this page of their list."""
+        every = self.run.reader.snapshots()
+        table = TablePage.at(self.row, MAX_SHOWN, len(self.kept))
+        chosen = next((each for each in every if each.number == self.chosen), None)
+        return {
+            "kept": [(each.tap.record.words, each, are_alike(chosen, each)) for each in table.cut(self.kept)],
+            "kept_total": len(every),
+            "table": table,
+            "chosen": None if chosen is None else chosen.number,
         }
 
 

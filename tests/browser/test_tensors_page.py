@@ -160,14 +160,14 @@ def test_the_view_is_in_the_url(visit: Open, paths: Paths, kept: dict[str, int])
         tab.page.select_option("select[name=scale]", "tile")
         tab.page.locator("[data-zoom=in]").click()
         expect(tab.page.locator("#panes .inspector")).to_be_visible()
-        assert all(part in tab.page.url for part in ("at=5", "scale=tile", "part=2%3A6%2C2%3A6"))
+        assert all(part in tab.page.url for part in ("at=5", "scale=tile", "zoom=2%3A6%2C2%3A6"))
         tab.page.reload()
         expect(tab.page.locator("#pickers input")).to_have_value("5")
         tab.page.locator("#panes canvas.tiles").hover(position={"x": 5, "y": 5})
         assert wait_for(lambda: inspector(tab.page).startswith("[5, 0, 2, 2]"), "the zoomed corner is told")
         tab.page.locator("[data-zoom=whole]").click()
         expect(tab.page.locator("#panes canvas.tiles")).to_be_visible()
-        assert "part=" not in tab.page.url
+        assert "zoom=" not in tab.page.url
 
 
 @pytest.mark.all

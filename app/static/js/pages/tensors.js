@@ -1,14 +1,15 @@
 /** The page Tensors: the snapshots, a viewer, requests for more, and attention over all layers. */
 import { get, only } from "../api.js";
-import { byId, h } from "../dom.js";
+import { byId, h, onClick } from "../dom.js";
 import { Finder } from "../finder.js";
 import { kindWords, ofParameters } from "../format.js";
+import { listenToLinks, Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { toast } from "../popup.js";
 import { Asking, addFollowing } from "../tensors/capture.js";
 import { aboutStep, nearestOf, Rolled } from "../tensors/rolled.js";
-import { listed, showList, snapshotsOf, Viewer } from "../tensors/viewer.js";
+import { listed, snapshotsOf, Viewer } from "../tensors/viewer.js";
 
 /** @import { Snapshot } from "../answers.js" */
 
@@ -25,9 +26,11 @@ const DEFAULTS = {
   scale: "shared",
   ends: "most",
   pool: "worst",
-  part: "",
+  zoom: "",
   after: "",
+  row: "0",
 };
+const PLAIN = { view: "", at: "", zoom: "", after: "" }; // the usual look
 const ROLLOUT = { image: "0", rollout: "", sample: "0", fuse: "mean", discard: "0", gradient: "0", position: "0" };
 
 const page = open({ ...DEFAULTS, ...ROLLOUT });
@@ -43,7 +46,19 @@ let first = null;
 let [asked, answered] = [0, 0];
 /** The request for the places of a module's tensors. */
 let placing = new AbortController();
-const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
+const finder = new Finder(page, () => finder.problem || showList());
+/** The list of the snapshots, with the chosen one, which the address may not have. */
+const parts = new Parts(page, "tensors", {
+  query: () => {
+    const query = new URLSearchParams(location.search);
+    query.set("snapshot", String(chosen()?.number ?? state.get("snapshot")));
+    return query.toString();
+  },
+});
+
+function showList() {
+  void parts.now();
+}
 
 /** The snapshot that is looked at. */
 function chosen() {
@@ -70,7 +85,7 @@ async function load() {
   kept = now;
   if (before !== kept.map((each) => each.number).join()) {
     if (!before && !state.get("snapshot")) await show();
-    else showList(page, kept, finder, chosen());
+    else showList();
     if (kept.length) await rolled.look();
   }
   return kept;
@@ -78,7 +93,7 @@ async function load() {
 
 async function show() {
   const one = chosen();
-  showList(page, kept, finder, one);
+  showList();
   byId("viewer-note").textContent = one
     ? aboutStep("A snapshot", one.step, follow.values, state.get("snapshot") !== "")
     : "";
@@ -123,9 +138,14 @@ const say = (work) => () =>
     if (error.name !== "AbortError") toast(`Can\u2019t load the snapshots: ${error.message}`, { kind: "error" });
   });
 
-new Asking(page, load, (number) =>
-  state.set({ snapshot: String(number), beside: "", view: "", at: "", part: "", after: "" }),
-);
+listenToLinks(page);
+state.on("row", showList);
+onClick("#kept a[data-snapshot]", ({ dataset }, event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  state.set({ snapshot: dataset.snapshot, beside: "", ...("alike" in dataset ? {} : PLAIN) }, { push: true });
+});
+new Asking(page, load, (number) => state.set({ snapshot: String(number), beside: "", ...PLAIN }));
 // The next snapshot of the same tensor is looked at in the same way.
 addFollowing(page, { look: load, chosen, show: (number) => state.set({ snapshot: String(number) }) });
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));

@@ -335,7 +335,7 @@ export class Side {
 }
 
 /** @param {Snapshot} entry */
-export function aboutOf(entry) {
+function aboutOf(entry) {
   const cut = entry.truncated
     ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit`
     : "";

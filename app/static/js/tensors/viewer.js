@@ -1,19 +1,18 @@
-/** The list of snapshots, the selected one, and another one to compare: one view, one part, one scale for both. */
+/** The selected snapshot, and another one to compare: one view, one part, one scale for both. */
 import { getAll } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h, makeButton } from "../dom.js";
-import { count, tapWords } from "../format.js";
+import { tapWords } from "../format.js";
 import { MAX_PAGE } from "../limits.js";
 import { failedWords, isPassing, Refresh } from "../live/refresh.js";
-import { aboutOf, Side, TILES, viewsOf } from "./side.js";
+import { Side, TILES, viewsOf } from "./side.js";
 import { rangeOf, Tiles } from "./tiles.js";
 
 /** @import { Snapshot } from "../answers.js"
- * @import { Finder } from "../finder.js"
  * @import { Page } from "../page.js"
  * @import { Look } from "./side.js" */
 
-const TRIFLES = ["view", "at", "pool", "scale", "ends", "part", "after"];
+const TRIFLES = ["view", "at", "pool", "scale", "ends", "zoom", "after"];
 
 export class Viewer {
   /** @type {Side[]} */
@@ -26,7 +25,7 @@ export class Viewer {
     this.card = new Card(page, this.figure, { title: "Tensor", table: () => this.table(), png: () => this.png() });
     for (const name of TRIFLES) page.state.on(name, () => this.look());
     byId("view").addEventListener("change", (/** @type {any} */ event) =>
-      page.state.set({ view: event.target.value, at: "", part: "", after: "" }),
+      page.state.set({ view: event.target.value, at: "", zoom: "", after: "" }),
     );
     for (const button of byId("zoom").querySelectorAll("button"))
       button.addEventListener("click", () => this.zoom(button.dataset.zoom, null));
@@ -55,7 +54,7 @@ export class Viewer {
     const view = views.find(({ name }) => name === state.get("view")) ?? views[0];
     const given = state.get("at").split(",").map(Number);
     const picks = view.pickers.map(({ size }, place) => Math.max(0, Math.min(size - 1, Math.floor(given[place]) || 0)));
-    const part = /^(\d+):(\d+),(\d+):(\d+)$/.exec(state.get("part"))?.slice(1).map(Number);
+    const part = /^(\d+):(\d+),(\d+):(\d+)$/.exec(state.get("zoom"))?.slice(1).map(Number);
     return {
       view,
       picks,
@@ -151,7 +150,7 @@ export class Viewer {
     if (!side?.data || side.entry.kept_shape.length < 2 || this.wanted.view.draws === "trace") return;
     const cell = event && side.picture instanceof Tiles ? side.picture.at : null;
     const next = zoomed(side.entry.kept_shape.slice(-2), this.wanted.part, how ?? "whole", cell, side.data.factors);
-    this.page.state.set({ part: next ? `${next.rows.join(":")},${next.columns.join(":")}` : "" });
+    this.page.state.set({ zoom: next ? `${next.rows.join(":")},${next.columns.join(":")}` : "" });
   }
 
   /** @param {Look} look */
@@ -234,8 +233,6 @@ export function zoomed(shape, part, how, cell = null, factors = [1, 1]) {
   return rows[1] - rows[0] === shape[0] && columns[1] - columns[0] === shape[1] ? null : { rows, columns };
 }
 
-const MAX = 300;
-
 /** All of a run, oldest first. @param {string} run @returns {Promise<Snapshot[]>} */
 export async function snapshotsOf(run) {
   return (await getAll("snapshots", { run, limit: MAX_PAGE })).flatMap(({ snapshots }) => snapshots);
@@ -245,60 +242,4 @@ export async function snapshotsOf(run) {
  * @param {Snapshot[]} snapshots */
 export function listed(snapshots) {
   return [...snapshots].sort((one, two) => two.step - one.step || one.number - two.number);
-}
-
-/** @param {Page} page @param {Snapshot[]} snapshots @param {Finder} finder
- * @param {Snapshot | null | undefined} chosen the one that is looked at */
-export function showList(page, snapshots, finder, chosen) {
-  const fits = listed(snapshots).filter((each) => finder.fits(each.tap.module));
-  const lines = fits.slice(0, MAX).map((each) => lineOf(page, each, chosen));
-  byId("kept").replaceChildren(...lines);
-  const noun = snapshots.length === 1 ? "snapshot" : "snapshots";
-  byId("kept-total").textContent =
-    fits.length === snapshots.length
-      ? `${count(fits.length)} ${noun}`
-      : `${count(fits.length)} of ${count(snapshots.length)} ${noun}`;
-  const empty = byId("kept-empty");
-  empty.hidden = fits.length > 0;
-  if (snapshots.length) empty.textContent = "No snapshot matches the filter."; // otherwise the server's sentence stands
-}
-
-/** @param {Page} page @param {Snapshot} each @param {Snapshot | null | undefined} chosen */
-function lineOf(page, each, chosen) {
-  const { state } = page;
-  const number = String(each.number);
-  const current = each === chosen;
-  const besides = number === state.get("beside");
-  const link = h(
-    "a",
-    { href: page.address("tensors", { snapshot: number }) },
-    h("strong", {}, tapWords(each.tap)),
-    h("span", { class: "quiet small" }, aboutOf(each)),
-  );
-  link.addEventListener("click", (event) => {
-    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-    event.preventDefault();
-    state.set(
-      { snapshot: number, beside: "", ...(same(chosen, each) ? {} : { view: "", at: "", part: "", after: "" }) },
-      { push: true },
-    );
-  });
-  const alike = chosen && !current && same(chosen, each);
-  const beside =
-    alike &&
-    makeButton("Compare", () => state.set({ beside: besides ? "" : number }), {
-      class: "button toggle",
-      "aria-pressed": String(besides),
-      "aria-label": `Compare: ${tapWords(each.tap)}, step ${each.step}`,
-    });
-  return h("li", { "aria-current": current ? "true" : null }, link, beside || null);
-}
-
-/** Whether the same view fits both. @param {Snapshot | null | undefined} one @param {Snapshot} two */
-function same(one, two) {
-  return (
-    one &&
-    one.kept_shape.length === two.kept_shape.length &&
-    one.kept_shape.slice(-2).join() === two.kept_shape.slice(-2).join()
-  );
 }
