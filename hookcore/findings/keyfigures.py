@@ -228,7 +228,7 @@ def course_of(store: Store, found: Sequence[Finding]) -> Course:
     diverged = next((each for rule in _DIVERGED for each in found if each.rule == rule and _is_lasting(each)), None)
     worst = next((each for each in known if each.word == "broken"), None)
     if worst is not None and diverged is not None and diverged.rule == HIGH:
-        return replace(worst, reason=f"the learning rate is too high: {diverged.message}; {worst.reason}")
+        return replace(worst, reason=f"{diverged.message}; {worst.reason}")
     if worst is not None:
         return worst
     broken = next((each for each in found if each.rule in _BROKEN and _is_lasting(each)), None)
@@ -237,10 +237,7 @@ def course_of(store: Store, found: Sequence[Finding]) -> Course:
         return Course("broken", f"{what} since step {broken.since_step:,}", since_step=broken.since_step)
     if diverged is not None:
         numbers = diverged.usual, diverged.value, diverged.usual
-        why = "the learning rate is too high: " if diverged.rule == HIGH else ""
-        return Course(
-            "diverging", f"{why}{diverged.message}", main[0].name if main else "", *numbers, diverged.since_step
-        )
+        return Course("diverging", diverged.message, main[0].name if main else "", *numbers, diverged.since_step)
     if not losses.series and losses.opposed:
         names = " and ".join(each.name for each in losses.opposed[:2])
         return Course("unknown", f"several optimizers have a loss of their own ({names}), which may oppose each other")

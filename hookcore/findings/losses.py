@@ -429,7 +429,7 @@ def find_rate(losses: Losses, taps: TapList, diverged: bool) -> list[Finding]:
         return []
     growth = growth_of(losses, main)
     if growth is not None:
-        text = f"{main.name} {growth.words}"
+        text = f"the learning rate is too high: {main.name} {growth.words}"
         severity: Severity = "error" if growth.lasts else "warning"
         if not growth.lasts:
             text += ", and never fell below its first values"

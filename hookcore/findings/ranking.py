@@ -189,9 +189,8 @@ def _with_cause(found: list[Finding]) -> list[Finding]:
     rate = next((each for each in found if each.rule == HIGH and each.severity == "error"), None)
     if rate is None:
         return found
-    cause = f"; before that, {rate.message}: the learning rate is too high"
     return [
-        each.adding(cause)
+        each.adding(f"; {rate.message}")
         if each.rule == "nonfinite" and each.severity != "info" and each.since_step >= rate.since_step
         else each
         for each in found

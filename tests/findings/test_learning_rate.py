@@ -42,7 +42,7 @@ def test_a_loss_that_grows_by_powers_of_ten_from_the_start_is_the_learning_rates
     store = logged([2.0, 1.5, 40.0, 1e5, 1e14, math.nan, math.nan])
     (found,) = rates_in(store)
     assert (found.rule, found.severity, found.since_step) == (HIGH, "error", 1)
-    assert found.message == "loss grew from 1.5 to 1e+14, 14 powers of ten, in 3 steps"
+    assert found.message == "the learning rate is too high: loss grew from 1.5 to 1e+14, 14 powers of ten, in 3 steps"
     assert (found.usual, found.value) == (1.5, 1e14)
     (incident,) = [each for each in store.incidents() if each.rule == HIGH]
     assert (incident.first_step, incident.found_step) == (1, 5)  # when it became NaN, which is looked at once
@@ -63,7 +63,7 @@ def test_the_rate_leads_and_the_non_finite_values_name_it_as_their_cause() -> No
     first, second, *_ = findings_of(store)
     assert (first.rule, second.rule) == (HIGH, "nonfinite")
     assert second.message.endswith(
-        "before that, loss grew from 2 to 1e+14, 14 powers of ten, in 3 steps: the learning rate is too high"
+        "the learning rate is too high: loss grew from 2 to 1e+14, 14 powers of ten, in 3 steps"
     )
 
 

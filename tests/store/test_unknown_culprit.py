@@ -99,6 +99,21 @@ def test_a_captured_step_that_the_check_names_has_a_known_layer() -> None:
     )
 
 
+def test_a_loss_that_alone_was_non_finite_in_a_captured_step_is_named_and_no_advice_is_given() -> None:
+    store = store_of(0, 64)
+    event = alarm(120, 119, value="inf", captured=True)
+    store.append(frame(120, stats_of_magnitudes(FINE, "rms"), events=(event,)))
+    append(store, 121, BAD)
+    found = only(store)
+    assert (found.culprit_known, found.first_step, found.remedy) == (False, 120, "")
+    assert found.sentence == (
+        "An infinity first appeared in the loss, at step 120; every captured tensor of that step was finite. "
+        "It reached 3 modules that were captured."
+    )
+    (finding,) = FindingsCache(store).current()
+    assert finding.message == f"a{found.headline[1:]}"
+
+
 def test_a_captured_step_after_steps_that_were_not_looked_at_has_no_known_layer() -> None:
     store = store_of(0, 64)
     store.append(frame(128, stats_of_magnitudes(BAD, "rms"), events=(alarm(128, 100),)))

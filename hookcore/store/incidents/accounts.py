@@ -444,7 +444,7 @@ class Accounts:
             incident.skipped,
             onset.fine,
             incident.culprit_last if is_captured else incident.last,
-            loss=incident.loss if is_captured else "",
+            loss=incident.loss if is_captured else self._loss_of(incident, onset) if culprit is None else "",
             known=incident.known if is_captured else "",
             version=incident.version,
             found_step=incident.found,
@@ -464,6 +464,15 @@ class Accounts:
         # A step that the scaler skips leaves the weights as they are, so each of them stands for itself.
         stands_alone = incident.skipped and first.kind in GRADIENT_KINDS
         return (self._link(incident.culprit, step) if onset.is_exact or stands_alone else None), "capture"
+
+    @staticmethod
+    def _loss_of(incident: Open, onset: Onset) -> str:
+        """Return "the loss" if it was the only non-finite value of a first step that was captured, or nothing."""
+        alarm = incident.alarm
+        if alarm is None or not alarm.in_loss or alarm.step != onset.step:
+            return ""
+        has_arrived = incident.begin > alarm.step or incident.closed_at > alarm.step  # the frame of that step
+        return "the loss" if has_arrived else ""
 
     @staticmethod
     def _value_of(incident: Open, onset: Onset, is_captured: bool) -> float:

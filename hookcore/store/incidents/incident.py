@@ -215,6 +215,8 @@ class Incident:
         if self.message:
             return self.message
         what, when = f"{self.what[0].upper()}{self.what[1:]}", when_words(self.first_step, self.unseen)
+        if self.began_in_loss:
+            return f"{what} first appeared in {self.loss}, {when}; every captured tensor of that step was finite"
         if not self.culprit_known:
             return f"{what} began {when}; the layer isn't known{'' if self.unseen else ' yet'}"
         tap = self.culprit.tap
@@ -227,9 +229,14 @@ class Incident:
         return f"{begun}; the replay of the step leads to {self.where}" if self.where else begun
 
     @property
+    def began_in_loss(self) -> bool:
+        """Whether no layer began it, but the loss: its own computation left the range of its type."""
+        return bool(self.loss) and not self.culprit_known and not self.unseen
+
+    @property
     def remedy(self) -> str:
         """How to find an unknown culprit, as a sentence; empty if it is known."""
-        if self.culprit_known:
+        if self.culprit_known or self.began_in_loss:
             return ""
         if self.unseen:
             return f"To find the layer, {TO_FIND}."

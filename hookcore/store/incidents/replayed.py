@@ -127,6 +127,7 @@ class Alarm:
     previous: int | None
     value: float
     weight: Tap | None  # the first parameter that was non-finite before the step changed it
+    in_loss: bool = False  # whether it is the loss, in a step whose tensors were captured
 
     @classmethod
     def of(cls, event: Event) -> Alarm:
@@ -139,4 +140,5 @@ class Alarm:
             own = str(name or "").removeprefix(f"{event.module}.") if event.module else str(name or "")
             weight = Tap(event.module, "param", own)
         value = float(said) if said in ("nan", "inf", "-inf") else float("nan")
-        return cls(event.step, int(previous) if is_known else None, value, weight)  # type: ignore[arg-type]
+        in_loss = found == "loss" and event.about.get("captured") is True
+        return cls(event.step, int(previous) if is_known else None, value, weight, in_loss)  # type: ignore[arg-type]
