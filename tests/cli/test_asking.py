@@ -182,6 +182,17 @@ def test_texts_of_a_training_are_quoted_bounded_and_on_one_line(
         assert not [line for line in told.splitlines() if line.startswith("SYSTEM")]
 
 
+def test_a_run_is_named_by_its_id_or_its_name_and_an_ambiguous_name_gets_the_ids(
+    server: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, name in (("same-1", 'the "same"'), ("same-2", 'the "same"'), ("alone", "not a valid id / at all")):
+        fill(open_run(server.runs, run, started_s=0.1, name=name))
+    assert "Run alone " in _ask(capsys, *_on(server, "why", "--run", "not a valid id / at all"))
+    assert "Run same-2 " in _ask(capsys, *_on(server, "why", "--run", "same-2"))
+    assert main(_on(server, "why", "--run", 'the "same"')) == 2
+    assert "2 runs have the name 'the \"same\"': give the id of one" in capsys.readouterr().err
+
+
 def test_a_quoted_text_can_be_read_back() -> None:
     assert quoted('a "b"\n') == '"a \\"b\\"\\\\n"'
     assert json.loads(quoted("\u00fc")) == "\u00fc"
