@@ -8,7 +8,7 @@ from typing import Any
 
 from hookcore.findings.keyfigures import newest_of
 from hookcore.findings.times import Rates, rates_of, recent
-from hookcore.records.vocabulary import COST, EFFECTIVE_COST, STRIDE
+from hookcore.records.vocabulary import COST, EFFECTIVE_COST, FOLLOWING_COST, STRIDE
 from hookcore.store import Store
 
 from ..runs import Run
@@ -26,6 +26,7 @@ class Cost:
     stride: int  # as captured
     left_out: int | None  # steps that were not captured; None if the run isn't in memory
     allowance: float = 0.0  # seconds a minute that the budget doesn't limit
+    following: float = 0.0  # the share that following the steps takes, which can't be left out
     longer: float | None = None  # the share by which a captured step takes longer; None if unknown
     paused: bool = False
     is_live: bool = True
@@ -42,6 +43,8 @@ class Cost:
         """The budget in words, and why a short training may cost more."""
         if self.budget is None:
             return "no limit"
+        if self.following > self.budget:
+            return f"limit {100 * self.budget:.3g}%, but following the steps alone takes {_percent(self.following)}"
         within = self.added is not None and self.added > self.budget and self.allowance > 0
         return f"limit {100 * self.budget:.3g}%{f' beyond {self.allowance:g} s a minute' if within else ''}"
 
@@ -95,6 +98,7 @@ def cost_of(run: Run) -> Cost:
         stride=stride,
         left_out=_left_out(run),
         allowance=_share(settings.get("allowance")) or 0.0,
+        following=_share(_newest(store, FOLLOWING_COST)) or _share(settings.get("following_cost")) or 0.0,
         longer=_longer(settings, store),
         paused=run.is_paused,
         is_live=run.state == "live",

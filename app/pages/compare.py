@@ -43,7 +43,14 @@ MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50
 LABEL_LETTERS: Final = 48
 ASKED: Final = ("a", "b", "kind", "stat", "tolerance", "rename", "f", "sort")
-CHANGING: Final = ("name", "server", "stride", "cost", "effective_cost")  # settings that say nothing about the run
+CHANGING: Final = (
+    "name",
+    "server",
+    "stride",
+    "cost",
+    "effective_cost",
+    "following_cost",
+)  # settings that say nothing about the run
 
 RunId = Annotated[str, Query(max_length=MAX_RUN_ID)]
 

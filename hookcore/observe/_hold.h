@@ -9,6 +9,7 @@
 typedef struct {
     PyObject head;
     int64_t rest; /* calls that it may hold before the host sees one again */
+    double spent_s; /* in all calls so far */
     PyObject *entered, *left; /* the host's */
     PyObject *facts; /* the tuple that the following ones belong to */
     PyObject *model, *kept, *plans, *key, *plan, *cells, *absent, *answers, *modes, *state, *held, *arrival, *ordered, *handles;
@@ -175,21 +176,24 @@ static PyObject *hold_entered(PyObject *self, PyObject *const *arguments, Py_ssi
     Hold *hold = (Hold *)self;
     if (given != 2 || hold->entered == NULL)
         return PyErr_Format(PyExc_TypeError, "entered takes a module and its arguments, and needs a host");
-    PyObject *facts = hold->facts, *entered = hold->entered;
+    PyObject *facts = hold->facts, *entered = hold->entered, *found = &_Py_FalseStruct;
+    double began = seconds(CLOCK_MONOTONIC);
+    int is_held = 0;
     if (facts != NULL && hold->rest > 0) {
         Hold known = *hold; /* another thread may let go of the facts meanwhile, or replace them */
         Py_IncRef(facts);
-        int is_held = hold_call(&known, arguments[0], arguments[1]);
+        is_held = hold_call(&known, arguments[0], arguments[1]);
         if (!is_held)
             PyErr_Clear();
         hold->rest -= is_held;
         Py_DecRef(facts);
-        if (is_held) {
-            Py_IncRef(&_Py_FalseStruct);
-            return &_Py_FalseStruct;
-        }
     }
-    return PyObject_CallFunctionObjArgs(entered, arguments[0], arguments[1], NULL);
+    if (is_held)
+        Py_IncRef(found);
+    else
+        found = PyObject_CallFunctionObjArgs(entered, arguments[0], arguments[1], NULL);
+    hold->spent_s += seconds(CLOCK_MONOTONIC) - began;
+    return found;
 }
 
 /* left(module, kwargs, output): hold what the call returned, or let the host do it. */
@@ -198,18 +202,20 @@ static PyObject *hold_left(PyObject *self, PyObject *const *arguments, Py_ssize_
     Hold *hold = (Hold *)self;
     if (given != 3 || hold->left == NULL)
         return PyErr_Format(PyExc_TypeError, "left takes a module, keyword arguments, and an output, and needs a host");
-    PyObject *facts = hold->facts, *left = hold->left;
+    PyObject *facts = hold->facts, *left = hold->left, *found = NULL;
+    double began = seconds(CLOCK_MONOTONIC);
+    int is_held = 0;
     if (facts != NULL) {
         Hold known = *hold;
         Py_IncRef(facts);
-        int is_held = hold_return(&known, arguments[0], arguments[1], arguments[2]);
+        is_held = hold_return(&known, arguments[0], arguments[1], arguments[2]);
         if (!is_held)
             PyErr_Clear();
         Py_DecRef(facts);
-        if (is_held)
-            return none();
     }
-    return PyObject_CallFunctionObjArgs(left, arguments[0], arguments[1], arguments[2], NULL);
+    found = is_held ? none() : PyObject_CallFunctionObjArgs(left, arguments[0], arguments[1], arguments[2], NULL);
+    hold->spent_s += seconds(CLOCK_MONOTONIC) - began;
+    return found;
 }
 
 static void let_go(Hold *hold)
@@ -294,6 +300,7 @@ static PyMethodDef hold_methods[] = {
 
 static PyMemberDef hold_members[] = {
     {"facts", T_OBJECT, offsetof(Hold, facts), 1, "by which calls are held; None without any"},
+    {"spent_s", T_DOUBLE, offsetof(Hold, spent_s), 1, "the seconds that all calls took"},
     {"rest", T_LONGLONG, offsetof(Hold, rest), 1, "how many it may still hold"},
     {0},
 };

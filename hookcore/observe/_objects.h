@@ -1,5 +1,14 @@
 /* What the objects of the extension share: the attributes that they read, and how they read and write them. */
 
+#include <time.h>
+
+static double seconds(clockid_t which)
+{
+    struct timespec time;
+    clock_gettime(which, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
 enum {
     N_GRAD, N_VERSION, N_DTYPE, N_IS_CPU, N_DIM, N_IS_NEG, N_DATA_PTR, N_NUMEL, N_IS_CONTIGUOUS, N_TRAINING,
     N_GROUPS, N_PARAMS, N_LR, N_FOUND_INF, N_GRAD_SCALE, N_BACK, N_SETTLE, N_BEGINS, N_ENDED, N_SAW_BEGIN,

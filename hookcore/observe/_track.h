@@ -6,8 +6,6 @@
  * Nothing here lets go of the interpreter between reading the state and changing it, except where it calls torch.
  */
 
-#include <time.h>
-
 enum { NOTES = 64, MOST_WITNESSES = 16 };
 enum { OFF, PASS, IN_PASS, STEP, IN_STEP }; /* what may come next; steady.py has the same list */
 
@@ -20,7 +18,7 @@ typedef struct {
     int64_t runs, next, step, ended; /* `ended`: how many steps have ended, the newest one at `at` */
     double at;
     int64_t until, looks, reads, many, looked_at, frame, noted;
-    double until_s, loss;
+    double until_s, loss, spent_s; /* `spent_s`: in all calls so far */
     unsigned long thread;
     struct mark in_pass[MOST_WITNESSES], in_step[MOST_WITNESSES];
     /* references, all of them cleared together */
@@ -239,13 +237,6 @@ static int begin_update(Track *track, PyObject *const *arguments)
     return has_groups(track, arguments[0]) && find_frame(track);
 }
 
-static double seconds(clockid_t which)
-{
-    struct timespec time;
-    clock_gettime(which, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* The recorder's clock; None stands for `time.perf_counter`, to which a call through Python takes twenty times as long. */
 static double read_clock(const Track *track)
 {
@@ -302,19 +293,22 @@ static PyObject *handle(Track *track, int64_t expected, int64_t then, int (*saw)
         PyErr_Format(PyExc_TypeError, "%zd arguments were given: this function takes %zd", given, wanted);
         return NULL;
     }
+    double began = seconds(CLOCK_MONOTONIC);
+    PyObject *found = NULL;
+    int is_done = 0;
     if (track->runs && track->next == expected) {
         PyObject *facts = track->facts;
         Py_IncRef(facts);
-        int is_done = saw(track, arguments) && track->runs && track->next == expected && track->facts == facts;
+        is_done = saw(track, arguments) && track->runs && track->next == expected && track->facts == facts;
         if (!is_done)
             PyErr_Clear();
         else
             track->next = then;
         Py_DecRef(facts);
-        if (is_done)
-            return none();
     }
-    return pass_on(track, name, arguments, given);
+    found = is_done ? none() : pass_on(track, name, arguments, given);
+    track->spent_s += seconds(CLOCK_MONOTONIC) - began;
+    return found;
 }
 
 static PyObject *track_backward_begins(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -501,6 +495,7 @@ static PyMemberDef track_members[] = {
     {"step", T_LONGLONG, offsetof(Track, step), 0, "the number of the running step"},
     {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
     {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},
+    {"spent_s", T_DOUBLE, offsetof(Track, spent_s), 1, "the seconds that all calls took"},
     {"noted", T_LONGLONG, offsetof(Track, noted), 1, "the steps whose notes weren't taken yet"},
     {"runs", T_LONGLONG, offsetof(Track, runs), 1, "whether it handles steps now"},
     {"facts", T_OBJECT, offsetof(Track, facts), 1, "by which it does; None without any"},

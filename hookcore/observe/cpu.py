@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hookcore.observe import portable
 
-INTERFACE: Final = 6  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 7  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch

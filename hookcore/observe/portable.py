@@ -241,6 +241,7 @@ class Hold:
     """Passes calls on to its host. The extension's holds some itself; see `hookcore.recorder.calls.keeping`."""
 
     __slots__ = ("entered", "left")
+    spent_s = 0.0  # unknown
 
     def serve(self, entered: Any, left: Any) -> None:
         """Pass all calls on to these functions."""
@@ -255,6 +256,7 @@ class Track:
 
     __slots__ = ("at", "ended", "step")
     noted = runs = 0
+    spent_s = 0.0  # unknown
 
     def __init__(self) -> None:
         self.step = self.ended = 0

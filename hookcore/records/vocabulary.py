@@ -18,6 +18,7 @@ ZERO_MODULES: Final = "hookcore/zero_modules"
 SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
 COST: Final = "hookcore/cost"  # of a captured step, as a share of an uncaptured one
 EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
+FOLLOWING_COST: Final = "hookcore/following_cost"  # of a step that isn't captured
 STRIDE: Final = "hookcore/every"  # every n-th step is captured
 UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence so far
 

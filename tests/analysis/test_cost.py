@@ -112,6 +112,11 @@ def test_every_step_is_about_now_or_the_end_if_earlier_ones_were_left_out() -> N
             "adds 62.6%, limit 5% beyond 0.3 s a minute; captures every step",
         ),
         (
+            {"effective_cost": 0.085, "following_cost": 0.082, "budget": 0.05, "stride": 256, "allowance": 0.3},
+            {},
+            "adds 8.5%, limit 5%, but following the steps alone takes 8.2%; captures every 256th step",
+        ),
+        (
             {"cost": "x", "stride": -1, "budget": "x"},
             {},
             "cost not measured yet, no limit; captures every step",

@@ -144,6 +144,47 @@ def test_a_budget_that_is_set_later_is_learned_by_alternating() -> None:
     assert cadence.effective_cost == pytest.approx(1 / 32)
 
 
+def test_what_steps_take_that_are_not_captured_belongs_to_the_budget() -> None:
+    strides = []
+    for followed_s in (0.0, 0.04, 0.2):
+        cadence = Cadence(1, 0.1)
+        cadence.took(0.0, captured=0, others=1)
+        for step in range(400):
+            captured = cadence.wants(step)
+            if not captured:
+                cadence.followed(followed_s)
+            cadence.step_ended(captured, (2.0 if captured else 1.0) + followed_s)
+        assert cadence.following == pytest.approx(followed_s)
+        assert cadence.cost == pytest.approx(1.0)
+        assert cadence.effective_cost == pytest.approx(1 / cadence.stride + followed_s)
+        strides.append(cadence.stride)
+    assert strides == [32, 64, 128]  # 6 %, 2 %, and at least 1 % are left for capturing
+
+
+def test_frames_of_steps_that_were_not_captured_are_no_part_of_the_cost_of_capturing() -> None:
+    cadence = Cadence(1, 0.1)
+    for _ in range(200):
+        cadence.took(0.010, captured=0, others=10)
+        cadence.took(0.019 + 0.100, captured=1, others=19)
+    assert cadence.background_s == pytest.approx(0.1)
+
+
+def test_the_cost_of_following_is_measured_in_a_training_and_sent_to_readers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, every=4, budget=0.5, allowance=0) as watcher:
+        for _ in range(200):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert watcher.flush()
+        told = watcher._recorder.capture.control.current_settings()
+        sent = watcher.store.scalars("hookcore/following_cost")
+    assert told["following_cost"] > 0
+    assert told["effective_cost"] > told["following_cost"]
+    assert sent.mean[-1] > 0
+
+
 def test_runs_with_different_costs_share_captured_steps() -> None:
     cheap, dear = (set(_steps_at_costs(Cadence(1, 0.05), range(2000), captured_s=s)) for s in (1.2, 3.0))
     late_cheap, late_dear = ({step for step in steps if step > 100} for steps in (cheap, dear))

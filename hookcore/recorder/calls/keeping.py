@@ -192,6 +192,11 @@ class Holding:
             self._calls.on()
 
     @property
+    def spent_s(self) -> float:
+        """The seconds that holding has taken so far, as far as that is known."""
+        return float(self._quick.spent_s)
+
+    @property
     def entry(self) -> tuple[dict[int, Any], int, Any]:
         """Where the hook is while the next calls are seen."""
         return self._calls.entry

@@ -23,6 +23,7 @@ TIMED_STEPS: Final = 3  # timed steps before a cost is reported
 WARM_UP: Final = 3  # first steps, which are slow because of compiling and allocating
 TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
 AIM: Final = 0.6  # targeted share of the budget, because an estimate is noisy
+LEAST: Final = 0.1  # share of the budget for capturing, even if following the steps takes all of it
 PROBE_EVERY: Final = 32  # if every step is captured, one block in this many is skipped to keep measuring
 TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this many is timed;
 TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
@@ -51,8 +52,10 @@ class Cadence:
         self._is_free = budget is not None and allowance > 0  # whether no budget counts now
         self.stride = every if budget is None or self._is_free else every * 2
         self.block = 1  # steps that are captured together
-        self.cost = float("nan")  # the time that capturing adds to a step, as a share of an uncaptured step's time
-        self.background_s = 0.0  # processor time of the recorder's thread per frame
+        # Shares of the time of a step without hookcore: what capturing adds to a step, and what each one takes anyway.
+        self.cost = float("nan")
+        self.following = 0.0
+        self.background_s = self._light_s = 0.0  # processor time of the recorder's thread per captured and other frame
         self.uncaptured = 0  # steps that were skipped
         self.skipped: list[float] = []  # times of skipped steps that ended since the cadence last looked
         self._seen = 0
@@ -63,15 +66,17 @@ class Cadence:
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._finders: dict[str, JumpFinder] = {}  # by name of a scalar
+        self._following = 0.0, 0  # seconds of steps that weren't captured, and how many
+        self._followed: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of steps that weren't captured
         self._spent: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of timed steps
         self._rest: deque[float] = deque(maxlen=WINDOW)  # the user's share
 
     @property
     def effective_cost(self) -> float:
-        """The share that capturing adds to the run's time at the current stride, skipped steps included."""
+        """The share that hookcore adds to the run's time at the current stride, skipped steps included."""
         probes = self.stride == 1 and self.budget is not None and not self._is_free
         share = 1 - 1 / PROBE_EVERY if probes else 1 / self.stride
-        return self.cost * share
+        return self.cost * share + self.following
 
     def change(self, every: int, budget: float | None) -> None:
         """Apply new settings. Earlier measurements stay valid."""
@@ -101,6 +106,7 @@ class Cadence:
         return {
             vocabulary.COST: self.cost,
             vocabulary.EFFECTIVE_COST: self.effective_cost,
+            vocabulary.FOLLOWING_COST: self.following,
             vocabulary.STRIDE: float(self.stride),
             vocabulary.UNCAPTURED_STEPS: float(self.uncaptured),
         }
@@ -113,12 +119,27 @@ class Cadence:
             "stride": self.stride,
             "cost": self.cost if known else None,
             "effective_cost": self.effective_cost if known else None,
+            "following_cost": self.following if known else None,
             "uncaptured_steps": self.uncaptured,
         }
 
-    def took(self, background_s: float) -> None:
-        """Record how long the recorder's thread took for a frame."""
-        self.background_s += 0.1 * (background_s - self.background_s)
+    def took(self, background_s: float, captured: int, others: int) -> None:
+        """Record how long the recorder's thread took for frames, of which so many are of captured steps."""
+        if captured:
+            rest = max(0.0, background_s - others * self._light_s)
+            self.background_s += 0.1 * (rest / captured - self.background_s)
+        elif others:
+            self._light_s += 0.1 * (background_s / others - self._light_s)
+
+    def followed(self, spent_s: float, steps: int = 1) -> None:
+        """Record how long hookcore took the training's thread in steps that weren't captured; 0 if that is unknown."""
+        if spent_s <= 0:
+            return
+        seconds, number = self._following[0] + spent_s, self._following[1] + steps
+        if number >= WINDOW:  # because one step in a few takes the long way
+            self._followed.append(seconds / number)
+            seconds = number = 0
+        self._following = seconds, number
 
     def alarm(self, why: str) -> None:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
@@ -237,16 +258,19 @@ class Cadence:
         return self._seen % every == 0
 
     def _compare(self) -> None:
-        plain = _lower_quartile(self._plain)
-        self._measure(_lower_quartile(self._captured) - plain, plain)
+        plain, followed = _lower_quartile(self._plain), _lower_quartile(self._followed) if self._followed else 0.0
+        extra = _lower_quartile(self._captured) - plain
+        self._measure(extra, plain - followed, followed + self._light_s)
 
-    def _measure(self, extra: float, plain: float) -> None:
+    def _measure(self, extra: float, plain: float, following: float = 0.0) -> None:
         self.cost = (max(0.0, extra) + self.background_s) / plain if plain > 0 else 0.0
+        self.following = following / plain if plain > 0 else 0.0
 
     def _estimate(self, budget: float) -> None:
         if self._captured and self._plain:
             self._compare()
-            wanted = self.cost / (AIM * budget) / self.every
+            room = max(LEAST * budget, AIM * budget - self.following)
+            wanted = self.cost / room / self.every
             power = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
             self.stride = self.every * min(MAX_STRIDE, power)
 

@@ -125,6 +125,7 @@ class Steady:
     _thread: int = field(default=0, init=False)
     _until: int = field(default=0, init=False)  # the first step that ends the long way
     _until_s: float = field(default=0.0, init=False)
+    _spent_s: float = field(default=0.0, init=False)  # as far as it was taken
     _roots: list[Root] = field(default_factory=list, init=False)  # of the optimizer's witnesses
     _looks: bool = field(default=False, init=False)
     _reads: bool = field(default=False, init=False)  # the loss
@@ -256,6 +257,13 @@ class Steady:
         if _TRACKS and not self._collector.scalars:
             self._track.enter(self._until, self._until_s, self._looks, self._reads)
 
+    def take_spent(self) -> float:
+        """Return for how many seconds torch's calls have been with hookcore since this was asked last; 0 if unknown."""
+        holding = self._capture.placement.holding
+        now = self._track.spent_s + (0.0 if holding is None else holding.spent_s)
+        before, self._spent_s = self._spent_s, now
+        return float(now - before)
+
     def check(self) -> None:
         """Stop the track if something waits for the end of a step. Called now and then by the recorder's thread."""
         if self._track.runs and self._has_news():
@@ -324,6 +332,7 @@ class Steady:
         self, owner: Owner, step: int, elapsed_s: list[float], times_s: list[float], losses: list[float]
     ) -> None:
         many, wanted = len(elapsed_s), self._collector.loss.wanted
+        self._cadence.followed(self.take_spent(), many)
         if not self._paused:
             self._queue.shipped = step - 1
             parts = [[each] if wanted else None for each in losses]

@@ -235,7 +235,9 @@ class Steps:
         cadence, clock = self._cadence, self.clock
         cadence.take_turns(clock.owners.longest_gap(clock.step))
         meter = self._current.meter if self._is_priced and self._alone else None
-        now = self._now()
+        now, followed = self._now(), self.steady.take_spent()
+        if not captured:
+            cadence.followed(followed)
         spent = _NAN if meter is None else meter.take(now)
         # A step with a snapshot says nothing about the cost of capturing.
         cadence.step_ended(captured, _NAN if self._has_work else now - self._context.ended.at, spent)

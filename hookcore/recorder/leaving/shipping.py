@@ -74,8 +74,7 @@ class Shipper:
             raise
         self._send_all(frames)
         captured = sum(isinstance(raw, RawFrame) and raw.has_rows for raw in raws)
-        if captured:  # the others are part of every step, as the loop is
-            self._cadence.took((time.thread_time() - began) / captured)
+        self._cadence.took(time.thread_time() - began, captured, len(raws) - captured)
 
     def _keep_unsent(self, lost: RawFrame | Frame) -> None:
         """Count a lost frame, and send its taps and events with the next one."""
