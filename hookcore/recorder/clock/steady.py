@@ -42,7 +42,7 @@ from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
-from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.known.parameters import Parameters, groups_of
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue
 from hookcore.recorder.measured.scalars import FIRST_STEPS, product_of
@@ -214,7 +214,7 @@ class Steady:
         if not _TRACKS or optimizer is None or holding is None or len(witnesses.tensors) > _MOST_WITNESSES:
             return
         rates = None if self._collector.rates.is_logged or not self._reads else owner.rates or []
-        if not (groups := _groups_of(optimizer.param_groups, rates)):
+        if not (groups := groups_of(optimizer.param_groups, rates)):
             return
         parts, empty, held, absent = holding
         parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
@@ -588,17 +588,6 @@ class Steady:
             or self._snapshots.active
             or len(self._queue.frames) >= MAX_BATCH  # so that the full machinery can drop the oldest
         )
-
-
-def _groups_of(groups: list[dict[str, Any]], rates: list[Any] | None) -> tuple[Any, ...]:
-    """Return how many tensors each group has, the last one's id, and its rate; nothing if some can't be compared."""
-    rates = [None] * len(groups) if rates is None else rates
-    if len(rates) != len(groups) or any(type(rate) not in (float, type(None)) for rate in rates):
-        return ()
-    pairs = [(group["params"], rate) for group, rate in zip(groups, rates, strict=True)]
-    if not all(type(tensors) is list and tensors for tensors, _ in pairs):
-        return ()
-    return tuple((len(tensors), id(tensors[-1]), rate) for tensors, rate in pairs)
 
 
 guard_functions(Steady.backward_begins, Steady.backward_ended, Steady.saw_step_begin, Steady.saw_step_end)
