@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import nn
 
-from hookcore.recorder.clock import steptimes
+from hookcore.recorder.clock import pace
 
 from .case import Case, Training
 from .models import mlp
@@ -23,14 +23,14 @@ _SHORT: Final = {"MIN_S": 3.0, "QUIET_S": 0.5, "LOOK_S": 0.3}
 @contextmanager
 def in_seconds() -> Iterator[None]:
     """Let a training count as stalled after three seconds."""
-    usual = {name: getattr(steptimes, name) for name in _SHORT}
+    usual = {name: getattr(pace, name) for name in _SHORT}
     try:
         for name, value in _SHORT.items():
-            setattr(steptimes, name, value)
+            setattr(pace, name, value)
         yield
     finally:
         for name, value in usual.items():
-            setattr(steptimes, name, value)
+            setattr(pace, name, value)
 
 
 def _wait() -> None:
