@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,7 +231,7 @@ class Lane:
         """Return the highest item that is stored, after which all must be read again: what memory had is lost."""
         with self.lock:
             self.read_until = self.delivered
-            self.dropped["spool-full"] += sum(map(self._count_in, self._only_in_memory))
+            self.dropped["spool-full"] += self._left_in(self._only_in_memory)
             self._only_in_memory.clear()
             return self.delivered
 
@@ -240,12 +240,18 @@ class Lane:
     @property
     def waiting(self) -> int:
         """The number of items that the server doesn't have."""
-        return sum(map(self._count_in, (*self._waiting, *self._only_in_memory)))
+        return self._left_in(self._waiting) + self._left_in(self._only_in_memory)
 
-    def _count_in(self, record: Record) -> int:
-        """Return how many items of a record neither the server has nor a refusal has cost."""
-        first = max(record.first, self.delivered + 1)
-        return min(record.count, record.last + 1 - first) - sum(first <= each <= record.last for each in self._refused)
+    def _left_in(self, records: Iterable[Record]) -> int:
+        """Return how many items of records, oldest first, neither the server has nor a refusal has cost."""
+        last, left = max(self.delivered, *self._refused, -1), 0
+        for record in records:
+            left += record.count
+            if record.first <= last:  # only a part of it may be left
+                first = max(record.first, self.delivered + 1)
+                refused = sum(first <= number <= record.last for number in self._refused)
+                left += max(0, min(record.count, record.last + 1 - first) - refused) - record.count
+        return left
 
     @property
     def is_finished(self) -> bool:
@@ -364,7 +370,7 @@ class Lane:
                     if record.last <= self.read_until:
                         self._only_in_memory.append(record)
                     else:
-                        self.dropped[why] += self._count_in(record)
+                        self.dropped[why] += self._left_in([record])
                 elif record in self._retained:
                     self._retained.remove(record)  # the server has them
                 self.spool.release(record)
