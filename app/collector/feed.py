@@ -73,8 +73,8 @@ class Cuts:
         self.folder = folder
         self.id = self._own_id()
         self._take_spare()
-        known = (path for ending in (OPEN, DONE, DAMAGED) for path in self._all(ending))
-        self._next = 1 + max(map(_number_of, known), default=-1)
+        notes = (path for ending in (OPEN, DONE, DAMAGED) for path in self._all(ending))
+        self._next = 1 + max(map(_number_of, notes), default=-1)
 
     def _own_id(self) -> str:
         path = self.folder / ID_FILE
@@ -82,14 +82,14 @@ class Cuts:
             with whole_file(path) as file:
                 file.write(secrets.token_hex(ID_BYTES).encode())
         try:
-            found = read_regular(path, 2 * ID_BYTES).decode()
+            own_id = read_regular(path, 2 * ID_BYTES).decode()
         except (OSError, ValueError) as error:
             raise ArgumentError(f"{path} can't be read: {error}; give another folder") from None
-        if not _ID.fullmatch(found):
+        if not _ID.fullmatch(own_id):
             raise ArgumentError(
                 f"{path} is damaged, so ClickHouse can't tell whose segments these are: give another folder"
             )
-        return found
+        return own_id
 
     @property
     def _spare(self) -> Path:
@@ -109,10 +109,10 @@ class Cuts:
 
         A note that can't be read is set aside. Its items are in the spool and become part of other segments.
         """
-        found = []
+        cuts = []
         for path in self._all(OPEN):
             try:
-                found.append(msgspec.json.decode(read_regular(path, MAX_NOTE_BYTES), type=Cut))
+                cuts.append(msgspec.json.decode(read_regular(path, MAX_NOTE_BYTES), type=Cut))
             except (OSError, ValueError, RecursionError) as error:
                 os.replace(path, path.with_suffix(DAMAGED))
                 logger.warning(
@@ -121,7 +121,7 @@ class Cuts:
                     path,
                     error,
                 )
-        return found
+        return cuts
 
     def cut(self, shard: int, day: int, shares: Sequence[Share]) -> Cut:
         """Note a new segment. Raises CutError if the disk takes nothing more."""
@@ -174,13 +174,13 @@ def _number_of(path: Path) -> int:
 
 def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return ascending numbers as ranges."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
         else:
-            found.append((number, number))
-    return tuple(found)
+            ranges.append((number, number))
+    return tuple(ranges)
 
 
 SILENT_S: Final = 60.0  # without the trainer: the newest step counts as complete
@@ -246,15 +246,15 @@ class Feed:
         return taken
 
     def _items_in(self, records: Iterable[Record]) -> list[Item]:
-        found: list[Item] = []
+        sound: list[Item] = []
         for record in records:
             try:
                 items = decode_batch(self.lane.spool.read(record)).items
             except (SpoolError, WireError):
                 self.lane.lose([record], "spool-damaged")
             else:  # what the trainer repeated is in an earlier record
-                found += [item for item in items if record.first <= item.number <= record.last]
-        return found
+                sound += [item for item in items if record.first <= item.number <= record.last]
+        return sound
 
     def _take(self, items: Iterable[Item]) -> None:
         for item in items:
@@ -341,7 +341,7 @@ class Feed:
         records = [record for record in self.lane.records() if record.first <= share.through]
         self.jobs += 1
         inside = [range(first, last + 1) for first, last in share.ranges]
-        kept = [item for item in self._items_in(records) if any(item.number in each for each in inside)]
+        kept = [item for item in self._items_in(records) if any(item.number in numbers for numbers in inside)]
         kept = [item for item in kept if self._is_sound(item)]
         steps = [item.step for item in kept if isinstance(item, FrameItem)]
         self.read = self.lane.read_until = max(self.read, share.through)
@@ -394,11 +394,11 @@ class Homes:
         """Return the shard that has something of a run whose first item here is `first`; note if the run began here."""
         for shard in shards:
             hear_signs(shard, [feed])
-            known = known_of(shard, feed.run, first)
-            if known is not None:
-                feed.before = max(feed.before, known.newest_step)
-                feed.first_step, feed.steps = known.first_step, known.steps
-                feed.began_here = known.spool == self.spool
+            home = known_of(shard, feed.run, first)
+            if home is not None:
+                feed.before = max(feed.before, home.newest_step)
+                feed.first_step, feed.steps = home.first_step, home.steps
+                feed.began_here = home.spool == self.spool
                 return shard.number
         return None
 
@@ -406,20 +406,20 @@ class Homes:
         """Return the runs that may be inserted from here now, and claim others that have something to insert."""
         self._say_which_began(shard, [feed for feed in feeds if feed.began_here and not feed.has_said_so])
         claims = claims_of(shard, [feed.run for feed in feeds])
-        found = []
+        ours = []
         for feed in feeds:
             claim = claims.get(feed.run)
             feed.is_contested = claim is not None or not feed.began_here
             if self._is_ours(feed, claim):
-                found.append(feed)
+                ours.append(feed)
             elif claim is None or (claim.spool != self.spool and claim.age_s >= 2 * CLAIM_S):
                 if are_stored(shard, feed.run, feed.items[: feed.complete()]):
-                    found.append(feed)  # nothing is left to insert, so that the run's new owner needn't wait
+                    ours.append(feed)  # nothing is left to insert, so that the run's new owner needn't wait
                     continue
                 term = 1 if claim is None else claim.term + 1
                 shard.insert(CLAIMS.name, claims_block([(feed.run, feed.day)], term, self.spool))
         hear_signs(shard, [feed for feed in feeds if feed.is_contested])
-        return found
+        return ours
 
     def _say_which_began(self, shard: Shard, feeds: Sequence[Feed]) -> None:
         """Say for other processes that runs began here, and note those that also began there."""

@@ -110,7 +110,7 @@ class Forwarder:
             if reply.status in REFUSALS:
                 lane.on_refusal(sent)
         # A server that is behind is no reason for a warning: it says so whenever its disk has to catch up.
-        if trouble and lane.on_failure(trouble, reply.retry_after_s) and trouble != BEHIND:
+        if trouble is not None and lane.on_failure(trouble, reply.retry_after_s) and trouble != BEHIND:
             logger.warning("hookcore: the run %s waits in the spool: %s", lane.info.id, trouble)
 
 
@@ -118,9 +118,10 @@ def _when(due: tuple[float, float, Lane]) -> tuple[float, float]:
     return due[:2]
 
 
-def _read(lane: Lane, sent: Batch, reply: Reply) -> str:
+def _read(lane: Lane, sent: Batch, reply: Reply) -> str | None:
+    """Process an answer. Return why it made no progress, or None."""
     try:
         answer = decode_answer(reply.body)
     except WireError as error:
         return f"the program at this address is not a hookcore server: {error}"
-    return "" if lane.on_answer(sent, answer) else BEHIND
+    return None if lane.on_answer(sent, answer) else BEHIND

@@ -71,14 +71,14 @@ class Lookout:
             for incident in run.store.incidents()
             if incident.severity in REPORTED and incident.found_step > run.saved.known_until
         )
-        heard = (each for each in new if muting(each.rule, each.culprit.tap.module) is None)
-        return [note_about(each, run.id, run.name, self._page_of(run)) for each in heard]
+        heard = (incident for incident in new if muting(incident.rule, incident.culprit.tap.module) is None)
+        return [note_about(incident, run.id, run.name, self._page_of(run)) for incident in heard]
 
     def _of_events(self, run: Run, events: Iterable[Event]) -> list[Note]:
         new = (event for event in events if event.name in REPORTED_EVENTS)
         muting = run.edits.quiet.muting(run.store)
-        heard = (each for each in new if muting(each.name, each.module) is None)
-        return [note_about_event(each, run.id, run.name, self._page_of(run)) for each in heard]
+        heard = (event for event in new if muting(event.name, event.module) is None)
+        return [note_about_event(event, run.id, run.name, self._page_of(run)) for event in heard]
 
     def _page_of(self, run: Run) -> str:
         return f"{self.url}/runs/{run.id}" if self.url else ""
@@ -133,22 +133,22 @@ class Explainer:
 
     def capsules_of(self, run: Run) -> list[answers.Capsule]:
         """Return the capsules of a run that are on this machine."""
-        return [self._answer(each) for each in self._saved(run)]
+        return [self._answer(saved) for saved in self._saved(run)]
 
     def explain(self, run: Run, id: str) -> answers.Capsule | None:
         """Start to replay a capsule, unless that runs already. Return it, or None if there is no such capsule."""
-        found = next((each for each in self._saved(run) if each.id == id), None)
-        if found is None:
+        saved = next((capsule for capsule in self._saved(run) if capsule.id == id), None)
+        if saved is None:
             return None
         with self._lock:
-            if not found.trouble and found.path not in self._running:
+            if not saved.trouble and saved.path not in self._running:
                 if self._closed or len(self._running) >= MAX_RUNNING:
                     raise BusyError(f"{MAX_RUNNING} steps are being explained: try again when one is finished")
-                replaying = self._running[found.path] = Replaying(found, self._environment)
-                thread = background("hookcore-explain", self._replay, run, found, replaying)
-                self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+                replaying = self._running[saved.path] = Replaying(saved, self._environment)
+                thread = background("hookcore-explain", self._replay, run, saved, replaying)
+                self._threads = [*(old for old in self._threads if old.is_alive()), thread]
                 thread.start()
-        return self._answer(found)
+        return self._answer(saved)
 
     def close(self) -> None:
         """End all replays."""
@@ -164,32 +164,32 @@ class Explainer:
             return saved(folder_of(run.id, self._environment))
         return []
 
-    def _answer(self, found: Saved) -> answers.Capsule:
-        kept, about = Kept(found.trouble) if found.trouble else read(found.explained), found.described
+    def _answer(self, saved: Saved) -> answers.Capsule:
+        kept, about = Kept(saved.trouble) if saved.trouble else read(saved.explained), saved.described
         state: Any = "saved" if kept is None else "failed" if kept.failure else "explained"
         with self._lock:
-            state = "running" if found.path in self._running else state
+            state = "running" if saved.path in self._running else state
         return answers.Capsule(
-            id=found.id,
+            id=saved.id,
             step=about.step,
             reason=about.reason,
             model=about.model,
             weights=about.weights,
             time_s=Number(about.time_s),
-            size=found.size,
-            path=str(found.path),
+            size=saved.size,
+            path=str(saved.path),
             state=state,
             failure="" if kept is None or state == "running" else kept.failure,
             explanation=None if kept is None or state == "running" else kept.explanation,
             incident="" if about.occasion is None else about.occasion.incident,
         )
 
-    def _replay(self, run: Run, found: Saved, replaying: Replaying) -> None:
+    def _replay(self, run: Run, saved: Saved, replaying: Replaying) -> None:
         kept = replaying.run(self._max_s)
         with self._lock:
-            self._running.pop(found.path, None)
+            self._running.pop(saved.path, None)
         if self._closed or replaying.was_elsewhere:
             return
-        for event in events_of(found, kept):
+        for event in events_of(saved, kept):
             run.store.add_event(event)
         run.changes.tell()

@@ -36,19 +36,21 @@ def annotate(run: Run, step: int, text: str) -> None:
 def remove_annotation(run: Run, step: int) -> bool:
     """Remove the annotation of a step. Return whether there was one."""
     with run.lock:
-        found = step in run.edits.annotations
-        run.edits.annotations = {each: text for each, text in run.edits.annotations.items() if each != step}
-    if found:
+        was_there = step in run.edits.annotations
+        run.edits.annotations = {other: text for other, text in run.edits.annotations.items() if other != step}
+    if was_there:
         run.edited()
-    return found
+    return was_there
 
 
-def annotations_in(said: object) -> dict[int, str]:
+def annotations_in(saved: object) -> dict[int, str]:
     """Return annotations from a JSON file, whose keys are words, without what isn't one."""
-    if not isinstance(said, Mapping):
+    if not isinstance(saved, Mapping):
         return {}
-    found = {int(step): text[:MAX_TEXT] for step, text in said.items() if _is_step(step) and isinstance(text, str)}
-    return dict(sorted(found.items())[:MAX_ANNOTATED])
+    annotations = {
+        int(step): text[:MAX_TEXT] for step, text in saved.items() if _is_step(step) and isinstance(text, str)
+    }
+    return dict(sorted(annotations.items())[:MAX_ANNOTATED])
 
 
 def _is_step(word: object) -> bool:
@@ -66,11 +68,11 @@ def add_mute(run: Run, rule: str, match: str) -> None:
 
 def remove_mute(run: Run, rule: str, match: str) -> None:
     """Remove a mute. Raises ArgumentError if there is none."""
-    given = Mute(rule, match.strip())
-    if given not in run.edits.quiet.mutes:
-        known = ", ".join(map(_words_of, run.edits.quiet.mutes)) or "none"
-        raise ArgumentError(f"{_words_of(given)} is not muted: give an existing mute ({known})")
-    run.mute(given, False)
+    mute = Mute(rule, match.strip())
+    if mute not in run.edits.quiet.mutes:
+        existing = ", ".join(map(_words_of, run.edits.quiet.mutes)) or "none"
+        raise ArgumentError(f"{_words_of(mute)} is not muted: give an existing mute ({existing})")
+    run.mute(mute, False)
 
 
 def _words_of(mute: Mute) -> str:
@@ -87,7 +89,7 @@ def names_of(run: Run) -> list[str]:
 def mutes_of(run: Run) -> answers.Mutes:
     """Return the mutes of a run, each with what it covers now. If several cover the same, the first one counts."""
     store, muting = run.store, run.edits.quiet.muting(run.store)
-    findings = Counter(muting(each.rule, each.module) for each in run.findings.current())
+    findings = Counter(muting(finding.rule, finding.module) for finding in run.findings.current())
     incidents = Counter(muting(incident.rule, incident.culprit.tap.module) for incident in store.incidents())
     events = Counter(muting(event.name, event.module) for event in store.events())
     return answers.Mutes(
@@ -111,7 +113,7 @@ def merged(
     """
     content = dict(newest)
     for name in {**before, **mine}:
-        old, new, theirs = (each.get(name) for each in (before, mine, newest))
+        old, new, theirs = (version.get(name) for version in (before, mine, newest))
         if new == old and (name in mine) == (name in before):
             continue
         if isinstance(new, dict) and isinstance(theirs, dict):
@@ -129,7 +131,7 @@ def merged(
 
 def _is_set(value: object) -> TypeGuard[list[Any]]:
     """Return whether a list is one of equals, such as tags. A list of lists is a history, whose order counts."""
-    return isinstance(value, list) and not any(isinstance(each, list) for each in value)
+    return isinstance(value, list) and not any(isinstance(part, list) for part in value)
 
 
 def _merged_sets(old: list[Any], new: list[Any], theirs: list[Any]) -> list[Any]:
@@ -167,7 +169,7 @@ class OwnReport(msgspec.Struct):
 
 
 def rules_of(run: Run) -> answers.RunRules:
-    own = tuple(each for name, text in run.store.labels().items() if (each := _own_of(name, text)) is not None)
+    own = tuple(own_rule for name, text in run.store.labels().items() if (own_rule := _own_of(name, text)) is not None)
     reach = reach_of(run.store)
     return answers.RunRules(run.id, tuple(_rule_of(run, rule, reach[rule.name]) for rule in RULES.values()), own)
 
@@ -190,15 +192,15 @@ def _rule_of(run: Run, rule: Rule, reach: ScopeOfRule) -> answers.RunRule:
     numbers = chosen if isinstance(chosen, Mapping) else {}
     thresholds = tuple(
         answers.Threshold(
-            each.name,
-            Number(numbers.get(each.name, each.default)),
-            Number(each.default),
-            Number(each.least),
-            Number(each.most),
-            each.whole,
-            each.help,
+            threshold.name,
+            Number(numbers.get(threshold.name, threshold.default)),
+            Number(threshold.default),
+            Number(threshold.least),
+            Number(threshold.most),
+            threshold.whole,
+            threshold.help,
         )
-        for each in THRESHOLDS.get(rule.name, ())
+        for threshold in THRESHOLDS.get(rule.name, ())
     )
     about = rule.name, rule.title, rule.severity, rule.known_as
     state = chosen is not False, rule.name != FOLLOWED

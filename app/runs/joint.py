@@ -134,10 +134,10 @@ class Joint:
 
     def _outline(self) -> None:
         every = [run.store.steps() for run in self.runs()]
-        known = [steps for steps in every if steps.first is not None and steps.newest is not None]
-        if known:
-            first, newest = min(steps.first or 0 for steps in known), max(steps.newest or 0 for steps in known)
-            self.run.store = Store.outline(StepRange(first, newest, max(steps.count for steps in known)))
+        begun = [steps for steps in every if steps.first is not None and steps.newest is not None]
+        if begun:
+            first, newest = min(steps.first or 0 for steps in begun), max(steps.newest or 0 for steps in begun)
+            self.run.store = Store.outline(StepRange(first, newest, max(steps.count for steps in begun)))
 
     # -- what the run of all ranks says and does --------------------------------------------------------------------
 
@@ -191,9 +191,9 @@ class Joint:
     def outcome(self, number: int) -> Outcome:
         """Return what became of a command at the rank that needs a look first, of those that were asked."""
         of_ranks = [member.run.outcome(number) for member in self.rounds.current()]
-        asked = [outcome for outcome in of_ranks if outcome.outcome != "unknown"] or of_ranks
+        reported = [outcome for outcome in of_ranks if outcome.outcome != "unknown"] or of_ranks
         order = ("waiting", "received", "refused", "dropped", "superseded", "applied", "unknown")
-        return min(asked, key=lambda outcome: order.index(outcome.outcome))
+        return min(reported, key=lambda outcome: order.index(outcome.outcome))
 
     def follow_edit(self, run: Run) -> None:
         """Apply edits made elsewhere, if this rank represents all ranks."""

@@ -72,7 +72,7 @@ class Traits:
         if name in names:
             return name
         endings = f".{name}", f"/{name}"
-        return next((each for each in names if each.endswith(endings)), None)
+        return next((full for full in names if full.endswith(endings)), None)
 
     def value(self, name: str) -> Value:
         """Return the value of a trait by its full name, or None."""
@@ -137,8 +137,8 @@ def result_names(store: Store) -> list[str]:
 
 def results_of(store: Store) -> dict[str, float]:
     """Return the newest values of the scalars that a run logged, and what follows from them."""
-    found = {name: _result_of(store, name) for name in result_names(store)}
-    return {name: value for name, value in found.items() if value is not None}
+    results = {name: _result_of(store, name) for name in result_names(store)}
+    return {name: value for name, value in results.items() if value is not None}
 
 
 def _result_of(store: Store, name: str) -> float | None:
@@ -161,12 +161,12 @@ def _recent(store: Store, loss: str | None) -> float | None:
 
 def saved_results(run: Run) -> dict[str, float]:
     """Return the results in the summary of a run on disk. Unexpected values are left out."""
-    said = run.saved.summary.get("results")
-    found = {}
-    for name, value in list(said.items())[:MAX_SAVED] if isinstance(said, dict) else ():
+    saved = run.saved.summary.get("results")
+    results = {}
+    for name, value in list(saved.items())[:MAX_SAVED] if isinstance(saved, dict) else ():
         with contextlib.suppress(ValueError, TypeError):
-            found[str(name)] = float(value)
-    return found
+            results[str(name)] = float(value)
+    return results
 
 
 # The language of the find box for runs: `lr>0.1 and tag:sweep and not state:crashed`.
@@ -222,8 +222,8 @@ def find_runs(text: str, runs: Iterable[Traits]) -> list[Traits]:
     query, all_runs = parser.read(), list(runs)
     for name in parser.names:
         if all_runs and not any(run.find(name) for run in all_runs):
-            known = dict.fromkeys(each for run in all_runs for each in (*run.names(), *_last_parts(run)))
-            hint = did_you_mean(name, [*known, "state", "group", "tag", "steps"])
+            traits = dict.fromkeys(trait for run in all_runs for trait in (*run.names(), *_last_parts(run)))
+            hint = did_you_mean(name, [*traits, "state", "group", "tag", "steps"])
             raise ArgumentError(f"no run has a value {name!r}.{hint} To search for text, put it in quotes.")
     return [run for run in all_runs if query(run)]
 
@@ -323,8 +323,8 @@ class _Parser:
         self.names.append(name)
 
         def fits(run: Traits) -> bool:
-            found = run.find(name)
-            return found is not None and _compare(run.value(found), sign, text)
+            full = run.find(name)
+            return full is not None and _compare(run.value(full), sign, text)
 
         return fits
 
@@ -337,9 +337,9 @@ class _Parser:
         return token["paren"] or (word if word in ("and", "or", "not") else "x")
 
     def _take(self, word: str) -> bool:
-        found = self._word() == word
-        self._place += found
-        return found
+        is_next = self._word() == word
+        self._place += is_next
+        return is_next
 
 
 def _unquoted(text: str) -> str:

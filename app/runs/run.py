@@ -178,8 +178,8 @@ class Run:
     @property
     def trained(self) -> int | None:
         """The number of steps that it trained, captured or not, if its trainer reported it at the end."""
-        said = self.info.facts.get(TRAINED)
-        return said if isinstance(said, int) else None
+        steps = self.info.facts.get(TRAINED)
+        return steps if isinstance(steps, int) else None
 
     @property
     def steps(self) -> int:
@@ -377,9 +377,9 @@ class Run:
             self._notice(batch.counters, is_last=any(isinstance(item, EndItem) for item in batch.items))
             self.signs.see()
             self.info, self.received.counters = batch.run, batch.counters
-            known = self.store.taps_announced
-            if batch.taps_from <= known:
-                self._take_all(batch, batch.taps[known - batch.taps_from :])
+            announced = self.store.taps_announced
+            if batch.taps_from <= announced:
+                self._take_all(batch, batch.taps[announced - batch.taps_from :])
         self._ask_for_step()
         with self.lock:
             answer = self._answer()
@@ -404,10 +404,10 @@ class Run:
         missing = 0 if saved.count is None or self._gaps.met else counters.acknowledged - saved.count
         if missing > 0 and saved.on_disk is not None:
             saved.on_disk.miss(missing)  # or the next restart would report them again
-        for said in self._gaps.greet(counters, self.signs.silent_s, is_back, missing):
-            emit_event(self, *said)
-        for said in self._gaps.count(self.received.counters, counters, self.signs.clock(), is_last):
-            emit_event(self, *said)
+        for event in self._gaps.greet(counters, self.signs.silent_s, is_back, missing):
+            emit_event(self, *event)
+        for event in self._gaps.count(self.received.counters, counters, self.signs.clock(), is_last):
+            emit_event(self, *event)
 
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
         # Everything is read before anything is stored: a damaged batch leaves no trace.

@@ -85,8 +85,8 @@ class Runs:
 
     def look_up(self, run_id: str) -> Run | None:
         """Return a run by its id without loading it, even if there were too many to list it. Not for the event loop."""
-        found = self._runs.get(run_id)
-        return self.disk.find(run_id) if found is None and self.disk is not None else found
+        run = self._runs.get(run_id)
+        return self.disk.find(run_id) if run is None and self.disk is not None else run
 
     def find(self, run_id: str) -> Run | None:
         """Return a run by its id, loaded from disk if needed. Not for the event loop."""
@@ -217,8 +217,8 @@ class Runs:
             if run is None:
                 return False
             self._part(run)
-        for each in [run] if run.ranks is None else run.ranks.runs():
-            self._remove(each, why)
+        for member in [run] if run.ranks is None else run.ranks.runs():
+            self._remove(member, why)
         self.changes.tell()
         return True
 

@@ -48,13 +48,13 @@ _CUT: Final = (
 def show(runs: Runs, path: Path) -> Run:
     """Load a saved run and list it; raises HookcoreError if it can't be read."""
     archive = read_archive(path)
-    known = runs.get(archive.info.id)
-    if known is None:
-        known = make_known(runs, archive.folder, archive)
-        runs.add(known)
-    if not known.loaded:
-        load(runs, known)
-    return known
+    run = runs.get(archive.info.id)
+    if run is None:
+        run = make_known(runs, archive.folder, archive)
+        runs.add(run)
+    if not run.loaded:
+        load(runs, run)
+    return run
 
 
 def load(runs: Runs, run: Run) -> None:
@@ -124,10 +124,10 @@ def apply_folder(run: Run, path: Path, archive: Archive) -> None:
 
 def _steps_of(run: Run, archive: Archive) -> StepRange:
     """Return the steps of a run on disk. Those of its summary may be older, if its server was killed."""
-    newest, said = archive.last_step, {"first_step": archive.first_step, "steps": archive.steps}
+    newest, summary = archive.last_step, {"first_step": archive.first_step, "steps": archive.steps}
     if archive.steps is None:  # an earlier version wrote it
-        said = run.saved.summary
-    first, count = (_whole(said.get(name)) for name in ("first_step", "steps"))
+        summary = run.saved.summary
+    first, count = (_whole(summary.get(name)) for name in ("first_step", "steps"))
     return StepRange(first if newest is not None else None, newest, count or 0)
 
 
@@ -171,19 +171,19 @@ def noted_at(run: Run) -> int | None:
     return noted if noted is not None and newest is not None and noted < newest else None
 
 
-def apply_page(run: Run, said: Mapping[str, Any]) -> None:
+def apply_page(run: Run, page: Mapping[str, Any]) -> None:
     """Apply what `page_of` returned earlier. Parts that can't be read are left out."""
     edits = run.edits
-    run.name = _text(said.get("name")) or run.name
-    edits.notes, edits.group = (_text(said.get(name, getattr(edits, name))) for name in ("notes", "group"))
-    edits.archived = said.get("archived") is True
-    tags = said.get("tags", edits.tags)
+    run.name = _text(page.get("name")) or run.name
+    edits.notes, edits.group = (_text(page.get(name, getattr(edits, name))) for name in ("notes", "group"))
+    edits.archived = page.get("archived") is True
+    tags = page.get("tags", edits.tags)
     listed = tags if isinstance(tags, list | tuple) else ()
-    edits.tags = tuple(each for each in listed if isinstance(each, str))[:MAX_TAGS]
-    edits.quiet = Quiet.of(said)
-    edits.annotations = annotations_in(said.get("annotations"))
-    edits.rule_changes = changes_in(said.get("rules")) or edits.rule_changes
-    summary = said.get("summary")
+    edits.tags = tuple(tag for tag in listed if isinstance(tag, str))[:MAX_TAGS]
+    edits.quiet = Quiet.of(page)
+    edits.annotations = annotations_in(page.get("annotations"))
+    edits.rule_changes = changes_in(page.get("rules")) or edits.rule_changes
+    summary = page.get("summary")
     run.saved.summary = summary if isinstance(summary, dict) else {}
 
 
@@ -210,12 +210,12 @@ def _add_event(store: Store, name: str, message: str, severity: Severity) -> Non
     store.add_event(Event(store.steps().newest or 0, time.time(), name, message, severity))
 
 
-def _text(said: object) -> str:
-    return said[:MAX_NOTES] if isinstance(said, str) else ""
+def _text(value: object) -> str:
+    return value[:MAX_NOTES] if isinstance(value, str) else ""
 
 
-def _whole(said: object) -> int | None:
-    return said if isinstance(said, int) and 0 <= said < 2**53 else None
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**53 else None
 
 
 def call_logged(path: Path, call: Callable[[Path], Any], failed: dict[Path, str] | None = None) -> None:

@@ -106,14 +106,14 @@ class Shelf:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file of hookcore; return an empty dict if it is missing, damaged, too large, or not a file."""
     with contextlib.suppress(OSError, ValueError):
-        said = parsed(read_regular(path, MAX_JSON_BYTES))
-        return said if isinstance(said, dict) else {}
+        content = parsed(read_regular(path, MAX_JSON_BYTES))
+        return content if isinstance(content, dict) else {}
     return {}
 
 
-def write_page(folder: Path, said: dict[str, Any]) -> None:
+def write_page(folder: Path, page: dict[str, Any]) -> None:
     """Write the page file of a run."""
-    write_json(folder / PAGE_FILE, said)
+    write_json(folder / PAGE_FILE, page)
 
 
 def bytes_below(folder: Path) -> int:
@@ -217,7 +217,7 @@ class Views:
     def all(self) -> Mapping[str, str]:
         """Return the query strings by name, in the order of their names."""
         with self._lock:
-            return dict(sorted(self._known().items(), key=lambda each: each[0].casefold()))
+            return dict(sorted(self._known().items(), key=lambda view: view[0].casefold()))
 
     def save(self, name: str, query: str) -> None:
         """Save a view, instead of one of the same name. Raises ArgumentError if there are too many."""
@@ -234,7 +234,7 @@ class Views:
             newest = self._newest()
             if name not in newest:
                 return False
-            self._put({each: query for each, query in newest.items() if each != name})
+            self._put({other: query for other, query in newest.items() if other != name})
         self._changed()
         return True
 
@@ -267,11 +267,11 @@ class Views:
         self._views = views
 
 
-def _fitting(said: Mapping[str, object]) -> dict[str, str]:
+def _fitting(saved: Mapping[str, object]) -> dict[str, str]:
     """Return what are views, within their limits."""
     fits = (
         (name, query)
-        for name, query in said.items()
+        for name, query in saved.items()
         if isinstance(query, str) and len(name) <= MAX_NAME and len(query) <= MAX_QUERY
     )
     return dict(list(fits)[:MAX_VIEWS])

@@ -72,9 +72,9 @@ class Undelivered:
                 logger.warning("hookcore: what is in %s can't be taken in: %s", path, error)
 
     def _take_in(self, about: About, archive: Archive) -> None:
-        known = self._runs.get(archive.info.id)
-        if known is not None:
-            known.signs.see()  # its trainer was silent, but isn't back
+        listed = self._runs.get(archive.info.id)
+        if listed is not None:
+            listed.signs.see()  # its trainer was silent, but isn't back
         elif about.server:
             about = msgspec.structs.replace(about, counters=msgspec.structs.replace(about.counters, acknowledged=0))
         batches = (msgspec.structs.replace(each, run=tamed(each.run)) for each in batches_in(archive, about))
@@ -89,7 +89,7 @@ class Undelivered:
             last = batch
             items += sum(item.number > newest and not isinstance(item, EndItem) for item in batch.items)
         if items:  # before the end of the run, after which nothing is saved
-            emit_event(run, "undelivered", _sentence(items, about.server, known is not None), "info")
+            emit_event(run, "undelivered", _sentence(items, about.server, listed is not None), "info")
         if archive.lost:
             emit_event(run, "not-kept", f"{archive.lost} frames and snapshots of this run were not written", "warning")
         self._take(last)
@@ -216,8 +216,8 @@ def _lost_sentence(run: Run) -> str:
     pid, host = run.info.pid, run.info.host
     if pid and host:
         return f"The trainer (process {pid} on {host}) stopped sending data {since}."
-    known = f" (process {pid})" if pid else f" (on {host})" if host else ""
-    return f"The trainer{known} stopped sending data {since}."
+    process = f" (process {pid})" if pid else f" (on {host})" if host else ""
+    return f"The trainer{process} stopped sending data {since}."
 
 
 def _cause(run: Run) -> str:

@@ -144,8 +144,8 @@ class MLflow:
         tracking = import_module("mlflow.tracking")
         self._metric: Any = import_module("mlflow.entities").Metric
         self._client: Any = tracking.MlflowClient()
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment)
         self._run: str = self._client.create_run(number, run_name=name).info.run_id
 
     def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
@@ -244,15 +244,15 @@ class Bridge:
             logger.warning("hookcore: the bridge failed: %s. Training and the run continue.", error)
 
 
-def bridge_for(given: str | None, name: str) -> Callable[[], Writer] | None:
+def bridge_for(bridge: str | None, name: str) -> Callable[[], Writer] | None:
     """Return a function that opens the bridge in a setting such as "tensorboard:runs/x", or None.
 
     Raises ArgumentError if the tool is not installed. In a distributed training, only rank 0 has a bridge.
     """
-    if given is None or rank() != "0":
+    if bridge is None or rank() != "0":
         return None
-    tool, _, target = given.partition(":")
+    tool, _, target = bridge.partition(":")
     module, package, make = WRITERS[tool]
     if find_spec(module) is None:
-        raise ArgumentError(f"bridge={given!r} needs {package}, which is not installed: pip install {package}")
+        raise ArgumentError(f"bridge={bridge!r} needs {package}, which is not installed: pip install {package}")
     return lambda: make(target, name)

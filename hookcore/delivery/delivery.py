@@ -159,16 +159,16 @@ class _Finder:
     def __call__(self) -> Address:
         if self._asked:
             with contextlib.suppress(ServerError, OSError):
-                found = find_or_revive() if self._revivals < MAX_REVIVALS else find()
-                if found is not None:
-                    self._note(found)
+                dashboard = find_or_revive() if self._revivals < MAX_REVIVALS else find()
+                if dashboard is not None:
+                    self._note(dashboard)
         self._asked = True
         assert self.delivery.address is not None
         return self.delivery.address
 
-    def _note(self, found: Dashboard) -> None:
-        self.delivery.moved(Address(found.url, found.token))
-        if found.started:
+    def _note(self, dashboard: Dashboard) -> None:
+        self.delivery.moved(Address(dashboard.url, dashboard.token))
+        if dashboard.started:
             self._revivals += 1
             logger.warning("hookcore: the dashboard stopped unexpectedly and was restarted: %s", self.delivery.url)
 

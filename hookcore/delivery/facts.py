@@ -66,27 +66,27 @@ def config_of_arguments(arguments: Sequence[str]) -> Flat:
 
     Several numbers after an option are a list. A text after its value may be anything, and is left out.
     """
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     waiting = listing = ""  # an option whose value may follow, and one with numbers, of which there may be more
     for argument in arguments:
         option, assignment = _OPTION.fullmatch(argument), _ASSIGNMENT.fullmatch(argument)
         if option is not None and argument.startswith("--"):
             name = option[1].replace("-", "_")
-            found[name] = True if option[2] is None else value_of_text(option[2])
+            config[name] = True if option[2] is None else value_of_text(option[2])
             waiting, listing = name if option[2] is None else "", ""
         elif option is not None:
             waiting = listing = ""  # a short one says too little
         elif waiting:
-            found[waiting] = value_of_text(argument)
+            config[waiting] = value_of_text(argument)
             waiting, listing = "", waiting if _is_number(argument) else ""
         elif listing and _is_number(argument):
-            before = found[listing]
-            found[listing] = [*(before if isinstance(before, list) else [before]), value_of_text(argument)]
+            before = config[listing]
+            config[listing] = [*(before if isinstance(before, list) else [before]), value_of_text(argument)]
         elif assignment is not None:
-            found[assignment[1].replace("/", ".")], listing = value_of_text(assignment[2]), ""
+            config[assignment[1].replace("/", ".")], listing = value_of_text(assignment[2]), ""
         else:
             listing = ""
-    return flatten(found)
+    return flatten(config)
 
 
 def _is_number(text: str) -> bool:
@@ -101,8 +101,8 @@ def script_arguments() -> Sequence[str]:
 def facts_at_start() -> dict[str, Value]:
     """Return the facts that cost nothing."""
     arguments = script_arguments()
-    said: dict[str, Value] = {"arguments": arguments_text(arguments)} if arguments else {}
-    return said | {name: cut_text(text_of(text), MAX_ARGUMENTS) for name, text in facts_of_job().items()}
+    facts: dict[str, Value] = {"arguments": arguments_text(arguments)} if arguments else {}
+    return facts | {name: cut_text(text_of(text), MAX_ARGUMENTS) for name, text in facts_of_job().items()}
 
 
 def learn_commit(learn: Learn) -> threading.Thread | None:
@@ -174,8 +174,8 @@ def place_by_launcher(watch: str) -> Place | None:
 
     `watch` is what the watch has in common with those of other ranks, and with no other one of this process.
     """
-    found = launched(mark)
-    return _place(found, watch) if found is not None and found.is_certain else None
+    launch = launched(mark)
+    return _place(launch, watch) if launch is not None and launch.is_certain else None
 
 
 def place_in_group(watch: str, rank: int, world: int, meeting: tuple[str, ...]) -> Place | None:
@@ -183,13 +183,13 @@ def place_in_group(watch: str, rank: int, world: int, meeting: tuple[str, ...]) 
 
     `meeting` is where the processes of the group met: `("tcp", host, port)`, `("file", path)`, or nothing.
     """
-    found = launched(mark)
+    launch = launched(mark)
     if world < 2:
         return None
-    is_launch = found is not None and (found.rank, found.world) == (rank, world)
+    is_launch = launch is not None and (launch.rank, launch.world) == (rank, world)
     # Some launchers use a file and set an address too, and set the rank right for some processes only.
-    if found is not None and is_launch and not (found.job[0] == MEETING and meeting[:1] == ("file",)):
-        return _place(found, watch)
+    if launch is not None and is_launch and not (launch.job[0] == MEETING and meeting[:1] == ("file",)):
+        return _place(launch, watch)
     # Variables of another launch, or none: the script called `init_process_group` with its own ranks.
     job = _job_of(meeting)
     local = rank if job and _is_here(meeting) else 0
@@ -212,10 +212,10 @@ def _is_here(meeting: tuple[str, ...]) -> bool:
     return meeting[0] == "file" or is_loopback(meeting[1])
 
 
-def _place(found: Launched, watch: str) -> Place:
-    texts = "\0".join((*found.job, watch))
+def _place(launch: Launched, watch: str) -> Place:
+    texts = "\0".join((*launch.job, watch))
     job = hashlib.sha256(texts.encode(errors="surrogateescape")).hexdigest()[:JOB_CHARACTERS]
-    return Place(job=job, rank=found.rank, world=found.world, local_rank=found.local_rank, attempt=found.attempt)
+    return Place(job=job, rank=launch.rank, world=launch.world, local_rank=launch.local_rank, attempt=launch.attempt)
 
 
 def joint_id(place: Place | None) -> str | None:

@@ -42,9 +42,9 @@ def levels_of(inside: Sequence[int], fed: Iterable[Fed]) -> dict[int, Level]:
     with_parts = set(inside)
     for source, target, guessed in fed:
         for box, ends in _steps(inside, with_parts, source, target):
-            found = levels.setdefault(box, {}).setdefault(ends, Connection())
-            found.carries.add(source)
-            found.guessed &= guessed
+            connection = levels.setdefault(box, {}).setdefault(ends, Connection())
+            connection.carries.add(source)
+            connection.guessed &= guessed
     return levels
 
 
@@ -146,10 +146,10 @@ def _regular_times(ties: list[Ties], run: Repetition, times: int) -> int:
     inputs, outputs = range(2)
     second = _links(ties, run, 1, inputs)
     for number in range(times):
-        given, sent = (_links(ties, run, number, side) for side in (inputs, outputs))
-        if number and given != second:
+        received, sent = (_links(ties, run, number, side) for side in (inputs, outputs))
+        if number and received != second:
             return number
-        if number == 0 and not _begins(given, second):
+        if number == 0 and not _begins(received, second):
             return 1
         if number < times - 1 and sent != _links(ties, run, 0, outputs):
             return number + 1  # it can be the last one, whose output goes elsewhere
@@ -161,21 +161,21 @@ Link = tuple[int, str, int]  # a place in the unit, which end the other one is, 
 
 def _links(ties: list[Ties], run: Repetition, unit: int, side: int) -> frozenset[Link]:
     """Return where the inputs or the outputs of a unit lead: side 0 or 1 of its ties."""
-    begin, found = run.first + unit * run.period, set()
+    begin, links = run.first + unit * run.period, set()
     for place in range(run.period):
         for other in ties[begin + place][side]:
             away, at = divmod(other - begin, run.period)
             is_inside = run.first <= other < run.last  # in a unit of the run: how many units away
-            found.add((place, f"unit {away:+d}", at) if is_inside else (place, "elsewhere", other))
-    return frozenset(found)
+            links.add((place, f"unit {away:+d}", at) if is_inside else (place, "elsewhere", other))
+    return frozenset(links)
 
 
-def _begins(given: frozenset[Link], second: frozenset[Link]) -> bool:
+def _begins(received: frozenset[Link], second: frozenset[Link]) -> bool:
     """Return whether the first unit has the inputs of the others, except those from the preceding unit."""
     before = {place for place, where, _ in second if where == "unit -1"}
     common = {link for link in second if link[1] != "unit -1"}
-    own = given - common
-    return common <= given and all(where == "elsewhere" and place in before for place, where, _ in own)
+    own = received - common
+    return common <= received and all(where == "elsewhere" and place in before for place, where, _ in own)
 
 
 # The boxes of a model: one for each call if the data flow is known, else one for each module; and repeats.

@@ -48,15 +48,15 @@ class Exchange:
             self.close()
 
     def ask(
-        self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
+        self, kind: type[Wanted], method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> Wanted:
         """Return the server's answer."""
-        return decode(self.send(method, path, asked, body), kind)
+        return decode(self.send(method, path, query, body), kind)
 
-    def send(self, method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None) -> bytes:
+    def send(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> bytes:
         """Return the bytes of the answer. Parameters that are None are left out."""
         data = None if body is None else msgspec.json.encode(body)
-        address = self._endpoint.prefix + quote(path) + query_of(asked or {})
+        address = self._endpoint.prefix + quote(path) + query_of(query or {})
         try:
             status, answer = self._answer_to(method, address, data)
         except _BROKEN as error:
@@ -85,9 +85,9 @@ class Exchange:
         for connection in connections:
             connection.close()
 
-    def follow(self, path: str, asked: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, bytes]]:
+    def follow(self, path: str, query: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, bytes]]:
         """Yield id and data of server-sent events forever; resume a broken stream."""
-        wait_s, address, was_there = FIRST_WAIT_S, self._endpoint.prefix + path + query_of(asked), False
+        wait_s, address, was_there = FIRST_WAIT_S, self._endpoint.prefix + path + query_of(query), False
         unknown_since = float("inf")
         while True:
             connection = None
@@ -174,12 +174,12 @@ class Exchange:
         )
 
 
-def query_of(asked: Mapping[str, Any]) -> str:
+def query_of(query: Mapping[str, Any]) -> str:
     """Return the query string with its question mark. A list repeats its name."""
     pairs: list[tuple[str, str]] = []
-    for name, value in asked.items():
+    for name, value in query.items():
         several: Sequence[Any] = value if isinstance(value, list) else [value]
-        pairs += [(name, _text_of(each)) for each in several if each is not None]
+        pairs += [(name, _text_of(item)) for item in several if item is not None]
     return f"?{urlencode(pairs)}" if pairs else ""
 
 

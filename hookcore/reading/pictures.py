@@ -36,12 +36,12 @@ def image_of(pixels: NDArray[np.uint8]) -> bytes:
     return _SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
 
 
-def map_of(found: Heatmap) -> NDArray[np.uint8]:
+def map_of(heatmap: Heatmap) -> NDArray[np.uint8]:
     """Return the pixels of a heatmap: colors for log magnitudes and non-finite values."""
     with np.errstate(divide="ignore"):
-        logs = np.log10(np.abs(found.worst))
-    known = logs[np.isfinite(logs)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+        logs = np.log10(np.abs(heatmap.worst))
+    finite = logs[np.isfinite(logs)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     share = np.clip(np.nan_to_num((logs - low) / ((high - low) or 1.0), neginf=0.0), 0.0, 1.0)
     at = share * (len(_COLORS) - 1)
     below = np.minimum(at.astype(int), len(_COLORS) - 2)
@@ -49,7 +49,7 @@ def map_of(found: Heatmap) -> NDArray[np.uint8]:
     mixed: NDArray[np.float64] = _COLORS[below] * (1 - part) + _COLORS[below + 1] * part
     pixels = np.rint(mixed).astype(np.uint8)
     for state, color in ((0, _EMPTY), (2, _NAN), (3, _INFINITE)):
-        pixels[found.state == state] = color
+        pixels[heatmap.state == state] = color
     return pixels
 
 
@@ -98,10 +98,10 @@ def _part(piece: str) -> Part:
         return ...
     if re.fullmatch(r"-?\d{1,18}", bare):
         return int(bare)
-    found = _SLICE.fullmatch(piece)
-    if found is None:
+    match = _SLICE.fullmatch(piece)
+    if match is None:
         raise ArgumentError(
             f"{piece[:50]!r} is not a part of a slice: write 3, 3:7, ::2, : or ..., separated by commas"
         )
-    start, stop, step = (None if number is None else int(number) for number in found.groups())
+    start, stop, step = (None if number is None else int(number) for number in match.groups())
     return slice(start, stop, step)

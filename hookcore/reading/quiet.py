@@ -54,7 +54,7 @@ class Quiet:
 
     def unmute(self, mute: Mute) -> None:
         """Remove a mute."""
-        self.mutes = {each: condition for each, condition in self.mutes.items() if each != mute}
+        self.mutes = {other: condition for other, condition in self.mutes.items() if other != mute}
 
     def muting(self, store: Store) -> Muting:
         """Return a function that finds the mute of a rule in a module. Use it for one answer: modules may be added."""
@@ -79,30 +79,30 @@ class Quiet:
         return {"acknowledgements": self.acknowledged, "mutes": mutes}
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Quiet:
+    def of(cls, page: Mapping[str, Any]) -> Quiet:
         """Read saved acknowledgements and mutes. Unreadable entries are left out, so their alerts come back."""
-        found = cls(dict(_acknowledged_in(said.get("acknowledgements"))))
-        for mute in _mutes_in(said.get("mutes")):
+        quiet = cls(dict(_acknowledged_in(page.get("acknowledgements"))))
+        for mute in _mutes_in(page.get("mutes")):
             try:
-                found.mute(mute)
+                quiet.mute(mute)
             except (ArgumentError, PatternError):
                 continue
-        return found
+        return quiet
 
 
-def _acknowledged_in(said: object) -> Iterator[tuple[str, int]]:
-    if isinstance(said, dict):
-        for key, step in list(said.items())[:MAX_ACKNOWLEDGED]:
+def _acknowledged_in(saved: object) -> Iterator[tuple[str, int]]:
+    if isinstance(saved, dict):
+        for key, step in list(saved.items())[:MAX_ACKNOWLEDGED]:
             if isinstance(key, str) and isinstance(step, int):
                 yield key, step
 
 
-def _mutes_in(said: object) -> Iterator[Mute]:
-    for each in _list(said):
-        rule, match = (each.get(name) for name in ("rule", "match")) if isinstance(each, dict) else (None, None)
+def _mutes_in(saved: object) -> Iterator[Mute]:
+    for entry in _list(saved):
+        rule, match = (entry.get(name) for name in ("rule", "match")) if isinstance(entry, dict) else (None, None)
         if isinstance(rule, str) and isinstance(match, str):
             yield Mute(rule, match)
 
 
-def _list(said: object) -> Iterable[object]:
-    return said[:MAX_MUTED] if isinstance(said, list) else ()
+def _list(saved: object) -> Iterable[object]:
+    return saved[:MAX_MUTED] if isinstance(saved, list) else ()

@@ -56,8 +56,8 @@ class Replaying:
     `by_itself`: nobody asked for it. Then only imports and definitions of the main script run, and no GPU is used.
     """
 
-    def __init__(self, found: Saved, environment: Mapping[str, str], *, by_itself: bool = False) -> None:
-        self._found, self._environment, self._by_itself = found, environment, by_itself
+    def __init__(self, capsule: Saved, environment: Mapping[str, str], *, by_itself: bool = False) -> None:
+        self._found, self._environment, self._by_itself = capsule, environment, by_itself
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
         self.was_elsewhere = False  # whether another process has replayed it, which reports the events, too
@@ -138,25 +138,25 @@ class Replaying:
         return variables | {"CUDA_VISIBLE_DEVICES": ""} if self._by_itself else variables
 
 
-def events_of(found: Saved, kept: Kept) -> tuple[Event, ...]:
+def events_of(capsule: Saved, kept: Kept) -> tuple[Event, ...]:
     """Return the result of a replay as events of its run."""
-    step, now, said = found.described.step, time.time(), kept.explanation
-    if said is None:
-        return (Event(step, now, FAILED, kept.failure, about={"capsule": found.id, "step": step}),)
-    path, below = found.described.path, found.described.below
-    known = {"capsule": found.id, "step": step, "model": path, **_about(said)}
+    step, now, explanation = capsule.described.step, time.time(), kept.explanation
+    if explanation is None:
+        return (Event(step, now, FAILED, kept.failure, about={"capsule": capsule.id, "step": step}),)
+    path, below = capsule.described.path, capsule.described.below
+    about = {"capsule": capsule.id, "step": step, "model": path, **_about(explanation)}
     module = ""
-    if said.culprit is not None:
-        module = known["module"] = _placed(said.culprit.module, path, below)
-    explained = Event(step, now, EXPLAINED, said.sentence, module=str(module), about=known)
-    if not said.layers:
+    if explanation.culprit is not None:
+        module = about["module"] = _placed(explanation.culprit.module, path, below)
+    explained = Event(step, now, EXPLAINED, explanation.sentence, module=str(module), about=about)
+    if not explanation.layers:
         return (explained,)
     layers = packed(
         ReplayedTap(_placed(layer.module, path, below), layer.kind, layer.index, layer.call, _numbers(layer))
-        for layer in said.layers
+        for layer in explanation.layers
     )
     message = f"the layers of step {step:,}, from its replay"
-    return explained, Event(step, now, REPLAYED, message, about={**known, "layers": layers})
+    return explained, Event(step, now, REPLAYED, message, about={**about, "layers": layers})
 
 
 def _placed(module: str, path: str, below: str) -> str:
@@ -164,30 +164,30 @@ def _placed(module: str, path: str, below: str) -> str:
     return f"{below}{module}" if module else path
 
 
-def _about(said: answers.Explanation) -> dict[str, Value]:
-    culprit = said.culprit
+def _about(explanation: answers.Explanation) -> dict[str, Value]:
+    culprit = explanation.culprit
     if culprit is None:
-        return {"exact": said.exact}
+        return {"exact": explanation.exact}
     return {
         "module": culprit.module,
         "phase": culprit.phase,
         "operator": culprit.operator,
         "origin": culprit.origin,
-        "exact": said.exact,
-        **_place(said),
+        "exact": explanation.exact,
+        **_place(explanation),
     }
 
 
-def _place(said: answers.Explanation) -> dict[str, Value]:
-    if said.culprit is None or not said.culprit.stack:
+def _place(explanation: answers.Explanation) -> dict[str, Value]:
+    if explanation.culprit is None or not explanation.culprit.stack:
         return {}
-    line = said.culprit.stack[-1]
+    line = explanation.culprit.stack[-1]
     where = f"{Path(line.file).name}:{line.line}"
     return {"where": where, "path": line.file, "line": line.line, "code": line.code[:_MAX_CODE]}
 
 
 def _numbers(layer: answers.ReplayedLayer) -> tuple[float, ...]:
-    return tuple(float("nan") if each is None else each for each in layer.values)
+    return tuple(float("nan") if value is None else value for value in layer.values)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -207,6 +207,6 @@ def _kept_of(code: int, output: bytes, errors: bytes) -> Kept:
             return Kept(explanation=msgspec.json.decode(output, type=answers.Explanation))
         except msgspec.DecodeError as error:
             return Kept(failure=f"the replay's answer can't be read: {error}")
-    said = errors.decode("utf-8", "backslashreplace").strip()[-_MAX_SAID:]
+    text = errors.decode("utf-8", "backslashreplace").strip()[-_MAX_SAID:]
     how = f"a signal ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-    return Kept(failure=f"the replay ended with {how}: {said}" if said else f"the replay ended with {how}")
+    return Kept(failure=f"the replay ended with {how}: {text}" if text else f"the replay ended with {how}")

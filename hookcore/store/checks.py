@@ -49,9 +49,9 @@ def require_kind(kind: str | None) -> None:
 
 def quantile_of(stat: str) -> float | None:
     """Return the share that "p99.9" means, or None for a stat. Raises ArgumentError for anything else."""
-    found = _QUANTILE.fullmatch(stat)
-    if found is not None:
-        return float(found[1]) / 100
+    match = _QUANTILE.fullmatch(stat)
+    if match is not None:
+        return float(match[1]) / 100
     require("stat", stat, STAT_SCHEMA.names)
     return None
 
@@ -62,17 +62,17 @@ def find_tap(taps: Iterable[tuple[int, Tap]], text: str) -> tuple[int, Tap]:
     Module paths and indices may contain anything, so a label isn't taken apart: labels are compared as a whole.
     """
     taps = list(taps)
-    own = [each for each in taps if text.startswith(each[1].module or ROOT)]  # few, and labels take time
-    fitting = [each for each in own if text in (each[1].label, each[1].words)] or [
-        each for each in own if text == each[1].name
+    own = [numbered for numbered in taps if text.startswith(numbered[1].module or ROOT)]  # few, and labels take time
+    fitting = [numbered for numbered in own if text in (numbered[1].label, numbered[1].words)] or [
+        numbered for numbered in own if text == numbered[1].name
     ]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         several = ", ".join(f"{tap.label!r} ({number})" for number, tap in fitting)
         raise ArgumentError(f"tap={text[:200]!r} names {len(fitting)} taps: give one of {several}")
-    known = [tap.label for _, tap in own or taps]
-    raise ArgumentError(unknown("tap", text[:200], known))
+    labels = [tap.label for _, tap in own or taps]
+    raise ArgumentError(unknown("tap", text[:200], labels))
 
 
 def facts_of(
@@ -86,7 +86,7 @@ def facts_of(
     # A module that stands in several places is a child in each of them.
     parents = {module.parent for module in modules}
     parents |= {_parent_of(alias) for module in modules for alias in module.aliases}
-    found = {
+    facts = {
         module.path: Facts(
             module.path,
             (module.type, *module.bases, "Module", "object"),
@@ -102,9 +102,9 @@ def facts_of(
         for module in modules
     }
     for path in observed:
-        if path not in found:
-            found[path] = Facts(path, captured=True, nan=path in nonfinite, dead=path in dead)
-    return found
+        if path not in facts:
+            facts[path] = Facts(path, captured=True, nan=path in nonfinite, dead=path in dead)
+    return facts
 
 
 def _parent_of(path: str) -> str | None:

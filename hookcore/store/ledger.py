@@ -75,10 +75,10 @@ class Ledger:
         was ever non-finite.
         """
         previous = self.note_captured(step)
-        found = nan + inf
-        if not self._any and not np.count_nonzero(found):
+        nonfinite = nan + inf
+        if not self._any and not np.count_nonzero(nonfinite):
             return None
-        bad, fine = found > 0, found == 0
+        bad, fine = nonfinite > 0, nonfinite == 0
         if not self._any and not bad.any():  # they are unknown
             return None
         with self._lock:
@@ -91,9 +91,9 @@ class Ledger:
     def taps(self) -> NonfiniteTaps:
         """Return every tap that was ever non-finite."""
         with self._lock:
-            columns, fine = {name: each.copy() for name, each in self._columns.items()}, self._fine.copy()
+            columns, fine = {name: column.copy() for name, column in self._columns.items()}, self._fine.copy()
         numbers = np.flatnonzero(columns["steps"] > 0)
-        picked = {name: each[numbers] for name, each in columns.items()}
+        picked = {name: column[numbers] for name, column in columns.items()}
         return NonfiniteTaps(numbers, **picked, is_over=fine[numbers] > picked["last_step"])
 
     def begin_after(self, captured: int) -> None:
@@ -116,8 +116,8 @@ class Ledger:
     def captured_around(self, step: int) -> tuple[int | None, int | None]:
         """Return the captured steps before and after a step, None if they aren't among the newest CAPTURED_KEPT."""
         with self._lock:
-            before = next((each for each in reversed(self._captured) if each < step), None)
-            after = next((each for each in self._captured if each > step), None)
+            before = next((captured for captured in reversed(self._captured) if captured < step), None)
+            after = next((captured for captured in self._captured if captured > step), None)
         return before, after
 
     def note_captured(self, step: int) -> int | None:

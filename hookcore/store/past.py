@@ -101,14 +101,14 @@ def look_together(pasts: Sequence[Past]) -> None:
 
 def rows_together(wanted: Sequence[Wanted]) -> list[Rows | None]:
     """Return the rows of several runs. Those in the same place are asked for at once."""
-    found: list[Rows | None] = [None] * len(wanted)
+    rows_of: list[Rows | None] = [None] * len(wanted)
     here: dict[Together, list[int]] = {}
-    for number, each in enumerate(wanted):
-        if each.past.together is None:
-            found[number] = each.past.rows(each.stat, each.lanes, each.span, each.most)
+    for number, question in enumerate(wanted):
+        if question.past.together is None:
+            rows_of[number] = question.past.rows(question.stat, question.lanes, question.span, question.most)
         else:
-            here.setdefault(each.past.together, []).append(number)
+            here.setdefault(question.past.together, []).append(number)
     for together, numbers in here.items():
         for number, rows in zip(numbers, together.rows([wanted[number] for number in numbers]), strict=True):
-            found[number] = rows
-    return found
+            rows_of[number] = rows
+    return rows_of

@@ -106,9 +106,9 @@ class Copies:
         for copy in self._copies:
             if copy.rank != rank and len(copy.keys):
                 place = np.minimum(np.searchsorted(copy.keys, keys), len(copy.keys) - 1)
-                found = np.flatnonzero(is_new & (copy.keys[place] == keys))
-                is_new[found] = False
-                self._compare(copy, place[found], rank, rows.stats[found])
+                again = np.flatnonzero(is_new & (copy.keys[place] == keys))
+                is_new[again] = False
+                self._compare(copy, place[again], rank, rows.stats[again])
         if is_new.any():
             kept = rows.some(is_new)
             if not with_sketches:  # its owner's values count already
@@ -160,14 +160,14 @@ def _apart_in(column: int, first: Floats, row: Floats) -> bool:
     return bool(_are_apart(row[None], first[None])[0, place])
 
 
-def _are_apart(found: Floats, expected: Floats) -> NDArray[np.bool_]:
+def _are_apart(values: Floats, expected: Floats) -> NDArray[np.bool_]:
     """Return which statistics of which rows differ [row, place in _COLUMNS]."""
     with np.errstate(invalid="ignore", over="ignore"):
-        apart: NDArray[np.bool_] = ~((found == expected) | (np.isnan(found) & np.isnan(expected)))
-        scale = np.maximum(np.abs(expected[:, _RMS]), np.abs(found[:, _RMS]))
+        apart: NDArray[np.bool_] = ~((values == expected) | (np.isnan(values) & np.isnan(expected)))
+        scale = np.maximum(np.abs(expected[:, _RMS]), np.abs(values[:, _RMS]))
         for column in _CLOSE:
             size = np.maximum(np.abs(expected[:, column]), scale if column != _NORM_COLUMN else 0.0)
-            apart[:, column] &= ~(np.abs(found[:, column] - expected[:, column]) <= _TOLERANCE * size)
+            apart[:, column] &= ~(np.abs(values[:, column] - expected[:, column]) <= _TOLERANCE * size)
     return apart[:, _COLUMNS]
 
 
@@ -199,10 +199,10 @@ class Repeated:
         """Return which rows to keep, so that those of other ranks can be compared with them."""
         if not self.known:
             return np.ones(len(lanes), bool)
-        found = np.zeros(len(lanes), bool)
+        kept = np.zeros(len(lanes), bool)
         fit = lanes < len(self.lanes)
-        found[fit] = self.lanes[lanes[fit]]
-        return found
+        kept[fit] = self.lanes[lanes[fit]]
+        return kept
 
 
 class StepOfRanks:
@@ -241,8 +241,10 @@ class StepOfRanks:
 
     def differences(self) -> list[Difference]:
         """Return what ranks should have in common, and don't."""
-        found = [difference for copies in self._copies.values() for difference in copies.differences(self._ranks_with)]
-        return sorted(found, key=lambda each: each.lane)[:MAX_DIFFERENCES]
+        differences = [
+            difference for copies in self._copies.values() for difference in copies.differences(self._ranks_with)
+        ]
+        return sorted(differences, key=lambda one: one.lane)[:MAX_DIFFERENCES]
 
     def add(self, rank: int, lanes: Lanes, stats: Floats, block: SketchBlock, owners: Owners) -> Rows:
         """Add the rows of a rank; return those that count so far. Ranks may come in any order, and in several parts."""
@@ -309,7 +311,7 @@ class StepOfRanks:
             return
         self._here = _longer(self._here, lanes)
         self._base, self._no_base, self._rows = (
-            _longer(each, lanes) for each in (self._base, self._no_base, self._rows)
+            _longer(sums, lanes) for sums in (self._base, self._no_base, self._rows)
         )
         self._stats = np.concatenate([self._stats, np.full((len(STATS), more), np.nan)], axis=1)
 
@@ -378,11 +380,11 @@ class StepOfRanks:
 
 def _have_come(turns: NDArray[np.uint8] | None, lanes: Lanes) -> NDArray[np.bool_]:
     """Return which taps a rank has sent."""
-    found = np.zeros(len(lanes), bool)
+    came = np.zeros(len(lanes), bool)
     if turns is not None:
         fit = lanes < len(turns)
-        found[fit] = turns[lanes[fit]] > 0
-    return found
+        came[fit] = turns[lanes[fit]] > 0
+    return came
 
 
 def _digests(keys: Lanes, stats: Floats) -> NDArray[np.uint64]:

@@ -247,26 +247,28 @@ class CountsOverTime:
     @classmethod
     def of(cls, entries: Sequence[SketchRows], tap: int, most: int) -> CountsOverTime:
         """Sum up sketches in at most this many equal spans."""
-        found = [(entry, row) for entry in entries if (row := entry.row(tap)) is not None]
-        if not found:
+        rows_of_tap = [(entry, row) for entry in entries if (row := entry.row(tap)) is not None]
+        if not rows_of_tap:
             none = np.empty(0, np.int64)
             return cls(none, none, np.empty(0, np.intp), np.zeros((0, 0), np.uint64))
-        first = np.array([entry.first for entry, _ in found], np.int64)
-        last = np.array([entry.last for entry, _ in found], np.int64)
+        first = np.array([entry.first for entry, _ in rows_of_tap], np.int64)
+        last = np.array([entry.last for entry, _ in rows_of_tap], np.int64)
         span = int(last[-1] - first[0]) + 1
         place = (first - first[0]) * min(most, span) // span
         begins = np.diff(place, prepend=-1) > 0
         # All rows at once: one by one, a window of 500 steps takes a hundred times as long.
-        every = np.concatenate([bins for _, (bins, _) in found])
+        every = np.concatenate([bins for _, (bins, _) in rows_of_tap])
         column_of = np.zeros(BINS, np.intp)
         column_of[every] = 1
         used = np.flatnonzero(column_of)
         column_of[used] = np.arange(len(used))
-        keys = np.repeat((np.cumsum(begins) - 1) * len(used), [len(bins) for _, (bins, _) in found])
+        keys = np.repeat((np.cumsum(begins) - 1) * len(used), [len(bins) for _, (bins, _) in rows_of_tap])
         keys += column_of[every]
         counts = np.zeros((int(begins.sum()), len(used)), np.uint64)
-        np.add.at(counts.reshape(-1), keys, np.concatenate([counts for _, (_, counts) in found]).astype(np.uint64))
-        ends = np.append(np.flatnonzero(begins)[1:], len(found)) - 1
+        np.add.at(
+            counts.reshape(-1), keys, np.concatenate([counts for _, (_, counts) in rows_of_tap]).astype(np.uint64)
+        )
+        ends = np.append(np.flatnonzero(begins)[1:], len(rows_of_tap)) - 1
         return cls(first[begins], last[ends], used, counts)
 
     def of_bin(self, number: int) -> NDArray[np.uint64]:
@@ -285,40 +287,40 @@ class CountsOverTime:
 
 def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: int, bounds_of: BoundsOf) -> Histograms:
     """Return at most `columns` columns of at most `bins` bins, on the same edges."""
-    found, largest = CountsOverTime.of(entries, tap, columns), TOO_LARGE
-    if found.of_bin(NEG_OVER).any() or found.of_bin(POS_OVER).any():
-        largest = min(bound[2] for bound in bounds_of(found.first, found.last))
+    over_time, largest = CountsOverTime.of(entries, tap, columns), TOO_LARGE
+    if over_time.of_bin(NEG_OVER).any() or over_time.of_bin(POS_OVER).any():
+        largest = min(bound[2] for bound in bounds_of(over_time.first, over_time.last))
         if largest < TOO_LARGE:
-            found = found.folded(largest)
-    finite = (found.bins > NEG_INF) & (found.bins < POS_INF)
-    starts = display_groups(found.bins[finite], bins)
-    counts = np.zeros((len(found.first), max(0, len(starts) - 1)), np.uint64)
+            over_time = over_time.folded(largest)
+    finite = (over_time.bins > NEG_INF) & (over_time.bins < POS_INF)
+    starts = display_groups(over_time.bins[finite], bins)
+    counts = np.zeros((len(over_time.first), max(0, len(starts) - 1)), np.uint64)
     if len(starts):
-        group = np.searchsorted(starts, found.bins[finite], side="right") - 1
+        group = np.searchsorted(starts, over_time.bins[finite], side="right") - 1
         begins = np.flatnonzero(np.diff(group, prepend=-1))
-        counts[:, group[begins]] = np.add.reduceat(found.counts[:, finite], begins, axis=1, dtype=np.uint64)
-    apart = (found.of_bin(NAN), found.of_bin(NEG_INF), found.of_bin(POS_INF))
+        counts[:, group[begins]] = np.add.reduceat(over_time.counts[:, finite], begins, axis=1, dtype=np.uint64)
+    apart = (over_time.of_bin(NAN), over_time.of_bin(NEG_INF), over_time.of_bin(POS_INF))
     edges = EDGES[starts]
     inner = (starts > NEG_OVER) & (starts < POS_INF)
     edges[inner] = np.clip(edges[inner], -largest, largest)
     kept = np.diff(edges, append=np.inf) > 0  # bins that "too large" has absorbed are empty
-    return Histograms(tap, found.first, found.last, edges[kept], counts[:, kept[:-1]], *apart)
+    return Histograms(tap, over_time.first, over_time.last, edges[kept], counts[:, kept[:-1]], *apart)
 
 
 def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points: int, bounds_of: BoundsOf) -> Quantiles:
     """Return the quantiles of the values that aren't NaN, with a limit for points; NaN if unknown."""
-    found = CountsOverTime.of(entries, tap, points)
+    over_time = CountsOverTime.of(entries, tap, points)
     wanted = np.atleast_1d(np.asarray(qs, np.float64))
     Sketch.empty().quantiles(wanted)  # raises for a wrong quantile even if there are no sketches
-    values = np.full((len(found.first), len(wanted)), np.nan)
-    out = np.isin(found.bins, (NEG_OVER, NEG_UNDER, POS_UNDER, POS_OVER))
-    reaching = np.flatnonzero(found.counts[:, out].any(axis=1))
-    known = bounds_of(found.first[reaching], found.last[reaching]) if len(reaching) else []
-    bounds = dict(zip(reaching.tolist(), known, strict=True))
-    for point, counts in enumerate(found.counts):
-        sketch, known_here = Sketch.of_bins(found.bins, counts), bounds.get(point)
+    values = np.full((len(over_time.first), len(wanted)), np.nan)
+    out = np.isin(over_time.bins, (NEG_OVER, NEG_UNDER, POS_UNDER, POS_OVER))
+    reaching = np.flatnonzero(over_time.counts[:, out].any(axis=1))
+    known_bounds = bounds_of(over_time.first[reaching], over_time.last[reaching]) if len(reaching) else []
+    bounds = dict(zip(reaching.tolist(), known_bounds, strict=True))
+    for point, counts in enumerate(over_time.counts):
+        sketch, known_here = Sketch.of_bins(over_time.bins, counts), bounds.get(point)
         values[point] = sketch.quantiles(wanted) if known_here is None else sketch.known_quantiles(wanted, *known_here)
-    return Quantiles(tap, wanted, found.first, found.last, values)
+    return Quantiles(tap, wanted, over_time.first, over_time.last, values)
 
 
 def display_groups(filled: NDArray[np.intp], bins: int) -> NDArray[np.intp]:

@@ -125,12 +125,12 @@ class View:
     past: tuple[int, int] | None = None
 
 
-def gather_together(asked: Sequence[tuple[Store, Source, Span]], most: int) -> list[list[Rows]]:
+def gather_together(queries: Sequence[tuple[Store, Source, Span]], most: int) -> list[list[Rows]]:
     """Return the rows of spans of several stores in parts. Pasts that are stored in one place are queried once."""
-    since = [source.ladder.exact_since(store._parts.whole_since) for store, source, _ in asked]
-    pasts = [store._past_of(span, step) for (store, _, span), step in zip(asked, since, strict=True)]
+    since = [source.ladder.exact_since(store._parts.whole_since) for store, source, _ in queries]
+    pasts = [store._past_of(span, step) for (store, _, span), step in zip(queries, since, strict=True)]
     look_together([past for past in pasts if past is not None])
-    questions = [store._ask(source, span, most) for store, source, span in asked]
+    questions = [store._ask(source, span, most) for store, source, span in queries]
     older = iter(rows_together([question.wanted for question in questions if question.wanted is not None]))
     return [question.answer(None if question.wanted is None else next(older)) for question in questions]
 
@@ -405,10 +405,10 @@ class Store:
             elif self.follower is not None:
                 self.follower.hear(event)
 
-    def judge(self, found: Sequence[Found], per_frame: bool = False) -> None:
+    def judge(self, findings: Sequence[Found], per_frame: bool = False) -> None:
         """Follow the findings of the rules about all steps so far, or the findings about each frame."""
         if self._parts.steps.newest is not None:
-            self._parts.incidents.judge(self._parts.steps.newest, found, per_frame)
+            self._parts.incidents.judge(self._parts.steps.newest, findings, per_frame)
 
     def explain(self, replay: Replay) -> None:
         """Take what the replay of a step found, for the incident that began in that step."""
@@ -1203,15 +1203,15 @@ class RowsOf:
         return self.store.source_of_taps(self.stat, self.what)
 
 
-def rows_of_all(asked: Sequence[RowsOf], most: int = MAX_ROWS) -> list[Rows]:
+def rows_of_all(queries: Sequence[RowsOf], most: int = MAX_ROWS) -> list[Rows]:
     """Return the rows of each store without down-sampling, as `Store.rows` and `Store.scalar_rows` do.
 
     Of steps that only its past has, about `most` rows are returned if there are more.
     """
-    rows = [Rows.empty(question.lanes) for question in asked]
-    filled = [place for place, question in enumerate(asked) if question.lanes]
-    questions = [(asked[place].store, asked[place].source, asked[place].span) for place in filled]
+    rows = [Rows.empty(question.lanes) for question in queries]
+    filled = [place for place, question in enumerate(queries) if question.lanes]
+    questions = [(queries[place].store, queries[place].source, queries[place].span) for place in filled]
     for place, parts in zip(filled, gather_together(questions, most), strict=True):
         if parts:
-            rows[place] = Rows.join(parts) if isinstance(asked[place].what, str) else Rows.stack(parts)
+            rows[place] = Rows.join(parts) if isinstance(queries[place].what, str) else Rows.stack(parts)
     return rows

@@ -59,14 +59,14 @@ class Sample:
     def windows(self, steps: int, most: int) -> list[Sample]:
         """Return adjacent parts with a minimum number of steps each, at most `most` of them."""
         least = max(steps, -(-self.steps // most))
-        found: list[Sample] = []
+        windows: list[Sample] = []
         part: list[SketchRows] = []
         for entry in self.entries:
             part.append(entry)
             if Sample(tuple(part)).steps >= least:
-                found.append(Sample(tuple(part)))
+                windows.append(Sample(tuple(part)))
                 part = []
-        return found
+        return windows
 
     def sums(self, numbers: Numbers) -> NDArray[np.float64]:
         """Return the sums [tap, bin] of some taps. They are exact up to 2 ** 53 values in a bin."""
@@ -128,12 +128,12 @@ def shares_apart(one: Sample, two: Sample, numbers: tuple[Numbers, Numbers]) -> 
     NaN if a tap has no values in one of them. `numbers` are the taps' numbers in the runs of the two samples.
     """
     both = zip(one.grouped(numbers[0]), two.grouped(numbers[1]), strict=True)
-    return np.concatenate([np.empty(0), *(_groups_apart(*each) for each in both)])
+    return np.concatenate([np.empty(0), *(_groups_apart(*sides) for sides in both)])
 
 
 def apart(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return which share of the values of each row [row, bin] would have to move to make it that of the other one."""
-    return _groups_apart(*(np.add.reduceat(each, _GROUPS, axis=1) for each in (one, two)))
+    return _groups_apart(*(np.add.reduceat(side, _GROUPS, axis=1) for side in (one, two)))
 
 
 def _groups_apart(*counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -142,7 +142,7 @@ def _groups_apart(*counts: NDArray[np.float64]) -> NDArray[np.float64]:
     rows = filled // counts[0].shape[1]
     many = [count.sum(axis=1) for count in counts]
     here, there = (count.ravel()[filled] for count in counts)
-    all_here, all_there = (each[rows] for each in many)
+    all_here, all_there = (rates[rows] for rates in many)
     with np.errstate(invalid="ignore", divide="ignore"):
         both = (here + there) / (all_here + all_there)
         # The standard deviation of the difference of two binomial shares of equal probability. Its expected magnitude

@@ -108,8 +108,8 @@ def _schema_of(record: type) -> pa.Schema:
 
 
 def _type_of(hint: Any) -> pa.DataType:
-    if hint in (known := _column_types()):
-        return known[hint]
+    if hint in (types := _column_types()):
+        return types[hint]
     if get_origin(hint) is tuple:
         return pa.list_(_type_of(get_args(hint)[0]))
     if is_dataclass(hint):
@@ -149,14 +149,14 @@ def part_name(first: int, last: int) -> str:
 
 def parts_in(folder: Path) -> list[tuple[int, int, Path]]:
     """Return the valid parts in order; one inside a larger one was merged into it."""
-    found = []
+    parts = []
     for path in folder.glob("part-*.parquet"):
         match = _PART.fullmatch(path.name)
         if match and int(match[1]) <= int(match[2]):
-            found.append((int(match[1]), int(match[2]), path))
-    found.sort(key=lambda part: (part[0], -part[1]))
+            parts.append((int(match[1]), int(match[2]), path))
+    parts.sort(key=lambda part: (part[0], -part[1]))
     counting: list[tuple[int, int, Path]] = []
-    for part in found:
+    for part in parts:
         if not counting or part[1] > counting[-1][1]:
             counting.append(part)
     return counting
@@ -319,13 +319,13 @@ class DiskCounters:
     @classmethod
     def of(cls, folder: Path) -> DiskCounters:
         """Return the counters of the run in a folder: the newer of run.json and its last part."""
-        found = [cls()]
+        counts = [cls()]
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found.append(msgspec.convert(parsed(read_regular(folder / RUN_FILE, MAX_RUN_FILE_BYTES)), cls))
+            counts.append(msgspec.convert(parsed(read_regular(folder / RUN_FILE, MAX_RUN_FILE_BYTES)), cls))
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, LookupError, pa.ArrowException):
-            said = pq.read_schema(parts_in(folder / "steps")[-1][2]).metadata[_METADATA]
-            found.append(msgspec.json.decode(said, type=cls))
-        return max(found, key=lambda counters: (counters.acknowledged, counters.written))
+            content = pq.read_schema(parts_in(folder / "steps")[-1][2]).metadata[_METADATA]
+            counts.append(msgspec.json.decode(content, type=cls))
+        return max(counts, key=lambda counters: (counters.acknowledged, counters.written))
 
 
 @dataclass(frozen=True, slots=True)

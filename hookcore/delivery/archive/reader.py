@@ -146,10 +146,10 @@ class Archive:
 
     def flows(self) -> dict[int, Flow]:
         """Return which call fed which, by the number of the frame that brought it."""
-        found: dict[int, Flow] = {}
+        flows: dict[int, Flow] = {}
         for table, name in self._parts("flows", True):
-            found |= dict(self._each(flows_of(table), name))
-        return found
+            flows |= dict(self._each(flows_of(table), name))
+        return flows
 
     def snapshots(self) -> Iterator[Snapshot]:
         """Yield all snapshots."""
@@ -169,15 +169,15 @@ class Archive:
         """Yield the parts of a table with their names, without rows that were in an earlier one."""
         rows: dict[int, int] = {}  # by the last part
         done = -1
-        while left := [each for each in parts_in(self.folder / name) if each[1] > done]:
+        while left := [written for written in parts_in(self.folder / name) if written[1] > done]:
             for first, last, path in left:
                 try:
                     table = self._read(path, schemas()[name], whole)
                 except _MergedError:
                     break
-                known = sum(count for part, count in rows.items() if part >= first)
-                done, rows[last] = last, table.num_rows - known
-                yield table.slice(known), path.name
+                read = sum(count for part, count in rows.items() if part >= first)
+                done, rows[last] = last, table.num_rows - read
+                yield table.slice(read), path.name
 
     def _range(self, name: str, first: int, last: int) -> pa.Table:
         paths = [path for begin, end, path in parts_in(self.folder / name) if first <= begin and end <= last]
@@ -235,8 +235,8 @@ def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int
 
 def _require_size(size: int, rows: int, most_bytes: int, most_rows: int) -> None:
     if size > most_bytes or rows > most_rows:
-        said = f"{size} bytes or more in {rows} rows"
-        raise ArgumentError(f"it contains {said}; at most {most_bytes} bytes in {most_rows} rows are allowed")
+        size_words = f"{size} bytes or more in {rows} rows"
+        raise ArgumentError(f"it contains {size_words}; at most {most_bytes} bytes in {most_rows} rows are allowed")
 
 
 def _text_bytes(array: pa.Array) -> int:
@@ -357,10 +357,10 @@ class Unheard:
     """The events of a saved run that its rules and incidents must hear when they did while the run was live."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        known = [event for event in events if event.name.startswith(OWN_RULE) or event.name == NONFINITE_STEP]
-        is_late = [bool(each.about.get("late")) for each in known]  # it came with a frame of a later step
-        self._late = deque(sorted(compress(known, is_late), key=lambda each: each.time_s))
-        self._others = deque(sorted(compress(known, map(not_, is_late)), key=lambda each: each.step))
+        unheard = [event for event in events if event.name.startswith(OWN_RULE) or event.name == NONFINITE_STEP]
+        is_late = [bool(own.about.get("late")) for own in unheard]  # it came with a frame of a later step
+        self._late = deque(sorted(compress(unheard, is_late), key=lambda own: own.time_s))
+        self._others = deque(sorted(compress(unheard, map(not_, is_late)), key=lambda own: own.step))
 
     def tell(self, store: Store, frame: Frame | None = None, shift: int = 0) -> None:
         """Let a store hear the events that came with a frame or before it; without a frame, all others."""

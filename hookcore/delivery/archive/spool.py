@@ -173,10 +173,10 @@ class _Contents:
             return
         self._events += record.events
         self._labels |= record.labels
-        known = self._steps
-        first = record.step if known.first is None else known.first
-        is_new = record.step != known.newest
-        self._steps = StepRange(first, max(record.step, known.newest or 0), known.count + is_new)
+        steps = self._steps
+        first = record.step if steps.first is None else steps.first
+        is_new = record.step != steps.newest
+        self._steps = StepRange(first, max(record.step, steps.newest or 0), steps.count + is_new)
 
     def taps(self) -> TapList:
         taps = self.described.taps
@@ -230,9 +230,9 @@ def spools_in(folder: Path) -> list[Path]:
 def bytes_of_spool(path: Path) -> int:
     """Return the size of a spool."""
     total = 0
-    for each in path.rglob("*"):
+    for file in path.rglob("*"):
         with contextlib.suppress(OSError):  # it was just merged
-            total += each.lstat().st_size
+            total += file.lstat().st_size
     return total
 
 
@@ -255,8 +255,8 @@ def batches_in(archive: Archive, about: About) -> Iterator[Batch]:
     entries = _entries(archive)
     first = next(entries, None)
     if first is not None:  # what the server had received and not saved is in the spool, too
-        said = msgspec.structs.replace(about.counters, acknowledged=min(about.counters.acknowledged, first.number))
-        about = msgspec.structs.replace(about, counters=said)
+        counters = msgspec.structs.replace(about.counters, acknowledged=min(about.counters.acknowledged, first.number))
+        about = msgspec.structs.replace(about, counters=counters)
     yield batch_of(Parcel(0, taps, description, (), None, about.counters), run, -1)
     some, room = [first] if first is not None else [], PARCEL_BYTES
     for entry in entries:
@@ -297,7 +297,7 @@ def _merged(archive: Archive, first: int) -> Iterator[tuple[int, Frame | Snapsho
 
 def _until(events: deque[Event], step: int) -> list[Event]:
     """Return the events of frames up to a step, and remove them."""
-    found = []
+    until = []
     while events and events[0].step <= step:
-        found.append(events.popleft())
-    return found
+        until.append(events.popleft())
+    return until

@@ -79,7 +79,7 @@ def _columns_of(taps: TapList) -> dict[str, pa.Array]:
     """Return the names of taps, as columns with an element for each tap."""
     columns = {name: pa.array([getattr(tap, name) for tap in taps.taps], pa.string()) for name in TAP_COLUMNS}
     calls = pa.array([tap.call for tap in taps.taps], pa.int32())
-    return {**{name: each.dictionary_encode() for name, each in columns.items()}, "call": calls}
+    return {**{name: column.dictionary_encode() for name, column in columns.items()}, "call": calls}
 
 
 def _sketches_table(frames: Sequence[Numbered]) -> pa.Table:
@@ -186,7 +186,7 @@ def flows_of(table: pa.Table) -> Iterator[tuple[int, Flow]]:
     for (frame, step, seconds), rows in groupby(_rows(table), lambda row: (row["frame"], row["step"], row["seconds"])):
         calls = list(rows)
         sized = calls if calls[0].get("outputs") is not None else ()  # files of older releases have no sizes
-        sizes = msgspec.convert([{name: each[name] for name in _SIZES} for each in sized], tuple[CallSize, ...])
+        sizes = msgspec.convert([{name: size[name] for name in _SIZES} for size in sized], tuple[CallSize, ...])
         yield frame, Flow(step, msgspec.convert(calls, tuple[FlowCall, ...]), seconds, sizes)
 
 

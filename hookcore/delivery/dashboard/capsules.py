@@ -108,11 +108,11 @@ def saved(folder: Path) -> list[Saved]:
         paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and _NAME.fullmatch(path.stem))
     except OSError:
         return []
-    found = []
+    capsules = []
     for path in paths:
         with contextlib.suppress(OSError):  # removed in the meantime
-            found.append(_saved(path, path.lstat().st_size))
-    return found
+            capsules.append(_saved(path, path.lstat().st_size))
+    return capsules
 
 
 def _saved(path: Path, size: int) -> Saved:
@@ -124,10 +124,10 @@ def _saved(path: Path, size: int) -> Saved:
         return Saved(path, {}, Described(min(step, 2**53 - 1)), size, None, str(error))
 
 
-def keep_explanation(path: Path, said: bytes) -> None:
+def keep_explanation(path: Path, explanation: bytes) -> None:
     """Write the result of a replay next to its capsule, whole or not at all."""
     with whole_file(path.with_suffix(_EXPLANATION)) as file:
-        file.write(said)
+        file.write(explanation)
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def explanation_of(path: Path) -> bytes | None:
 
 
 def _runs_in(folder: Path) -> Iterator[tuple[float, Path]]:
-    for each in folder.iterdir():
+    for run in folder.iterdir():
         with contextlib.suppress(OSError):
-            if _RUN.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
-                yield each.stat().st_mtime, each
+            if _RUN.fullmatch(run.name) and run.is_dir() and not run.is_symlink():
+                yield run.stat().st_mtime, run

@@ -35,10 +35,10 @@ class PrivateFolder:
         self.path = path
         self._number = _open_folder(path)
         try:
-            found = os.fstat(self._number)
-            if found.st_uid != os.getuid():
+            about = os.fstat(self._number)
+            if about.st_uid != os.getuid():
                 raise PermissionError(errno.EPERM, "it belongs to another user")
-            if stat.S_IMODE(found.st_mode) & 0o077:
+            if stat.S_IMODE(about.st_mode) & 0o077:
                 os.fchmod(self._number, 0o700)
         except BaseException:
             os.close(self._number)
@@ -56,10 +56,10 @@ class PrivateFolder:
         """Open a file and return its descriptor. Links, pipes, and other users' files are rejected."""
         number = os.open(name, flags | _FILE, 0o600, dir_fd=self._number)
         try:
-            found = os.fstat(number)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink > 1:
+            about = os.fstat(number)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_nlink > 1:
                 raise PermissionError(errno.EPERM, f"{self.path / name} is not a plain file of your own: remove it")
-            if flags & os.O_CREAT and stat.S_IMODE(found.st_mode) & 0o077:
+            if flags & os.O_CREAT and stat.S_IMODE(about.st_mode) & 0o077:
                 os.fchmod(number, 0o600)
         except BaseException:
             os.close(number)
@@ -99,9 +99,9 @@ class PrivateFolder:
 
     def remove_drafts(self, name: str) -> None:
         """Remove drafts of a file that killed writers left."""
-        for each in self.names():
-            if each.startswith(f"{name}."):
-                self.remove(each)
+        for draft in self.names():
+            if draft.startswith(f"{name}."):
+                self.remove(draft)
 
 
 def _open_folder(path: Path) -> int:
@@ -136,12 +136,12 @@ def _replaced(number: int, other: int) -> int:
 def _link(folder: int, name: str, trusted: set[int]) -> Path | None:
     """Return the target of a link, or None if the name isn't one. Raises PermissionError for other users' links."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        about = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    if not stat.S_ISLNK(found.st_mode):
+    if not stat.S_ISLNK(about.st_mode):
         return None
-    if found.st_uid not in trusted:
+    if about.st_uid not in trusted:
         raise PermissionError(errno.EPERM, f"{name!r} in its path is another user's symbolic link")
     return Path(os.readlink(name, dir_fd=folder))
 
@@ -267,9 +267,9 @@ _NAME: Final = re.compile(rf"\.(.+)\.(\d{{1,10}})\.\d{{1,20}}\{UNFINISHED}", re.
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents. Other users can't write to new ones, whatever the umask."""
-    for each in (*reversed(path.absolute().parents), path):
-        if not each.is_dir():
-            each.mkdir(mode=0o755, exist_ok=True)
+    for folder in (*reversed(path.absolute().parents), path):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o755, exist_ok=True)
 
 
 @contextlib.contextmanager
@@ -298,11 +298,11 @@ def remove_orphans(folder: Path, name: str = "") -> int:
     """Remove the unfinished files in a folder whose writers are dead, or only those of one file; count them."""
     removed = 0
     with contextlib.suppress(OSError):
-        for each in folder.iterdir():
-            match = _NAME.fullmatch(each.name)
-            if match is not None and name in ("", match[1]) and _is_orphan(each, int(match[2])):
+        for draft in folder.iterdir():
+            match = _NAME.fullmatch(draft.name)
+            if match is not None and name in ("", match[1]) and _is_orphan(draft, int(match[2])):
                 with contextlib.suppress(OSError):
-                    each.unlink()
+                    draft.unlink()
                     removed += 1
     return removed
 

@@ -77,8 +77,8 @@ def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
     own = environment.get("HOOKCORE_HOME", "")
     if own:
         return Path(own).expanduser().absolute()
-    given = environment.get("XDG_DATA_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path(environment.get("HOME") or "~").expanduser() / ".local/share"
+    chosen = environment.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if os.path.isabs(chosen) else Path(environment.get("HOME") or "~").expanduser() / ".local/share"
     return base / "hookcore"
 
 
@@ -89,8 +89,8 @@ def undelivered_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 def make_private(folder: Path) -> None:
     """Create a folder that only this user can read, with its parents. Raises OSError if it isn't writable."""
-    for each in (*reversed(folder.parents), folder):
-        each.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would create parents that others can read
+    for part in (*reversed(folder.parents), folder):
+        part.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would create parents that others can read
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"{folder} is not writable")
 
@@ -145,8 +145,8 @@ def read_entry(folder: PrivateFolder) -> DashboardFile | None:
 
 
 def write_entry(folder: PrivateFolder, url: str, token: str, pid: int) -> None:
-    said = {"url": url, "token": token, "pid": pid, "started_s": time.time(), "version": hookcore.__version__}
-    folder.write(FILE, json.dumps(said).encode())
+    entry = {"url": url, "token": token, "pid": pid, "started_s": time.time(), "version": hookcore.__version__}
+    folder.write(FILE, json.dumps(entry).encode())
 
 
 # Starts a dashboard's process with the lock and a socket that already listens.
@@ -329,9 +329,9 @@ def find(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
 
 def find_or_revive(environment: Mapping[str, str] = os.environ) -> Dashboard | None:
     """Return this user's dashboard, started again if it died. None if it was stopped, which removes its file."""
-    found = find(environment)
-    if found is not None:
-        return found
+    running = find(environment)
+    if running is not None:
+        return running
     with opened_home(environment) as folder:
         died = read_entry(folder) is not None and not is_locked(folder)
     return join_or_start(environment) if died else None
@@ -351,23 +351,23 @@ def status(environment: Mapping[str, str] = os.environ) -> Status:
 def stop_dashboard(environment: Mapping[str, str] = os.environ) -> str:
     """Stop this user's dashboard and wait for its end. Returns what happened; raises ServerError if it doesn't stop."""
     deadline = time.monotonic() + STOP_S
-    while (found := status(environment)).url and not found.pid and time.monotonic() < deadline:
+    while (seen := status(environment)).url and not seen.pid and time.monotonic() < deadline:
         time.sleep(POLL_S)  # its starter was killed; it writes its own process id when it is up
-    if not found.running:
+    if not seen.running:
         return "no dashboard is running"
-    if not found.pid:
-        raise _unreadable(found.folder)
+    if not seen.pid:
+        raise _unreadable(seen.folder)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(found.pid, signal.SIGTERM)
+        os.kill(seen.pid, signal.SIGTERM)
     while status(environment).running:
         reap()
         if time.monotonic() > deadline:
             raise ServerError(
-                f"the dashboard at {found.url} (process {found.pid}) did not stop within {STOP_S:g} s: kill the process"
+                f"the dashboard at {seen.url} (process {seen.pid}) did not stop within {STOP_S:g} s: kill the process"
             )
         time.sleep(POLL_S)
     reap()
-    return f"the dashboard at {found.url} (process {found.pid}) has stopped"
+    return f"the dashboard at {seen.url} (process {seen.pid}) has stopped"
 
 
 def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -455,8 +455,8 @@ def _write(number: int, data: bytes) -> None:
 def take_orphans(environment: Mapping[str, str] = os.environ) -> list[RunInfo]:
     """Return the runs whose process ended before a dashboard answered it, and remove their notices."""
     with opened_home(environment) as folder:
-        found = [_take(folder, name) for name in _names(folder)]
-    return [run for run in found if run is not None]
+        taken = [_take(folder, name) for name in _names(folder)]
+    return [run for run in taken if run is not None]
 
 
 def _names(folder: PrivateFolder) -> list[str]:

@@ -177,11 +177,11 @@ class Outbox:
     @property
     def settled(self) -> bool:
         """Whether the receiver has saved everything, including the end, or has given up saving it."""
-        return (self._retained.is_saved or bool(self.given_up)) and not self.has_news
+        return (self._retained.is_saved or self.given_up is not None) and not self.has_news
 
     @property
-    def given_up(self) -> str:
-        """Why the receiver will save no more of the ended run; empty if it has saved everything, or may still."""
+    def given_up(self) -> str | None:
+        """Why the receiver will save no more of the ended run; None if it has saved everything, or may still."""
         return self._retained.given_up
 
     @property

@@ -156,12 +156,12 @@ class CurrentDescription:
         return Description(self.version, tuple(self._modules.values()), tuple(self._coverage.values()), self._hooks)
 
 
-def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
+def _update(records: dict[str, Described], described: Sequence[Described]) -> bool:
     """Update records by path; return whether any of them changed."""
     differs = False
-    for each in given:
-        if known.get(each.path) != each and known.get((each := fitted(each)).path) != each:
-            known[each.path] = each
+    for record in described:
+        if records.get(record.path) != record and records.get((record := fitted(record)).path) != record:
+            records[record.path] = record
             differs = True
     return differs
 
@@ -228,7 +228,7 @@ class Retained:
     def __init__(self, max_bytes: int) -> None:
         self.arrived = -1  # the highest number that the receiver has
         self.is_saved = True  # whether it would lose none of its data
-        self.given_up = ""  # why it will save no more of the ended run; empty if it may
+        self.given_up: str | None = None  # why it will save no more of the ended run
         self.durable = -1  # the highest number that is on its disk
         self._max_bytes = max_bytes
         self.entries: deque[Entry] = deque()
@@ -259,7 +259,7 @@ class Retained:
             self._nbytes -= lost[0].size
         # An older server doesn't say it, and its `durable` never counts the end.
         self.is_saved = not self.entries if answer.saved is None else answer.saved
-        self.given_up = "" if self.is_saved else answer.given_up
+        self.given_up = None if self.is_saved else answer.given_up or None
         return list(lost)
 
 

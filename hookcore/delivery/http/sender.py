@@ -209,9 +209,14 @@ def return_message(counters: DeliveryCounters) -> str:
 
 
 def loss_message(
-    counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None, given_up: str, spooling: Spooling
-) -> str:
-    """Return a warning about the data of an ended run that is or may be lost, or an empty string if all of it is saved.
+    counters: DeliveryCounters,
+    trouble: str,
+    answered: bool,
+    unsaved: int | None,
+    given_up: str | None,
+    spooling: Spooling,
+) -> str | None:
+    """Return a warning about the data of an ended run that is or may be lost, or None if all of it is saved.
 
     `unsaved`: the number of items that the server acknowledged but may not have saved; 0 if only the end is unsaved.
     `given_up`: why the server will not save them.
@@ -221,7 +226,7 @@ def loss_message(
     parts += [(counters.in_flight, "sent without an answer")] if counters.in_flight else []
     kept = _kept_message(spooling)
     if not parts and answered:
-        return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved, given_up, kept)
+        return None if unsaved is None else _unsaved_message(counters, trouble, unsaved, given_up, kept)
     why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was not sent"
     also = f" Of those that did, the server may not have saved the last {unsaved:,}." if unsaved else ""
     return (
@@ -241,9 +246,9 @@ def _kept_message(spooling: Spooling) -> str:
     )
 
 
-def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str, kept: str) -> str:
+def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str | None, kept: str) -> str:
     last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
-    if given_up:
+    if given_up is not None:
         return (
             f"hookcore: the run has ended, but the server couldn't save {last if unsaved else 'all of it'}: "
             f"{given_up}. That data is lost when the server stops."

@@ -146,8 +146,8 @@ class HttpSink(Sink):
     def _report_losses(self) -> None:
         """Warn at the end if parts of the run didn't reach the server, or may not be saved there."""
         outbox, sender = self._outbox, self._sender
-        known = sender.answered, outbox.unsaved, outbox.given_up, sender.spooling
-        message = loss_message(self.counters, self.trouble, *known)
-        if message and self._sender.was_started and not self._reported_losses:
+        fate = sender.answered, outbox.unsaved, outbox.given_up, sender.spooling
+        message = loss_message(self.counters, self.trouble, *fate)
+        if message is not None and self._sender.was_started and not self._reported_losses:
             self._reported_losses = True
             logger.warning("%s%s", message, self._sender.advice)

@@ -62,13 +62,13 @@ def targets_of(addresses: Sequence[str]) -> tuple[Target, ...]:
 
 def _names_of(addresses: Sequence[str]) -> list[str]:
     try:
-        found: list[Any] = ask(addresses)
+        names: list[Any] = ask(addresses)
     except _NO_ANSWER as error:
         why = type(error).__name__  # its text may contain addresses
         raise ArgumentError(
             f"the addresses of notify can't be checked ({why}): does `apprise --version` work?"
         ) from None
-    for number, (name, address) in enumerate(zip(found, addresses, strict=True), start=1):
+    for number, (name, address) in enumerate(zip(names, addresses, strict=True), start=1):
         if name is None:
             scheme = address.partition("://")[0][:20] if "://" in address else ""
             shown = f", which begins with {scheme!r}," if scheme.isalnum() else ""
@@ -76,7 +76,7 @@ def _names_of(addresses: Sequence[str]) -> list[str]:
                 f"address {number} of notify{shown} is not an apprise address: use one such as "
                 "slack://TOKEN_A/TOKEN_B/TOKEN_C or json://HOST/PATH, see https://appriseit.com/services/"
             )
-    return found
+    return names
 
 
 POLL_S: Final = 0.5

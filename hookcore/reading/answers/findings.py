@@ -258,13 +258,13 @@ class Evidence(Answer, frozen=True):
     scalars: tuple[Around, ...]
 
     @classmethod
-    def of(cls, found: incidents.Evidence) -> Evidence:
+    def of(cls, evidence: incidents.Evidence) -> Evidence:
         """Return the answer for the values around an onset."""
         return cls(
-            tuple(map(Tap.of, found.numbers, found.taps)),
-            found.steps,
-            dict(zip(records.STATS, found.stats, strict=True)),
-            tuple(Around(each.name, each.steps, each.values) for each in found.logged),
+            tuple(map(Tap.of, evidence.numbers, evidence.taps)),
+            evidence.steps,
+            dict(zip(records.STATS, evidence.stats, strict=True)),
+            tuple(Around(logged.name, logged.steps, logged.values) for logged in evidence.logged),
         )
 
 
@@ -310,10 +310,10 @@ class Incident(Answer, frozen=True):
     evidence: Annotated[Evidence | None, Meta(description="these values; null in a list of incidents")] = None
 
     @classmethod
-    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool, in_full: bool = False) -> Incident:
+    def of(cls, incident: incidents.Incident, acknowledged: bool, muted: bool, in_full: bool = False) -> Incident:
         """Return the answer about an incident: in full with its evidence, if there was room for it."""
-        evidence = Evidence.of(found.evidence) if in_full and found.evidence is not None else None
-        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted, evidence=evidence)
+        evidence = Evidence.of(incident.evidence) if in_full and incident.evidence is not None else None
+        return cls(**_fields_of(incident), acknowledged=acknowledged, muted=muted, evidence=evidence)
 
 
 class Incidents(Answer, frozen=True):
@@ -335,7 +335,7 @@ class Incidents(Answer, frozen=True):
         return len(self.incidents)
 
 
-def _fields_of(found: incidents.Incident) -> dict[str, Any]:
+def _fields_of(incident: incidents.Incident) -> dict[str, Any]:
     same = (
         "id",
         "key",
@@ -354,12 +354,12 @@ def _fields_of(found: incidents.Incident) -> dict[str, Any]:
         "steps",
         "unseen",
     )
-    return {name: getattr(found, name) for name in (*same, "found_step", "skipped", "loss", "taps", "modules")} | {
-        "culprit": _link(found.culprit),
-        "value": Number(found.value),
-        "usual": Number(found.usual),
-        "chain": tuple(map(_link, found.chain)),
-        "has_evidence": found.evidence is not None,
+    return {name: getattr(incident, name) for name in (*same, "found_step", "skipped", "loss", "taps", "modules")} | {
+        "culprit": _link(incident.culprit),
+        "value": Number(incident.value),
+        "usual": Number(incident.usual),
+        "chain": tuple(map(_link, incident.chain)),
+        "has_evidence": incident.evidence is not None,
     }
 
 

@@ -137,10 +137,10 @@ def _edges_of(level: Level) -> tuple[ModelEdge, ...]:
         ModelEdge(
             None if source == OUTSIDE else source,
             None if target == OUTSIDE else target,
-            tuple(sorted(found.carries)),
-            found.guessed,
+            tuple(sorted(connection.carries)),
+            connection.guessed,
         )
-        for (source, target), found in sorted(level.items())
+        for (source, target), connection in sorted(level.items())
     )
 
 
@@ -176,17 +176,17 @@ class Snapshot(Answer, frozen=True, omit_defaults=True):
     values: Annotated[Nested | None, Meta(description="complex numbers are pairs")] = None
 
     @classmethod
-    def of(cls, number: int, found: records.Snapshot, **more: Any) -> Snapshot:
-        stored = found.values.dtype.name
-        about = found.step, Number(found.time_s), found.dtype, stored, found.shape, found.values.shape
+    def of(cls, number: int, snapshot: records.Snapshot, **more: Any) -> Snapshot:
+        stored = snapshot.values.dtype.name
+        about = snapshot.step, Number(snapshot.time_s), snapshot.dtype, stored, snapshot.shape, snapshot.values.shape
         return cls(
             number,
-            found.number >= 0,
-            Tap.of(None, found.tap),
+            snapshot.number >= 0,
+            Tap.of(None, snapshot.tap),
             *about,
-            found.truncated,
-            found.values.nbytes,
-            found.names is not None,
+            snapshot.truncated,
+            snapshot.values.nbytes,
+            snapshot.names is not None,
             **more,
         )
 
@@ -293,10 +293,10 @@ class Media(Answer, frozen=True):
     cut: Annotated[bool, Meta(description="whether the item was shortened")]
 
     @classmethod
-    def of(cls, number: int, found: records.Snapshot) -> Media:
+    def of(cls, number: int, item: records.Snapshot) -> Media:
         """Return the answer for an item."""
-        about = found.tap.module, found.step, Number(found.time_s), found.dtype
-        return cls(number, *about, found.values.nbytes, found.truncated)
+        about = item.tap.module, item.step, Number(item.time_s), item.dtype
+        return cls(number, *about, item.values.nbytes, item.truncated)
 
 
 class MediaList(Page, frozen=True):

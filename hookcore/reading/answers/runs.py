@@ -423,9 +423,9 @@ class RankMap(Tabular, frozen=True, eq=False):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each column of the map, with a column for each rank."""
-        found: dict[str, Any] = {"first_step": self.first_step, "last_step": self.last_step}
+        steps: dict[str, Any] = {"first_step": self.first_step, "last_step": self.last_step}
         values = np.asarray(self.values)
-        return found | {f"rank_{rank}": values[row] for row, rank in enumerate(self.ranks)}
+        return steps | {f"rank_{rank}": values[row] for row, rank in enumerate(self.ranks)}
 
 
 class LayerSpread(Answer, frozen=True):
@@ -456,9 +456,11 @@ class LayerSpreads(Page, Tabular, frozen=True):
         """Return a row for each layer."""
         kinds: dict[str, Any] = dict.fromkeys(("low", "median", "high", "apart", "odd_value"), np.float64)
         kinds |= dict.fromkeys(("finite", "present"), np.int64)
-        found = {name: np.array([getattr(layer, name) for layer in self.layers], kind) for name, kind in kinds.items()}
+        columns = {
+            name: np.array([getattr(layer, name) for layer in self.layers], kind) for name, kind in kinds.items()
+        }
         odd = np.array([-1 if layer.odd is None else layer.odd for layer in self.layers], np.int64)  # -1: none
-        return tap_columns([layer.tap for layer in self.layers]) | found | {"odd": odd}
+        return tap_columns([layer.tap for layer in self.layers]) | columns | {"odd": odd}
 
 
 # Values of many runs over time, in one answer.

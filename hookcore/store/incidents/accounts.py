@@ -301,22 +301,22 @@ class Standing:
         gathered = 0 if self.gathering is None else self.gathering.nbytes
         return _BYTES + _MEMBER_BYTES * len(self.onsets) + gathered
 
-    def belongs(self, found: Found) -> bool:
+    def belongs(self, finding: Found) -> bool:
         """Return whether a later look found the same incident: the same rule, and a tap in common."""
-        if found.rule != self.found.rule or found.is_short != self.found.is_short:
+        if finding.rule != self.found.rule or finding.is_short != self.found.is_short:
             return False
-        return any(number in self.onsets for number, _ in found.members)
+        return any(number in self.onsets for number, _ in finding.members)
 
-    def take(self, found: Found, step: int) -> bool:
+    def take(self, finding: Found, step: int) -> bool:
         """Add what a look at a step found; return whether that is news."""
-        worse = SEVERITIES.index(found.severity) < SEVERITIES.index(self.severity)
-        new = [member for member in found.members if member[0] not in self.onsets]
+        worse = SEVERITIES.index(finding.severity) < SEVERITIES.index(self.severity)
+        new = [member for member in finding.members if member[0] not in self.onsets]
         self.onsets.update((number, max(onset, self.found.since)) for number, onset in new)
         if worse:
             self.milder += ((step, self.severity),)
-            self.severity = found.severity
+            self.severity = finding.severity
         self.times += 1
-        self.last, self.missed = step if found.until is None else found.until, None
+        self.last, self.missed = step if finding.until is None else finding.until, None
         return worse or bool(new)
 
 
@@ -342,7 +342,7 @@ class Standings:
         return sum(severity != "info" for severity in list(self._refused.values()))  # another thread may add one
 
     def look(
-        self, step: int, found: Sequence[Found], gather: Gather, per_frame: bool = False
+        self, step: int, findings: Sequence[Found], gather: Gather, per_frame: bool = False
     ) -> tuple[list[Standing], list[Standing]]:
         """Follow the findings at a step. Return the incidents that changed, and those that are over.
 
@@ -350,7 +350,7 @@ class Standings:
         """
         changed: list[Standing] = []
         fresh: list[Standing] = []
-        for finding in sorted(found, key=lambda finding: finding.since):
+        for finding in sorted(findings, key=lambda finding: finding.since):
             if finding.is_short and self._explains(finding):
                 continue
             standing = next((old for old in self.open if old.belongs(finding)), None)
@@ -369,31 +369,33 @@ class Standings:
         self._over.extend(ended)
         return changed, ended
 
-    def _explains(self, found: Found) -> bool:
+    def _explains(self, finding: Found) -> bool:
         """Return whether an incident that lasts began before something short, and has a tap in common with it."""
         lasting = (
-            standing for standing in self.open if not standing.found.is_short and standing.found.since <= found.since
+            standing for standing in self.open if not standing.found.is_short and standing.found.since <= finding.since
         )
-        return any(number in standing.onsets for standing in lasting for number, _ in found.members)
+        return any(number in standing.onsets for standing in lasting for number, _ in finding.members)
 
-    def _return(self, found: Found) -> Standing | None:
+    def _return(self, finding: Found) -> Standing | None:
         """Reopen an incident that seemed to be over, if the finding began before its end or soon after."""
         for standing in self._over:
-            if standing.belongs(found) and found.since <= standing.last + (RECURS if found.is_short else GRACE):
+            if standing.belongs(finding) and finding.since <= standing.last + (RECURS if finding.is_short else GRACE):
                 self._over.remove(standing)
                 self.open.append(standing)
                 standing.over = None
                 return standing
         return None
 
-    def _begin(self, found: Found, step: int, gather: Gather) -> Standing | None:
+    def _begin(self, finding: Found, step: int, gather: Gather) -> Standing | None:
         if len(self.open) >= MAX_STANDING:
             if len(self._refused) < MAX_REFUSED:
-                self._refused[found.rule, found.number] = found.severity
+                self._refused[finding.rule, finding.number] = finding.severity
             return None
         # Another tap's problem began no earlier than the incident, even if merged steps look older.
-        onsets = {number: max(onset, found.since) for number, onset in found.members} | {found.number: found.since}
-        standing = Standing(found, found.severity, step, step, onsets, gather(found.number, found.since))
+        onsets = {number: max(onset, finding.since) for number, onset in finding.members} | {
+            finding.number: finding.since
+        }
+        standing = Standing(finding, finding.severity, step, step, onsets, gather(finding.number, finding.since))
         self.open.append(standing)
         return standing
 
@@ -519,7 +521,7 @@ class Accounts:
 
     def _numbered(self, replay: Replay) -> Replay:
         """Return a replay with the numbers of its tensors, which may have been captured only later."""
-        culprit, *chain = (replace(each, number=self.number_of(each.tap)) for each in (replay.culprit, *replay.chain))
+        culprit, *chain = (replace(link, number=self.number_of(link.tap)) for link in (replay.culprit, *replay.chain))
         evidence = replay.evidence
         if evidence is not None:
             evidence = replace(evidence, numbers=tuple(map(self.number_of, evidence.taps)))
@@ -527,25 +529,25 @@ class Accounts:
 
     def of_rule(self, standing: Standing) -> Over:
         """Return an incident of a rule."""
-        found = standing.found
+        finding = standing.found
         about = Incident(
-            found.rule,
-            self._link(found.number, found.since),
-            found.value,
-            found.since,
+            finding.rule,
+            self._link(finding.number, finding.since),
+            finding.value,
+            finding.since,
             standing.last,
             standing.over,
-            standing.times if found.is_short else standing.last - found.since + 1,
+            standing.times if finding.is_short else standing.last - finding.since + 1,
             culprit_last=standing.last,
             version=standing.version,
-            message=found.message,
+            message=finding.message,
             level=standing.severity,
             milder=standing.milder,
-            usual=found.usual,
+            usual=finding.usual,
             found_step=standing.found_step,
-            short=found.is_short,
-            previous=found.since - found.unseen - 1 if found.unseen else None,
-            placed=found.placed,
+            short=finding.is_short,
+            previous=finding.since - finding.unseen - 1 if finding.unseen else None,
+            placed=finding.placed,
         )
         numbers = np.array(list(standing.onsets), np.int64)
         onsets = np.array(list(standing.onsets.values()), np.int64)

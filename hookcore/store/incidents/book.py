@@ -98,15 +98,15 @@ class Feeding:
             return None
         culprit = starts[-1] if backward else starts[0]
         number = step.number_of(culprit)
-        known, unseen = step.nearest(culprit)
+        captured, unseen = step.nearest(culprit)
         if kinds == _WEIGHTS:
             words = ""
         elif loop:
             words = self._looped(culprit, loop)
         else:
-            hidden = {place for place in known if any(number in masks for number in self.numbers(place, kinds[0]))}
-            known -= hidden
-            words = self._backward(known, unseen) if backward else self._forward(culprit, known, unseen, hidden)
+            hidden = {place for place in captured if any(number in masks for number in self.numbers(place, kinds[0]))}
+            captured -= hidden
+            words = self._backward(captured, unseen) if backward else self._forward(culprit, captured, unseen, hidden)
         return Feeder(number, f"{words}{self._apart(starts, culprit)}")
 
     def numbers(self, place: int, kind: Kind) -> list[int]:
@@ -135,19 +135,19 @@ class Feeding:
         )
         return f"{together}, and feeds it, so any module between the two may have been first."
 
-    def _forward(self, culprit: int, known: set[int], unseen: set[int], masks: set[int]) -> str:
+    def _forward(self, culprit: int, captured: set[int], unseen: set[int], masks: set[int]) -> str:
         if self._flow.calls[culprit].how == "order":
             return "Its inputs are unknown."
-        fine = f"Its input was finite: the activation of {self._names(known)}." if known else ""
-        if not known and not unseen and not masks:
+        fine = f"Its input was finite: the activation of {self._names(captured)}." if captured else ""
+        if not captured and not unseen and not masks:
             fine = "No other module feeds it."
         mask = f"Its input from {self._names(masks)} has infinities that look like a mask." if masks else ""
         return " ".join(filter(None, [fine, mask, self._unseen(unseen, "feed it")]))
 
-    def _backward(self, known: set[int], unseen: set[int]) -> str:
+    def _backward(self, captured: set[int], unseen: set[int]) -> str:
         fine = ""
-        if known:
-            names = self._names(known)
+        if captured:
+            names = self._names(captured)
             fine = f"It was computed from a finite gradient: the activation gradient of {names}."
         elif not unseen:
             fine = "It came directly from the loss."
@@ -459,8 +459,8 @@ class Incidents:
             gathering = Gathering(
                 tuple(self.source.taps[number] for number in numbers),
                 tuple(names),
-                Window.open(numbers, begin, lambda *given: source.stat_rows(*given)),
-                Window.open([lanes[name] for name in names], begin, lambda *given: source.scalar_rows(*given)),
+                Window.open(numbers, begin, lambda *bounds: source.stat_rows(*bounds)),
+                Window.open([lanes[name] for name in names], begin, lambda *bounds: source.scalar_rows(*bounds)),
             )
             if self.nbytes + gathering.nbytes < _FULL * self.max_bytes:
                 self._unfinished.append(gathering)
@@ -468,12 +468,12 @@ class Incidents:
         self.without_evidence += 1
         return None
 
-    def judge(self, step: int, found: Sequence[Found], per_frame: bool = False) -> None:
+    def judge(self, step: int, findings: Sequence[Found], per_frame: bool = False) -> None:
         """Follow the findings of the rules about the steps up to this one, or the findings about each frame."""
-        if not found and not self._standings.open:
+        if not findings and not self._standings.open:
             return
         with self._lock:
-            changed, ended = self._standings.look(step, found, self._gather, per_frame)
+            changed, ended = self._standings.look(step, findings, self._gather, per_frame)
             for standing in {id(standing): standing for standing in (*changed, *ended)}.values():
                 self._note_change(standing)
             back = {self._accounts.of_rule(standing).about.id for standing in changed}

@@ -164,7 +164,7 @@ class Incident:
         later = self.last_step > step
         chain = tuple(link for link in self.chain if link.first_step <= step)
         others = {link.tap.module for link in chain} - {self.culprit.tap.module}
-        known = self.taps == len(self.chain) or not later
+        is_whole = self.taps == len(self.chain) or not later
         return replace(
             self,
             recovered=None if self.recovered is not None and self.recovered > step else self.recovered,
@@ -173,10 +173,10 @@ class Incident:
             culprit_last=min(self.culprit_last, step),
             chain=chain,
             taps=len(chain) if later else self.taps,
-            modules=(len(others) if later else self.modules) if known else 0,
+            modules=(len(others) if later else self.modules) if is_whole else 0,
             message=f"found at step {self.found_step:,}: {self.message}" if late else self.message,
             level=next((before for until, before in self.milder if step < until), self.level),
-            milder=tuple(each for each in self.milder if each[0] <= step),
+            milder=tuple(severity for severity in self.milder if severity[0] <= step),
         )
 
     @property

@@ -62,14 +62,14 @@ def _culprit(
     if operator.startswith(_ARGUMENT) and not phase:
         return Tap(model, "input", operator.removeprefix(_ARGUMENT)), None
     kind: Kind = "output" if phase == "forward" else "output_grad" if phase == "backward" else bad[0].kind  # type: ignore[assignment]
-    affected = [each for each in bad if each.kind == kind] or list(bad)
+    affected = [tensor for tensor in bad if tensor.kind == kind] or list(bad)
     if kind == "output_grad" and phase:
         inside = affected[0].module.startswith(f"{module}.") if module else True
         # The gradient that arrived at the module was finite, and what it passed on wasn't.
         if not inside and affected[0].module != module:
             return Tap(module, "input_grad"), None
         return _tap(affected[0]), affected[0]
-    first = next((each for each in affected if each.module == module), affected[0])
+    first = next((tensor for tensor in affected if tensor.module == module), affected[0])
     return _tap(first), first
 
 
@@ -80,15 +80,15 @@ def _tap(layer: ReplayedTap) -> Tap:
 
 def _evidence(step: int, culprit: Tap, layers: Sequence[ReplayedTap]) -> Evidence | None:
     """Return the values of the culprit and of the tensors around it, in the order of the pass."""
-    taps = [_tap(each) for each in layers]
+    taps = [_tap(tensor) for tensor in layers]
     if culprit not in taps:
         return None
     place = taps.index(culprit)
-    alike = [each for each in layers if each.kind == culprit.kind]
+    alike = [tensor for tensor in layers if tensor.kind == culprit.kind]
     near = alike.index(layers[place])
     shown = [
         layers[place],
-        *(each for each in alike[max(0, near - 2) : near + _SHOWN - 2] if each is not layers[place]),
+        *(tensor for tensor in alike[max(0, near - 2) : near + _SHOWN - 2] if tensor is not layers[place]),
     ]
     stats = np.full((len(STATS), 1, len(shown)), np.nan)
     for column, layer in enumerate(shown):
@@ -132,13 +132,13 @@ class Alarm:
     @classmethod
     def of(cls, event: Event) -> Alarm:
         """Return what an event of the trainer says. Facts of the wrong type count as unknown."""
-        found, name = event.about.get("found"), event.about.get("name")
-        previous, said = event.about.get("previous"), event.about.get("value")
+        kind, name = event.about.get("found"), event.about.get("name")
+        previous, text = event.about.get("previous"), event.about.get("value")
         is_known = isinstance(previous, int) and 0 <= previous < event.step
         weight = None
-        if found == WEIGHTS:
+        if kind == WEIGHTS:
             own = str(name or "").removeprefix(f"{event.module}.") if event.module else str(name or "")
             weight = Tap(event.module, "param", own)
-        value = float(said) if said in ("nan", "inf", "-inf") else float("nan")
-        in_loss = found == "loss" and event.about.get("captured") is True
+        value = float(text) if text in ("nan", "inf", "-inf") else float("nan")
+        in_loss = kind == "loss" and event.about.get("captured") is True
         return cls(event.step, int(previous) if is_known else None, value, weight, in_loss)  # type: ignore[arg-type]
