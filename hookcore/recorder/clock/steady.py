@@ -1,10 +1,9 @@
 """The short way through a step that isn't captured.
 
-Such a step needs little: its number, its loss, its time, and a look at its gradients. As long as a training does what
-it did in the step before, that is done here, in a few lines for each of torch's four calls. All else is left to the
-full machinery, in the very call in which something differs. Both change the same state in the same way, so either may
-follow the other at any call. Only frames and the cadence's sums are made later: which step is captured next is known
-when the last one ends, so that an uncaptured step compares one number.
+Such a step needs little: its number, its loss, its time, and a look at its gradients. While a training does what it did
+in the step before, that is done here, for each of torch's four calls. All else is left to the full machinery, in the
+call that differs. Both change the same state, so either may follow the other at any call. Only frames and the cadence's
+sums come later: the next captured step is known when the last one ends, so an uncaptured step compares one number.
 
 If the extension is there, its *track* (`observe/_track.h`) sees torch's calls even before. It does the same for a run
 of steps that are equal in all that is checked here, touches few objects, and keeps notes. They are settled, that is,
@@ -52,12 +51,9 @@ from hookcore.recorder.measured.snapshots import Snapshots
 CHECK_EVERY: Final = 64  # steps of which at least one goes the long way, where rare checks are made
 NEAR: Final = 4  # frames between a loop's line and the optimizer's step, among which a scaler is looked for
 
-# What may come next; the extension has the same list.
-_OFF: Final = 0  # anything: the full machinery decides
-_PASS: Final = 1  # a backward pass
-_IN_PASS: Final = 2  # its end
-_STEP: Final = 3  # an optimizer's step, or another pass
-_IN_STEP: Final = 4  # its end
+# What may come next: anything (the full machinery decides), a backward pass, its end, an optimizer's step or another
+# pass, and its end. The extension has the same list.
+_OFF, _PASS, _IN_PASS, _STEP, _IN_STEP = range(5)
 
 _PLAIN: Final = frozenset((Tensor, nn.Parameter))
 _LOOP: Final = next(iter(STEP_LOOP))
