@@ -1,9 +1,14 @@
-"""The tables of docs/settings.md and docs/rules.md: `python -m tests.settings_tables settings`, or `rules`."""
+"""The tables of docs/settings.md, docs/rules.md, and docs/coming-from.md.
+
+`python -m tests.settings_tables settings`, `rules`, or `names` prints one.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from hookcore.config import SETTINGS
@@ -25,6 +30,8 @@ SETTINGS_HEAD: Final = ("of", "`watch()`", "flag", "variable", "default", "allow
 
 
 RULES_HEAD: Final = ("rule", "in SageMaker Debugger", "severity", "thresholds: default (least to most)")
+NAMES_HEAD: Final = ("in SageMaker Debugger", "rules of hookcore")
+COOKBOOK: Final = Path(__file__).parents[1] / "docs" / "cookbook" / "README.md"
 
 
 def _markdown(head: tuple[str, ...], rows: Iterable[Sequence[str]]) -> str:
@@ -69,16 +76,31 @@ def _flag(name: str) -> str:
 
 def rules_table() -> str:
     """Render all rules with the thresholds that can be changed."""
-    return _markdown(RULES_HEAD, map(_rule, RULES.values()))
+    pages = _recipes()
+    return _markdown(RULES_HEAD, (_rule(rule, pages.get(rule.name, "")) for rule in RULES.values()))
 
 
-def _rule(rule: Rule) -> tuple[str, ...]:
+def _recipes() -> dict[str, str]:
+    """Return the page of the cookbook about each rule that has one."""
+    rows = re.findall(r'^\| ".*\]\(([\w-]+\.md)\) \|(.*)\|$', COOKBOOK.read_text(), re.MULTILINE)
+    return {rule: page for page, rules in rows for rule in re.findall(r"`([\w-]+)`", rules)}
+
+
+def names_table() -> str:
+    """Render the rules by their names in SageMaker Debugger."""
+    names = sorted({rule.known_as for rule in RULES.values()} - {""})
+    rules = (", ".join(f"`{rule.name}`" for rule in RULES.values() if rule.known_as == name) for name in names)
+    return _markdown(NAMES_HEAD, zip((f"`{name}`" for name in names), rules, strict=True))
+
+
+def _rule(rule: Rule, page: str) -> tuple[str, ...]:
     thresholds = "; ".join(
         f"`{each.name}` {each.default:g} ({each.least:g} to {each.most:g}): {each.help}"
         for each in THRESHOLDS.get(rule.name, ())
     )
-    return f"`{rule.name}`", f"`{rule.known_as}`" if rule.known_as else "", rule.severity, thresholds
+    name = f"[`{rule.name}`](cookbook/{page})" if page else f"`{rule.name}`"
+    return name, f"`{rule.known_as}`" if rule.known_as else "", rule.severity, thresholds
 
 
 if __name__ == "__main__":
-    print({"settings": settings_table, "rules": rules_table}[sys.argv[1]](), end="")
+    print({"settings": settings_table, "rules": rules_table, "names": names_table}[sys.argv[1]](), end="")

@@ -27,7 +27,7 @@ from tests.archive_world import TAPS, kept_in
 from tests.build import append
 from tests.keep_world import INFO, batch, start, stop
 from tests.serving import TOKEN, Served, served
-from tests.settings_tables import rules_table
+from tests.settings_tables import names_table, rules_table
 
 NO_RELU = {"dead": False, "dead-channels": False}  # called dead_relu in SageMaker Debugger
 
@@ -54,8 +54,9 @@ def test_every_threshold_is_in_its_range_and_has_help() -> None:
 
 
 def test_the_table_in_the_documentation_equals_the_code() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
-    assert rules_table() in page, "regenerate it: python -m tests.settings_tables rules"
+    docs = Path(__file__).parents[2] / "docs"
+    assert rules_table() in (docs / "rules.md").read_text(), "regenerate it: python -m tests.settings_tables rules"
+    assert names_table() in (docs / "coming-from.md").read_text(), "regenerate: python -m tests.settings_tables names"
 
 
 def test_a_threshold_decides_whether_a_rule_fires() -> None:
