@@ -40,7 +40,7 @@ function callOf({ path, query }) {
   const isMany = (path === "series" && !taps.length) || (path === "histograms" && taps.length > 1);
   const name = isMany ? `many_${path}` : path;
   const { method, answer, bare, drop = [] } = CALLS[name];
-  const given = Object.entries(query).filter(
+  const parameters = Object.entries(query).filter(
     ([key, value]) => value !== null && value !== undefined && value !== "" && !drop.includes(key),
   );
   /** @type {[string, string[]][]} */
@@ -50,18 +50,20 @@ function callOf({ path, query }) {
         ["stat", String(query.stat ?? "").split(",")],
       ]
     : [];
-  const loops = lists.filter(([, each]) => each.length > 1);
-  const value = (/** @type {string} */ key, /** @type {any} */ said) =>
-    loops.some(([each]) => each === key) ? key : literal(Array.isArray(said) && said.length === 1 ? said[0] : said);
-  const first = given.filter(([key]) => bare.includes(key)).map(([key, said]) => value(key, said));
-  const named = given
+  const loops = lists.filter(([, loop]) => loop.length > 1);
+  const value = (/** @type {string} */ key, /** @type {any} */ argument) =>
+    loops.some(([loop]) => loop === key)
+      ? key
+      : literal(Array.isArray(argument) && argument.length === 1 ? argument[0] : argument);
+  const first = parameters.filter(([key]) => bare.includes(key)).map(([key, argument]) => value(key, argument));
+  const named = parameters
     .filter(([key]) => !bare.includes(key))
-    .map(([key, said]) => `${NAMES[key] ?? key}=${value(key, said)}`);
+    .map(([key, argument]) => `${NAMES[key] ?? key}=${value(key, argument)}`);
   const call = `client.${method}(${[...first, ...named].join(", ")})`;
   if (!loops.length) return `${answer} = ${call}`;
   const keys = loops.length > 1 ? "(tap, stat)" : loops[0][0];
-  const each = loops.map(([key, values]) => `    for ${key} in ${literal(values)}\n`).join("");
-  return `${answer} = {\n    ${keys}: ${call}\n${each}}`;
+  const header = loops.map(([key, values]) => `    for ${key} in ${literal(values)}\n`).join("");
+  return `${answer} = {\n    ${keys}: ${call}\n${header}}`;
 }
 
 /** Whether there is a call for it. @param {Query[]} asked */
@@ -109,7 +111,7 @@ class Menu {
   /** @param {string} label what it is the menu of */
   rename(label) {
     const words = `${this.button.textContent}: ${label}`;
-    for (const each of [this.button, this.list]) each.setAttribute("aria-label", words);
+    for (const element of [this.button, this.list]) element.setAttribute("aria-label", words);
   }
 
   open() {
@@ -304,8 +306,8 @@ export class Card {
 
   /** @returns {Query[]} */
   get queries() {
-    const asked = this.options.query?.() ?? [];
-    return (Array.isArray(asked) ? asked : [asked]).map(({ path, query }) => ({
+    const queries = this.options.query?.() ?? [];
+    return (Array.isArray(queries) ? queries : [queries]).map(({ path, query }) => ({
       path,
       query: { run: this.page.run, ...query }, // a page of two runs names the run itself
     }));
@@ -315,14 +317,14 @@ export class Card {
   remove() {
     this.toggle.parentElement?.remove();
     this.table.remove();
-    const known = cards.get(this.page) ?? [];
-    known.splice(known.indexOf(this), 1);
+    const others = cards.get(this.page) ?? [];
+    others.splice(others.indexOf(this), 1);
   }
 
   /** @param {"csv" | "json"} format */
   async saveNumbers(format) {
-    const asked = this.queries;
-    if (!asked.length) {
+    const queries = this.queries;
+    if (!queries.length) {
       const { columns, rows } = this.options.table();
       const text = format === "csv" ? csvOf(columns, rows) : jsonOf(columns, rows);
       return this.save(
@@ -330,8 +332,8 @@ export class Card {
         async () => new Blob([text], { type: format === "csv" ? "text/csv" : "application/json" }),
       );
     }
-    for (const [place, each] of asked.entries())
-      await this.save(format, () => fetchFile(each, format), asked.length > 1 ? String(place + 1) : "");
+    for (const [place, query] of queries.entries())
+      await this.save(format, () => fetchFile(query, format), queries.length > 1 ? String(place + 1) : "");
   }
 
   /** @param {string} ending @param {() => Promise<Blob>} make @param {string} [part] */
@@ -354,21 +356,21 @@ export class Card {
 
 /** @param {Page} page @param {Card} card */
 function register(page, card) {
-  const known = cards.get(page) ?? [];
-  if (!known.length)
+  const registered = cards.get(page) ?? [];
+  if (!registered.length)
     page.keys.add(
       "e",
       "export the chart under the pointer, or the first visible one",
-      () => pointedAt(known)?.menu.open(),
+      () => pointedAt(registered)?.menu.open(),
       { group: "Charts" },
     );
-  known.push(card);
-  cards.set(page, known);
+  registered.push(card);
+  cards.set(page, registered);
 }
 
-/** @param {Card[]} known */
-function pointedAt(known) {
-  const there = known.filter(({ element }) => element.isConnected && element.offsetParent);
+/** @param {Card[]} registered */
+function pointedAt(registered) {
+  const there = registered.filter(({ element }) => element.isConnected && element.offsetParent);
   return (
     there.find(({ element }) => element.contains(document.activeElement)) ??
     there.find(({ element }) => element.matches(":hover")) ??

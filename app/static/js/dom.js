@@ -36,9 +36,9 @@ export function onClick(selector, hear, root = document) {
 
 /** The element with this id; a page without it is a bug. @param {string} id @returns {any} */
 export function byId(id) {
-  const found = document.getElementById(id);
-  if (!found) throw new Error(`this page has no element #${id}`);
-  return found;
+  const element = document.getElementById(id);
+  if (!element) throw new Error(`this page has no element #${id}`);
+  return element;
 }
 
 /** Whether a click asks for another tab. @param {MouseEvent} event */
@@ -61,7 +61,7 @@ export function penLike(element) {
 
 /** Shows the elements that work only with a script. @param {ParentNode} root */
 export function reveal(root) {
-  for (const each of root.querySelectorAll("[data-needs-script]")) each.removeAttribute("hidden");
+  for (const element of root.querySelectorAll("[data-needs-script]")) element.removeAttribute("hidden");
 }
 
 /** @param {string} text @returns {Promise<boolean>} whether it is there */

@@ -34,9 +34,9 @@ export class Keys {
   /** The same key again takes the place of the first. @param {string} key such as "g f"; several with commas: "j,
    * ArrowDown" @param {string} words @param {(event: any) => void} action @param {{group?: string}} [where] */
   add(key, words, action, { group = "This page" } = {}) {
-    for (const each of key.split(", ")) {
-      this.#keys.delete(each);
-      this.#keys.set(each, { key: each, words, action, group });
+    for (const press of key.split(", ")) {
+      this.#keys.delete(press);
+      this.#keys.set(press, { key: press, words, action, group });
     }
   }
 
@@ -66,11 +66,11 @@ export class Keys {
     const both = this.#begun && now - this.#begunAt < PATIENCE_MS ? `${this.#begun} ${key}` : "";
     this.#begun = "";
     if (isTaken(event, key)) return;
-    const found = this.#keys.get(both) ?? this.#keys.get(key);
-    if (found) {
+    const own = this.#keys.get(both) ?? this.#keys.get(key);
+    if (own) {
       event.preventDefault?.();
-      found.action(event);
-    } else if ([...this.#keys.keys()].some((each) => each.startsWith(`${key} `))) {
+      own.action(event);
+    } else if ([...this.#keys.keys()].some((longer) => longer.startsWith(`${key} `))) {
       this.#begun = key;
       this.#begunAt = now;
     }

@@ -92,9 +92,9 @@ export function start(page) {
 /** The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the
  * same to others. @param {State} state @param {string} runState */
 function prefer(state, runState) {
-  const given = new URLSearchParams(location.search);
+  const parameters = new URLSearchParams(location.search);
   const window = runState === "live" && !state.defaults.step ? prefs.chosen("window") : "";
   const chosen = { steps: window && `live:${window}`, smooth: prefs.chosen("smooth") };
   for (const [name, value] of Object.entries(chosen))
-    if (value && name in state.defaults && !given.has(name)) state.set({ [name]: value });
+    if (value && name in state.defaults && !parameters.has(name)) state.set({ [name]: value });
 }

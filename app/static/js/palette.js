@@ -47,12 +47,12 @@ export function rank(text, entries, most) {
 
 /** The entries without those whose name was there before. @template {{name: string}} E @param {readonly E[]} entries */
 export function unique(entries) {
-  const known = new Map(/** @type {[string, E][]} */ ([]));
+  const byName = new Map(/** @type {[string, E][]} */ ([]));
   for (const entry of entries) {
     const name = entry.name.toLowerCase();
-    if (!known.has(name)) known.set(name, entry);
+    if (!byName.has(name)) byName.set(name, entry);
   }
-  return [...known.values()];
+  return [...byName.values()];
 }
 
 const TYPED_MS = 100;
@@ -160,13 +160,13 @@ class Palette {
     const text = this.input.value.trim();
     this.#asking = new AbortController();
     const { signal } = this.#asking;
-    const asked = [runsOf(this.page, text, signal)];
-    if (this.page.run !== null && text) asked.unshift(layersOf(this.page, text, signal));
-    const answers = await Promise.allSettled(asked);
+    const requests = [runsOf(this.page, text, signal)];
+    if (this.page.run !== null && text) requests.unshift(layersOf(this.page, text, signal));
+    const answers = await Promise.allSettled(requests);
     if (signal.aborted) return;
-    this.#found = answers.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
+    this.#found = answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
     // What the text means to the layers may be no query for runs, which says 400.
-    const failed = answers.filter((each) => each.status === "rejected" && isPassing(each.reason));
+    const failed = answers.filter((answer) => answer.status === "rejected" && isPassing(answer.reason));
     this.#problem = failed.length ? "Can\u2019t reach the dashboard, so layers and runs aren\u2019t listed." : "";
     this.#show();
     if (failed.length) this.#timer = setTimeout(() => void this.#ask(), AGAIN_MS);
@@ -235,8 +235,8 @@ function actionsOf(page) {
     }));
   const doers = /** @type {HTMLButtonElement[]} */ ([...document.querySelectorAll(DOERS)]);
   const buttons = doers
-    .filter((each) => !each.disabled && each.checkVisibility())
-    .map((each) => ({ name: nameOf(each), go: () => each.click() }))
+    .filter((doer) => !doer.disabled && doer.checkVisibility())
+    .map((doer) => ({ name: nameOf(doer), go: () => doer.click() }))
     .filter(({ name }) => name);
   return unique([...keys, ...buttons]);
 }

@@ -80,9 +80,9 @@ function first(name) {
 }
 
 /** What of `given` is a preference with a value that it may have.
- * @param {any} given @returns {Record<string, string>} */
-export function readPrefs(given) {
-  const values = given !== null && typeof given === "object" ? given : {};
+ * @param {any} stored @returns {Record<string, string>} */
+export function readPrefs(stored) {
+  const values = stored !== null && typeof stored === "object" ? stored : {};
   const allowed = Object.entries(PREFERENCES).filter(([name, { choices }]) =>
     choices.some(([value]) => value === values[name]),
   );
@@ -137,14 +137,14 @@ class Prefs extends Emitter {
   /** Takes the result of `text`; reports the problem with anything else.
    * @param {string} text @returns {number} how many were taken */
   take(text) {
-    let given;
+    let stored;
     try {
-      given = JSON.parse(text);
+      stored = JSON.parse(text);
     } catch {
       throw new Error("not a JSON file: choose a file exported from this page");
     }
-    const read = readPrefs(given);
-    if (given?.hookcore !== 1)
+    const read = readPrefs(stored);
+    if (stored?.hookcore !== 1)
       throw new Error("this file contains no hookcore settings: choose a file exported from this page");
     this.#put(read);
     return Object.keys(read).length;

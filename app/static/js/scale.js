@@ -64,9 +64,9 @@ export class Scale {
  * magnitude, without zeros. @param {ArrayLike<number>} values @param {Kind} [kind] @param {number} [most] values that
  * are looked at @returns {[number, number]} */
 export function percentiles(values, kind = "log", most = 20000) {
-  const found = sampleOf(values, kind, most);
-  if (!found.length) return kind === "log" ? [1e-6, 1] : [0, 1];
-  const sorted = Float64Array.from(found).sort();
+  const sample = sampleOf(values, kind, most);
+  if (!sample.length) return kind === "log" ? [1e-6, 1] : [0, 1];
+  const sorted = Float64Array.from(sample).sort();
   const at = (/** @type {number} */ share) => sorted[Math.round(share * (sorted.length - 1))];
   return widened(at(0.01), at(0.99), kind);
 }
@@ -74,12 +74,12 @@ export function percentiles(values, kind = "log", most = 20000) {
 /** The values that a range is found by. @param {ArrayLike<number>} values @param {Kind} kind @param {number} most */
 function sampleOf(values, kind, most) {
   const stride = Math.max(1, Math.ceil(values.length / most));
-  const found = [];
+  const sample = [];
   for (let place = 0; place < values.length; place += stride) {
     const value = kind === "log" ? Math.abs(values[place]) : values[place];
-    if (Number.isFinite(value) && (kind !== "log" || value > 0)) found.push(value);
+    if (Number.isFinite(value) && (kind !== "log" || value > 0)) sample.push(value);
   }
-  return found;
+  return sample;
 }
 
 /** @param {number} low @param {number} high @param {Kind} kind @returns {[number, number]} */
@@ -151,12 +151,12 @@ export function evenTicks(low, high, many = 6) {
   if (!(high > low)) return [low];
   const rough = (high - low) / Math.max(1, many);
   const size = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((times) => times * size).find((each) => each >= rough * 0.999) ?? size * 10;
-  const found = [];
+  const step = [1, 2, 5, 10].map((times) => times * size).find((candidate) => candidate >= rough * 0.999) ?? size * 10;
+  const values = [];
   // Counted in whole steps: sums of fractions drift.
   for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1)
-    found.push(Number((place * step).toPrecision(12)));
-  return found;
+    values.push(Number((place * step).toPrecision(12)));
+  return values;
 }
 
 /** @param {number} low @param {number} high @param {number} many @returns {number[]} */
@@ -166,11 +166,11 @@ function logTicks(low, high, many) {
   if (decades < 0.7) return evenTicks(low, high, many);
   const times = decades * 3 <= many ? [1, 2, 5] : decades * 2 <= many ? [1, 3] : [1];
   const every = Math.max(1, Math.ceil(decades / many));
-  const found = [];
+  const values = [];
   for (let power = Math.floor(from); power <= Math.ceil(to); power += 1) {
     if (((power % every) + every) % every) continue;
-    for (const each of times) found.push(Number(`${each}e${power}`));
+    for (const digit of times) values.push(Number(`${digit}e${power}`));
   }
-  const inside = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  const inside = values.filter((value) => value >= low * 0.999 && value <= high * 1.001);
   return inside.length > 1 ? inside : evenTicks(low, high, many);
 }

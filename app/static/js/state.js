@@ -19,9 +19,9 @@ export class Emitter extends EventTarget {
 
 /** @param {string} query @param {Record<string, string>} defaults @returns {Record<string, string>} */
 export function read(query, defaults) {
-  const given = new URLSearchParams(query);
+  const parameters = new URLSearchParams(query);
   const names = Object.keys(defaults);
-  return Object.fromEntries(names.map((name) => [name, given.get(name) ?? defaults[name]]));
+  return Object.fromEntries(names.map((name) => [name, parameters.get(name) ?? defaults[name]]));
 }
 
 /** The query string of a view; defaults are left out, and foreign parameters stay.
@@ -94,7 +94,7 @@ export class State extends Emitter {
         this.set({ [input.name]: input.type === "checkbox" ? (input.checked ? "1" : "0") : input.value });
       input.addEventListener(event, take);
       if (input.list) listenToOptions(input, take);
-      input.form?.addEventListener("submit", (asked) => asked.preventDefault());
+      input.form?.addEventListener("submit", (event) => event.preventDefault());
     }
   }
 

@@ -15,17 +15,17 @@ const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
 /** What the board keeps of a chart; null if it can't show such a chart. Pure.
  * @param {Query[]} queries @param {string} title @returns {Pin | null} */
 export function pinOf(queries, title) {
-  const [asked] = queries;
-  if (queries.length !== 1 || !PATHS.includes(asked.path)) return null;
-  const about = [asked.query[asked.path === "series" ? "tap" : "name"] ?? []].flat().filter(Boolean).map(String);
+  const [only] = queries;
+  if (queries.length !== 1 || !PATHS.includes(only.path)) return null;
+  const about = [only.query[only.path === "series" ? "tap" : "name"] ?? []].flat().filter(Boolean).map(String);
   if (!about.length) return null;
-  const given = Object.entries(asked.query).flatMap(([name, value]) =>
+  const parameters = Object.entries(only.query).flatMap(([name, value]) =>
     OF_RUN.includes(name) || value === undefined || value === null || value === ""
       ? []
-      : [value].flat().map((each) => [name, String(each)]),
+      : [value].flat().map((part) => [name, String(part)]),
   );
-  const query = new URLSearchParams(given).toString();
-  return query.length > MAX_CHART_QUERY ? null : { name: nameOf(asked.path, about, title), path: asked.path, query };
+  const query = new URLSearchParams(parameters).toString();
+  return query.length > MAX_CHART_QUERY ? null : { name: nameOf(only.path, about, title), path: only.path, query };
 }
 
 /** A logged value has its own name; a chart of the machine has its title; others begin with their layers.
@@ -41,15 +41,15 @@ function nameOf(path, about, title) {
 /** A query string as an object; a repeated parameter becomes a list. Pure. @param {string} text
  * @returns {Record<string, string[]>} */
 export function queryOf(text) {
-  const given = new URLSearchParams(text);
-  return Object.fromEntries([...new Set(given.keys())].map((name) => [name, given.getAll(name)]));
+  const parameters = new URLSearchParams(text);
+  return Object.fromEntries([...new Set(parameters.keys())].map((name) => [name, parameters.getAll(name)]));
 }
 
 /** A name that no other chart has; null if the chart is there already. Pure.
  * @param {Pin} wanted @param {readonly Pin[]} charts @returns {string | null} */
 export function freeName({ name, path, query }, charts) {
-  if (charts.some((each) => each.path === path && each.query === query)) return null;
-  const taken = new Set(charts.map((each) => each.name));
+  if (charts.some((chart) => chart.path === path && chart.query === query)) return null;
+  const taken = new Set(charts.map((chart) => chart.name));
   for (let number = 1; ; number += 1) {
     const free = number === 1 ? name : `${shorten(name, MAX_CHART_NAME - 6)} (${number})`;
     if (!taken.has(free)) return free;

@@ -21,18 +21,20 @@ export function scaleOf(stats) {
   return stats.split(",").every((stat) => POSITIVE.includes(stat)) ? "log" : "linear";
 }
 
-/** @param {readonly Series[]} found @returns {Line[]} */
-export function linesOf(found) {
-  const lines = found.map((each) => ({ each, line: lineOf(each) })).filter(({ line }) => line.first.length);
-  const [plan] = plansOf(lines.map(({ each }) => each.name));
+/** @param {readonly Series[]} many @returns {Line[]} */
+export function linesOf(many) {
+  const lines = many.map((series) => ({ series, line: lineOf(series) })).filter(({ line }) => line.first.length);
+  const [plan] = plansOf(lines.map(({ series }) => series.name));
   if (plan)
     return plan.parts.flatMap(({ name, words, color }) =>
-      lines.filter(({ each }) => each.name === name).map(({ line }) => machineLineOf(line, words, plan.unit, color)),
+      lines
+        .filter(({ series }) => series.name === name)
+        .map(({ line }) => machineLineOf(line, words, plan.unit, color)),
     );
-  const modules = new Set(lines.map(({ each }) => each.tap?.module));
-  const taps = new Set(lines.map(({ each }) => each.tap?.label ?? ""));
-  const stats = new Set(lines.map(({ each }) => each.name));
-  const of = (/** @type {string} */ stat) => lines.find(({ each }) => each.name === stat)?.line ?? null;
+  const modules = new Set(lines.map(({ series }) => series.tap?.module));
+  const taps = new Set(lines.map(({ series }) => series.tap?.label ?? ""));
+  const stats = new Set(lines.map(({ series }) => series.name));
+  const of = (/** @type {string} */ stat) => lines.find(({ series }) => series.name === stat)?.line ?? null;
   if (taps.size === 1 && stats.size === lines.length) {
     const fan = stats.has("p50") ? fanOf(of) : [];
     if (fan.length > 1) return fan;
@@ -47,7 +49,10 @@ export function linesOf(found) {
     )
       return [{ ...mean, name: "mean", min: min.min ?? min.mean, max: max.max ?? max.mean }];
   }
-  return lines.map(({ each, line }) => ({ ...line, name: nameOf(each, taps.size, stats.size, modules.size === 1) }));
+  return lines.map(({ series, line }) => ({
+    ...line,
+    name: nameOf(series, taps.size, stats.size, modules.size === 1),
+  }));
 }
 
 /** @param {Series} series @param {number} taps @param {number} stats @param {boolean} inside one module */
@@ -122,9 +127,9 @@ export class PinnedChart {
     } catch (error) {
       if (signal.aborted || isPassing(error) || taps.length < 2) throw error;
       const answers = await Promise.allSettled(taps.map((tap) => get(this.path, { ...query, tap }, signal)));
-      const passing = answers.find((each) => each.status === "rejected" && isPassing(each.reason));
+      const passing = answers.find((answer) => answer.status === "rejected" && isPassing(answer.reason));
       if (passing?.status === "rejected") throw passing.reason;
-      const there = answers.flatMap((each) => (each.status === "fulfilled" ? [each.value.series] : []));
+      const there = answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value.series] : []));
       if (!there.length) throw error;
       const missing = taps.filter((_, place) => answers[place].status === "rejected");
       this.note.textContent = `Not in this run: ${missing.join(", ")}.`;

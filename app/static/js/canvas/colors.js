@@ -18,8 +18,8 @@ const ANCHORS = {
 /** @param {string} text #rgb, #rrggbb or rgb(...) @returns {[number, number, number]} */
 function rgbOf(text) {
   const short = /^#([0-9a-f])([0-9a-f])([0-9a-f])$/i.exec(text);
-  const found = short ? short.slice(1).map((digit) => digit + digit) : (/^#(..)(..)(..)$/.exec(text)?.slice(1) ?? null);
-  if (found !== null) return /** @type {[number, number, number]} */ (found.map((digits) => parseInt(digits, 16)));
+  const hex = short ? short.slice(1).map((digit) => digit + digit) : (/^#(..)(..)(..)$/.exec(text)?.slice(1) ?? null);
+  if (hex !== null) return /** @type {[number, number, number]} */ (hex.map((digits) => parseInt(digits, 16)));
   const numbers = /rgba?\(([^)]*)\)/
     .exec(text)?.[1]
     .match(/[\d.]+/g)
@@ -58,8 +58,8 @@ const made = new Map();
  * @param {boolean} [signed] whether zero is in the middle, which has a map of its own in each theme */
 export function colorTable(signed = false) {
   const key = signed ? (isDark() ? "dark" : "light") : prefs.get("colors");
-  const found = made.get(key);
-  if (found) return found;
+  const ready = made.get(key);
+  if (ready) return ready;
   const anchors = ANCHORS[/** @type {keyof typeof ANCHORS} */ (key)].split(" ").map(pixelOf);
   const table = Uint32Array.from({ length: STEPS }, (_, place) => {
     const at = (place / (STEPS - 1)) * (anchors.length - 1);

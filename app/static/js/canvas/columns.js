@@ -25,17 +25,17 @@ export function worse(a, b) {
 /** The worst of column[order[from]] to column[order[to - 1]]; without an order, of column[from] to column[to - 1].
  * @param {Uint32Array} column @param {number} from @param {number} to @param {ArrayLike<number> | null} [order] */
 export function worstOf(column, from, to, order = null) {
-  let found = MISSING;
+  let worst = MISSING;
   let most = -1;
   for (let place = from; place < to; place += 1) {
     const bits = column[order === null ? place : order[place]];
     const bad = bits === MISSING ? -1 : bits & MAGNITUDE;
     if (bad > most) {
       most = bad;
-      found = bits;
+      worst = bits;
     }
   }
-  return found;
+  return worst;
 }
 
 /** The first row of a pixel when rows share pixels.
@@ -118,7 +118,7 @@ export class Columns {
     this.#dropFrom(frame.first[0]);
     for (let column = 0; column < frame.k; column += 1) {
       const bits = frame.bits.subarray(column * this.rows, (column + 1) * this.rows);
-      if (bits.every((each) => each === MISSING)) continue;
+      if (bits.every((value) => value === MISSING)) continue;
       const nonfinite = frame.nonfinite?.[column] ?? bits.filter(isBad).length;
       this.#add(bits, frame.first[column], frame.last[column], nonfinite);
     }

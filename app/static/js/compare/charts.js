@@ -123,10 +123,10 @@ export class Overlay {
       signal.throwIfAborted();
       this.chart.show(
         answers.flatMap(({ series }, place) =>
-          series.flatMap((each) => {
-            const more = series.length > 1 ? ` ${each.tap ? streamWords(each.tap) : ""}` : "";
+          series.flatMap((line) => {
+            const more = series.length > 1 ? ` ${line.tap ? streamWords(line.tap) : ""}` : "";
             const side = this.sides[place];
-            return this.page.clock.moved(lineOf(each, side, place === 1, more), side.id) ?? [];
+            return this.page.clock.moved(lineOf(line, side, place === 1, more), side.id) ?? [];
           }),
         ),
         about,
@@ -156,7 +156,7 @@ export function makeLoss(page, figure, sides) {
       chart.show(
         answers.flatMap(({ series }, place) =>
           series.flatMap(
-            (each) => page.clock.moved(lineOf(each, sides[place], place === 1, ""), sides[place].id) ?? [],
+            (line) => page.clock.moved(lineOf(line, sides[place], place === 1, ""), sides[place].id) ?? [],
           ),
         ),
       );

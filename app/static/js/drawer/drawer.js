@@ -63,7 +63,7 @@ class DrawerCharts {
   show(taps, { call, phase, kind, step = null }) {
     this.#step = step;
     const own = taps.filter((tap) => ofParameters(tap.kind) || (tap.call === call && tap.phase === phase));
-    const every = KINDS.flatMap((each) => own.filter((tap) => tap.kind === each));
+    const every = KINDS.flatMap((name) => own.filter((tap) => tap.kind === name));
     const parts = every.slice(0, MAX_PARTS);
     const heading = /** @type {HTMLElement} */ (this.figure.querySelector("h3"));
     heading.textContent =
@@ -115,12 +115,12 @@ class DrawerCharts {
     if (!this.#tap || !span) return;
     const bars = barsOf({ held: held ?? this.#step, span }, COLUMNS);
     const query = { run: this.page.run, tap: this.#tap.number, ...bars, bins: BINS };
-    const said = await get("histograms", query, signal);
-    if (!("edges" in said) || signal.aborted) return;
-    const none = !said.first_step.length;
+    const answer = await get("histograms", query, signal);
+    if (!("edges" in answer) || signal.aborted) return;
+    const none = !answer.first_step.length;
     this.#say(none ? "No histogram was captured in these steps." : "");
     this.histogram.canvas.hidden = none;
-    this.histogram.show(said, span);
+    this.histogram.show(answer, span);
   }
 
   /** Words in the place of the histogram. @param {string} words */
@@ -297,7 +297,7 @@ class DrawerTensor {
     try {
       const { snapshots } = await get("snapshots", { run: this.page.run, limit: MAX_PAGE }, signal);
       if (signal.aborted) return;
-      const entry = snapshots.find((each) => String(each.number) === number);
+      const entry = snapshots.find((snapshot) => String(snapshot.number) === number);
       if (!entry) throw new Error("This snapshot was discarded to make room for newer ones.");
       const [view] = viewsOf(entry.kept_shape, entry.tap);
       const side = new Side(this.page, entry, HEIGHT);

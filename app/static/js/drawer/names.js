@@ -78,9 +78,9 @@ export class LayerNames {
   }
 
   async #make() {
-    const found = await drawers();
-    if (!found || this.#drawer) return;
-    this.#drawer = new found.Drawer(this.page, byId("drawer"), () => this.page.state.set({ drawer: "" }));
+    const module = await drawers();
+    if (!module || this.#drawer) return;
+    this.#drawer = new module.Drawer(this.page, byId("drawer"), () => this.page.state.set({ drawer: "" }));
     this.#show(); // for the current address
     if (this.#from && !this.#drawer.closed) this.#drawer.focus();
   }
@@ -129,7 +129,7 @@ function read(query) {
 
 /** @param {Layer} layer */
 function written({ module, kind, index = "", call, phase, step = null }) {
-  const given = { kind, index, call: call || "", phase: phase === "train" ? "" : phase, step: step ?? "" };
-  const parts = Object.entries(given).filter(([, value]) => value !== "");
+  const query = { kind, index, call: call || "", phase: phase === "train" ? "" : phase, step: step ?? "" };
+  const parts = Object.entries(query).filter(([, value]) => value !== "");
   return new URLSearchParams([["module", module], ...parts.map(([name, value]) => [name, String(value)])]).toString();
 }

@@ -73,12 +73,12 @@ const HATCHED_PX = 8; // a hatch in narrower bars becomes stripes over all of th
 /** The boxes of a number of panels.
  * @param {number} width @param {number} height @param {number} many @returns {Box[]} */
 export function boxesOf(width, height, many) {
-  const each = (height - FOOT - SPLIT * (many - 1)) / many;
+  const panel = (height - FOOT - SPLIT * (many - 1)) / many;
   return Array.from({ length: many }, (_, place) => ({
     x: LEFT,
-    y: place * (each + SPLIT) + HEAD,
+    y: place * (panel + SPLIT) + HEAD,
     w: Math.max(10, width - LEFT - RIGHT),
-    h: Math.max(10, each - HEAD),
+    h: Math.max(10, panel - HEAD),
   }));
 }
 
@@ -154,7 +154,7 @@ export function blockMarks(box, layers, page) {
   const alone = groups.length ? [] : layers.map(({ module }, from) => ({ name: module, from, to: from + 1 }));
   let free = -Infinity;
   for (const [place, { name, from, to }] of [...groups, ...alone].entries()) {
-    const [left, right] = [from, to].map((each) => box.x + (each / layers.length) * box.w);
+    const [left, right] = [from, to].map((place) => box.x + (place / layers.length) * box.w);
     if (groups.length) marks.push(rect(left, y, Math.max(1, right - left - 1), 3, place % 2 ? page.quiet : page.line));
     const letters = Math.floor(Math.max(LABEL_PX, right - left) / 6.1);
     const text = shortPath(name || ROOT, ({ length }) => length <= letters, shared);

@@ -21,14 +21,14 @@ export function pinsOf(text) {
   return text
     .split(",")
     .filter(Boolean)
-    .map((each) => (each === ROOT ? "" : each));
+    .map((path) => (path === ROOT ? "" : path));
 }
 
 /** The pinned modules with another one, or without it. @param {string} text @param {string} module */
 export function withPin(text, module) {
   const pins = pinsOf(text);
-  const turned = pins.includes(module) ? pins.filter((each) => each !== module) : [...pins, module];
-  return turned.map((each) => each || ROOT).join(",");
+  const turned = pins.includes(module) ? pins.filter((pin) => pin !== module) : [...pins, module];
+  return turned.map((pin) => pin || ROOT).join(",");
 }
 
 const SORTED_MS = 1000; // rows that move more often cannot be read

@@ -101,7 +101,7 @@ export class Profile extends CanvasChart {
   get about() {
     const { held, range } = this.page.follow;
     if (held !== null)
-      return this.bits.some((bits) => bits.some((each) => each !== MISSING))
+      return this.bits.some((bits) => bits.some((value) => value !== MISSING))
         ? `step ${count(held)}`
         : `Nothing was captured in step ${count(held)}`;
     if (range) return `newest values in ${stepWords(...range)}`;
@@ -156,10 +156,10 @@ export class Profile extends CanvasChart {
   #frame(pen, place, color) {
     if (place < 0 || place >= this.shown.length) return;
     const [top, bottom] = [this.#boxes[0], this.#boxes[this.#boxes.length - 1]];
-    const each = top.w / this.shown.length;
+    const width = top.w / this.shown.length;
     pen.strokeStyle = color;
     pen.lineWidth = 1.5;
-    pen.strokeRect(top.x + place * each, top.y - 1, Math.max(2, each), bottom.y + bottom.h - top.y + 2);
+    pen.strokeRect(top.x + place * width, top.y - 1, Math.max(2, width), bottom.y + bottom.h - top.y + 2);
   }
 
   /** @param {string | null | undefined} module */
@@ -191,10 +191,10 @@ export class Profile extends CanvasChart {
    * @param {number} from @param {number} to */
   #worstIn(from, to) {
     const [activations, gradients] = this.bits;
-    const bits = gradients.some((each) => each !== MISSING) ? gradients : activations;
-    let found = from;
-    for (let place = from; place < to; place += 1) if (worse(bits[found], bits[place]) !== bits[found]) found = place;
-    return found;
+    const bits = gradients.some((value) => value !== MISSING) ? gradients : activations;
+    let worst = from;
+    for (let place = from; place < to; place += 1) if (worse(bits[worst], bits[place]) !== bits[worst]) worst = place;
+    return worst;
   }
 
   /** @override */
@@ -238,13 +238,13 @@ export class Profile extends CanvasChart {
  * among the gradients. @param {readonly Row[]} outputs @param {readonly Row[]} gradients @returns {Layer[]} */
 export function merged(outputs, gradients) {
   /** @type {Map<string, Layer>} */
-  const known = new Map(outputs.map((row, place) => [labelOf(row), layerOf(row, [place, -1])]));
+  const layers = new Map(outputs.map((row, place) => [labelOf(row), layerOf(row, [place, -1])]));
   /** @type {Map<string, Layer[]>} */
   const behind = new Map();
   let before = "";
   for (const [place, row] of gradients.entries()) {
     const label = labelOf(row);
-    const layer = known.get(label);
+    const layer = layers.get(label);
     if (layer) {
       layer.rows[1] = place;
       before = label;
@@ -252,7 +252,7 @@ export function merged(outputs, gradients) {
   }
   return [
     ...(behind.get("") ?? []),
-    ...[...known.values()].flatMap((layer) => [layer, ...(behind.get(layer.label) ?? [])]),
+    ...[...layers.values()].flatMap((layer) => [layer, ...(behind.get(layer.label) ?? [])]),
   ];
 }
 
@@ -300,8 +300,8 @@ class Values {
 
   #query() {
     const { follow } = this.page;
-    const asked = { view: "latest", kind: this.kind, stats: [this.stat], hz: Number(prefs.get("rate")) };
-    return { ...asked, ...follow.values };
+    const query = { view: "latest", kind: this.kind, stats: [this.stat], hz: Number(prefs.get("rate")) };
+    return { ...query, ...follow.values };
   }
 
   /** What was not seen since stays as it was. @param {Frame} frame */

@@ -214,11 +214,11 @@ function startTimeline(page) {
     async (signal) => {
       const answer = await reach(location.href, { headers: { Accept: "text/html" }, signal });
       if (!answer.ok) throw new ApiError(answer.status, "");
-      const said = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const bar = said.getElementById("timeline");
+      const newer = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const bar = newer.getElementById("timeline");
       if (!bar || document.getElementById("timeline")) return;
       end();
-      page.follow.first = Number(said.body.dataset.first);
+      page.follow.first = Number(newer.body.dataset.first);
       document.querySelector("header.top")?.after(document.adoptNode(bar));
       page.state.bind(bar);
       page.notes.read();

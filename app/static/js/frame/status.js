@@ -144,7 +144,7 @@ export class Status {
   start() {
     const { stream, follow, run } = this.page;
     if (run !== null)
-      stream.subscribe({ view: "runs", run, hz: Number(prefs.get("rate")) }, { json: (said) => this.hear(said) });
+      stream.subscribe({ view: "runs", run, hz: Number(prefs.get("rate")) }, { json: (message) => this.hear(message) });
     stream.on("state", (state) => {
       this.broken = state !== "open" && (this.broken || state !== "connecting");
       this.show();
@@ -157,12 +157,12 @@ export class Status {
     this.show();
   }
 
-  /** @param {Message} said */
-  hear(said) {
-    if (said.type !== "runs") return;
+  /** @param {Message} message */
+  hear(message) {
+    if (message.type !== "runs") return;
     const { page } = this;
     this.heardAt = new Date().toLocaleTimeString();
-    const mine = said.runs.find(({ run }) => run === page.run);
+    const mine = message.runs.find(({ run }) => run === page.run);
     const before = page.runState;
     const wasPaused = this.capturePaused;
     this.capturePaused = mine?.paused ?? false;
@@ -202,9 +202,9 @@ export class Status {
   /** Writes the newest step into the parts of the page that the server has written. */
   countSteps() {
     const { follow } = this.page;
-    for (const each of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-newest-step]"))) {
-      follow.saw(Number(each.dataset.newestStep));
-      write(each, count(follow.newest));
+    for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-newest-step]"))) {
+      follow.saw(Number(element.dataset.newestStep));
+      write(element, count(follow.newest));
     }
   }
 

@@ -253,17 +253,17 @@ export class Grid {
     const [starts, order] = [this.#starts, this.#order];
     let place = starts[0];
     for (let y = 0; y < into.length; y += 1) {
-      let found = into[y];
-      let most = found === MISSING ? -1 : found & MAGNITUDE;
+      let worst = into[y];
+      let most = worst === MISSING ? -1 : worst & MAGNITUDE;
       for (const end = starts[y + 1]; place < end; place += 1) {
         const bits = column[order[place]];
         const bad = bits & MAGNITUDE;
         if (bad > most && bits !== MISSING) {
           most = bad;
-          found = bits;
+          worst = bits;
         }
       }
-      into[y] = found;
+      into[y] = worst;
     }
   }
 
@@ -278,8 +278,8 @@ export class Grid {
     const [from, to] = this.shown;
     const stride = Math.max(1, Math.ceil(((to - from + 1) * this.height) / most));
     const cells = Math.ceil((to - from + 1) / stride);
-    const found = new Uint32Array(cells * this.height);
-    for (let place = 0; place < cells; place += 1) found.set(this.at(from + place * stride), place * this.height);
-    return new Float32Array(found.buffer);
+    const sampled = new Uint32Array(cells * this.height);
+    for (let place = 0; place < cells; place += 1) sampled.set(this.at(from + place * stride), place * this.height);
+    return new Float32Array(sampled.buffer);
   }
 }

@@ -92,8 +92,8 @@ export class Heat {
 
   /** The steps that are shown. @returns {[number, number] | null} */
   get span() {
-    const asked = (this.options.span ?? (() => this.page.follow.span))();
-    if (asked !== null || !this.columns?.length) return asked;
+    const chosen = (this.options.span ?? (() => this.page.follow.span))();
+    if (chosen !== null || !this.columns?.length) return chosen;
     return [this.columns.first(0), this.columns.last(this.columns.length - 1)];
   }
 

@@ -115,10 +115,10 @@ function barMarks(layout, scale, palette, relative, page) {
   const { bar } = layout;
   /** @type {Mark[]} */
   const marks = [];
-  const each = bar.h / SHADES;
+  const height = bar.h / SHADES;
   for (let shade = 0; shade < SHADES; shade += 1) {
     const color = palette.table[Math.round((shade / (SHADES - 1)) * (STEPS - 1))];
-    marks.push(rect(bar.x, bar.y + bar.h - (shade + 1) * each, bar.w, each + 0.6, cssOf(color)));
+    marks.push(rect(bar.x, bar.y + bar.h - (shade + 1) * height, bar.w, height + 0.6, cssOf(color)));
   }
   for (const value of ticks(scale, Math.max(2, bar.h / 55))) {
     const at = bar.y + (1 - scale.place(value)) * bar.h;
@@ -293,13 +293,13 @@ function diagonals(context, ratio) {
 /** Cells in runs that do not go over the ring's end.
  * @param {number} from @param {number} to @param {number} ring @returns {[number, number][]} */
 function pieces(from, to, ring) {
-  const found = /** @type {[number, number][]} */ ([]);
+  const runs = /** @type {[number, number][]} */ ([]);
   for (let first = from; first <= to; ) {
     const last = Math.min(to, first + ring - 1 - (first % ring));
-    found.push([first, last]);
+    runs.push([first, last]);
     first = last + 1;
   }
-  return found;
+  return runs;
 }
 
 /** Draws a whole picture.
@@ -361,7 +361,7 @@ export function tableOf(heat) {
   const at = held === null ? columns.find(step ?? span[1]) : columns.at(held);
   const names = named(headingOf(heat, columns, at));
   const since = onsets(columns);
-  const found = Array.from(order, (row) => {
+  const lines = Array.from(order, (row) => {
     const [low, high] = extremes(columns, row);
     return [
       labelOf(rows[row]),
@@ -372,7 +372,7 @@ export function tableOf(heat) {
       Number.isFinite(since[row]) ? since[row] : null,
     ];
   });
-  return { columns: names, rows: found.reverse() };
+  return { columns: names, rows: lines.reverse() };
 }
 
 /** What the values of a column are. @param {Heat} heat @param {Columns} columns @param {number} i -1 is none */

@@ -66,14 +66,14 @@ export function startsOf(rows, pixels, alone = 0) {
 
 /** The step at which each row first was not finite; Infinity if it always was finite. @param {Columns} columns */
 export function onsets(columns) {
-  const found = new Float64Array(columns.rows).fill(Infinity);
+  const first = new Float64Array(columns.rows).fill(Infinity);
   for (let place = columns.length - 1; place >= 0; place -= 1) {
     if (!columns.nonfinite(place)) continue;
     const bits = columns.bits(place);
     for (let row = 0; row < bits.length; row += 1)
-      if (badness(bits[row]) >= INFINITE) found[row] = columns.first(place);
+      if (badness(bits[row]) >= INFINITE) first[row] = columns.first(place);
   }
-  return found;
+  return first;
 }
 
 /** How bad each row's newest value is, and how much it changed over the window.
@@ -200,7 +200,7 @@ export function boxOf(layout, place) {
 
 /** The pixel row at a height; -1 if there is none. @param {Layout} layout @param {number} y */
 export function pixelAt(layout, y) {
-  const band = layout.bands.find((each) => y >= each.y && y < each.y + each.h);
+  const band = layout.bands.find((candidate) => y >= candidate.y && y < candidate.y + candidate.h);
   if (!band) return -1;
   return Math.min(band.to - 1, band.from + Math.floor(((y - band.y) / band.h) * (band.to - band.from)));
 }

@@ -36,7 +36,7 @@ function drawCursor(pen, screen, scene) {
   const named = heat.rows.findIndex((row) =>
     tap === null || tap === undefined ? row.module === module : row.number === tap,
   );
-  const row = screen.at?.row ?? (named >= 0 ? named : heat.rows.findIndex((each) => each.module === module));
+  const row = screen.at?.row ?? (named >= 0 ? named : heat.rows.findIndex((other) => other.module === module));
   const place = module === null || module === undefined || row < 0 ? -1 : screen.placeOf(row);
   if (place < 0) return;
   const box = boxOf(scene.layout, place);
@@ -429,10 +429,10 @@ class Coloring {
    * @param {Heat} heat @param {Grid} grid @param {number} now */
   choose({ kind, range, relative }, grid, now) {
     const shown = relative ? "linear" : kind;
-    const found = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);
-    const signed = relative || (shown !== "log" && found[0] < 0 && found[1] > 0);
-    const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
-    const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...found);
+    const ends = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);
+    const signed = relative || (shown !== "log" && ends[0] < 0 && ends[1] > 0);
+    const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(ends[0]), Math.abs(ends[1]));
+    const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...ends);
     if (this.painter?.scale.equals(scale)) return this.painter;
     this.painter = new Painter(scale, paletteOf(signed));
     return this.painter;
@@ -447,7 +447,7 @@ export function wordsOf(heat, point) {
   const value = columns ? cellValue(columns, i, point.row) : null;
   const shown = shownValue(heat, value);
   const words = typeof shown === "number" ? number(shown) : shown;
-  const said =
+  const reading =
     words === null
       ? "not captured"
       : [heat.options.stat ?? "", words, isLocal(heat.options.kind ?? "") ? "(local)" : ""].join(" ").trim();
@@ -460,7 +460,7 @@ export function wordsOf(heat, point) {
       : row.group > 1
         ? `\nthe worst of the next ${row.group} ${heat.noun}s`
         : "";
-  return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${step} \u00b7 ${said}${merged}${many}`;
+  return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${step} \u00b7 ${reading}${merged}${many}`;
 }
 
 /** @param {Columns} columns @param {number} i @param {number} step */

@@ -89,10 +89,10 @@ export class HistMap extends CanvasChart {
     this.onClose(() => this.reset.remove(), page.follow.on("change", again), page.clock.on("change", again));
   }
 
-  /** Shows one answer of `api/v1/histograms`. @param {Histograms} said
+  /** Shows one answer of `api/v1/histograms`. @param {Histograms} answer
    * @param {[number, number] | null} [span] @param {Scale | null} [shared] */
-  show(said, span = null, shared = null) {
-    this.shape = shapeOf(said);
+  show(answer, span = null, shared = null) {
+    this.shape = shapeOf(answer);
     this.span = span;
     this.shared = shared;
     this.draw();

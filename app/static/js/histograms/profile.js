@@ -37,9 +37,9 @@ export class HistProfile extends CanvasChart {
     if (mode !== "bars") this.onClose(page.follow.on("change", () => this.draw()));
   }
 
-  /** @param {Histograms} said @param {[number, number] | null} _span @param {Scale | null} [shared] */
-  show(said, _span, shared = null) {
-    this.shape = shapeOf(said);
+  /** @param {Histograms} answer @param {[number, number] | null} _span @param {Scale | null} [shared] */
+  show(answer, _span, shared = null) {
+    this.shape = shapeOf(answer);
     this.shared = shared;
     this.draw();
   }
@@ -226,11 +226,11 @@ export function heightOf(share) {
  * @param {number} columns @param {number} most @param {number} [read] -1 for none @returns {number[]} */
 export function picked(columns, most, read = -1) {
   const many = Math.min(columns, most);
-  const found = Array.from({ length: many }, (_, place) =>
+  const places = Array.from({ length: many }, (_, place) =>
     many === 1 ? columns - 1 : Math.round((place * (columns - 1)) / (many - 1)),
   );
-  if (read < 0 || found.includes(read)) return found;
+  if (read < 0 || places.includes(read)) return places;
   const place = Math.min(many - 2, Math.round((read * (many - 1)) / (columns - 1)));
-  found[Math.max(0, place)] = read;
-  return found;
+  places[Math.max(0, place)] = read;
+  return places;
 }

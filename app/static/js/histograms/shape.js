@@ -20,24 +20,24 @@ import { countOf, Scale } from "../scale.js";
  * @property {Float64Array} positive infinities
  */
 
-/** @param {Histograms} said @returns {Shape} */
-export function shapeOf(said) {
-  const [columns, bins] = [said.first_step.length, Math.max(0, said.edges.length - 1)];
+/** @param {Histograms} answer @returns {Shape} */
+export function shapeOf(answer) {
+  const [columns, bins] = [answer.first_step.length, Math.max(0, answer.edges.length - 1)];
   const counts = new Float64Array(columns * bins);
-  for (let column = 0; column < columns; column += 1) counts.set(said.counts[column], column * bins);
-  const [nan, negative, positive] = [said.nan, said.negative_infinity, said.positive_infinity].map((each) =>
-    Float64Array.from(each),
+  for (let column = 0; column < columns; column += 1) counts.set(answer.counts[column], column * bins);
+  const [nan, negative, positive] = [answer.nan, answer.negative_infinity, answer.positive_infinity].map((counted) =>
+    Float64Array.from(counted),
   );
   const totals = nan.map((held, column) => {
     let sum = held + negative[column] + positive[column];
     for (let bin = column * bins; bin < (column + 1) * bins; bin += 1) sum += counts[bin];
     return sum;
   });
-  const [first, last, edges] = [said.first_step, said.last_step, said.edges].map((each) =>
-    Float64Array.from(each, Number),
+  const [first, last, edges] = [answer.first_step, answer.last_step, answer.edges].map((numbers) =>
+    Float64Array.from(numbers, Number),
   );
   const ends = endsOf({ first, last, columns });
-  return { tap: said.tap, columns, bins, first, last, ends, edges, counts, totals, nan, negative, positive };
+  return { tap: answer.tap, columns, bins, first, last, ends, edges, counts, totals, nan, negative, positive };
 }
 
 /** The value in the middle of a bin; of the one around zero it is zero. @param {Shape} shape @param {number} bin */
@@ -179,17 +179,17 @@ export function say(shape, axis, { step, value }) {
 /** @param {Shape} shape @param {number} column @param {Scale} axis @param {number} value @param {number} total */
 function lineOf(shape, column, axis, value, total) {
   const start = column * shape.bins;
-  const told = (/** @type {string} */ where, /** @type {number} */ held) =>
+  const sentence = (/** @type {string} */ where, /** @type {number} */ held) =>
     `${where}: ${count(held)} of ${count(total)}, ${percent(total ? held / total : 0)}`;
   if (Math.abs(value) <= axis.linear) {
     let sum = 0;
     for (let bin = 0; bin < shape.bins; bin += 1)
       if (Math.abs(middleOf(shape, bin)) <= axis.linear) sum += shape.counts[start + bin];
-    return told(`zero, and magnitudes up to ${number(axis.linear)}`, sum);
+    return sentence(`zero, and magnitudes up to ${number(axis.linear)}`, sum);
   }
   const bin = binAt(shape, value);
-  if (bin < 0) return told(`about ${number(value)}`, 0);
-  return told(`${number(shape.edges[bin])} to ${number(shape.edges[bin + 1])}`, shape.counts[start + bin]);
+  if (bin < 0) return sentence(`about ${number(value)}`, 0);
+  return sentence(`${number(shape.edges[bin])} to ${number(shape.edges[bin + 1])}`, shape.counts[start + bin]);
 }
 
 /** A row for each span of steps, a column for each bin.

@@ -76,12 +76,12 @@ export async function modulesOf(run, signal) {
  * @param {{from?: number, to?: number}} steps @param {AbortSignal} signal @returns {Promise<Layer[]>} */
 export async function layersOf(run, kind, modules, steps, signal) {
   const query = { run, kind, limit: MAX_LATEST };
-  const said = await get("latest", query, signal);
-  const shown = steps.to === undefined ? said : await get("latest", { ...query, ...steps }, signal);
+  const newest = await get("latest", query, signal);
+  const shown = steps.to === undefined ? newest : await get("latest", { ...query, ...steps }, signal);
   const values = new Map(shown.taps.map((tap) => [tap.number, tap.values]));
-  const column = (/** @type {string} */ name) => said.stats.indexOf(name);
+  const column = (/** @type {string} */ name) => newest.stats.indexOf(name);
   const [zero, spread, bad] = ["zero_fraction", "std", "nonfinite"].map(column);
-  return said.taps.map((tap) => {
+  return newest.taps.map((tap) => {
     const at = values.get(tap.number) ?? []; // nothing if it wasn't captured in these steps
     return {
       tap: Number(tap.number),
@@ -101,13 +101,13 @@ export async function layersOf(run, kind, modules, steps, signal) {
  * null} span @param {Layer[]} layers @param {AbortSignal} signal */
 export async function addDrift(run, kind, span, layers, signal) {
   const [from, to] = span ?? [];
-  const said = await get("heatmap", { run, kind, stat: "rms", columns: DRIFT_COLUMNS, rows: ROWS, from, to }, signal);
+  const answer = await get("heatmap", { run, kind, stat: "rms", columns: DRIFT_COLUMNS, rows: ROWS, from, to }, signal);
   const drifts = driftOf(
-    said.worst.map((row) => row.map(numberOf)),
-    said.state,
+    answer.worst.map((row) => row.map(numberOf)),
+    answer.state,
   );
-  const found = new Map(said.rows.map((row, place) => [row.number, drifts[place]]));
-  for (const layer of layers) layer.drift = found.get(layer.tap) ?? NaN;
+  const driftOfTap = new Map(answer.rows.map((row, place) => [row.number, drifts[place]]));
+  for (const layer of layers) layer.drift = driftOfTap.get(layer.tap) ?? NaN;
 }
 
 const CHUNK = 120; // tiles that are made at once; more when the reader scrolls near the end
@@ -128,7 +128,7 @@ export class Wall {
   tiles = [];
   /** @type {Layer[]} */
   layers = [];
-  /** By tap, with the generation of the request. @type {Map<number | null, {said: Histograms, at: number}>} */
+  /** By tap, with the generation of the request. @type {Map<number | null, {answer: Histograms, at: number}>} */
   #answers = new Map();
   #shared = 0; // names that all paths begin with
   /** The generation that is wanted: increases with new steps. */
@@ -256,12 +256,12 @@ export class Wall {
 
   /** @param {Tile} tile */
   #fill(tile) {
-    const said = this.#answers.get(tile.layer.tap)?.said;
-    if (!said || !tile.map) return;
-    const empty = said.first_step.length === 0;
+    const answer = this.#answers.get(tile.layer.tap)?.answer;
+    if (!answer || !tile.map) return;
+    const empty = answer.first_step.length === 0;
     tile.plot.querySelector(".nothing")?.remove();
     if (empty) tile.plot.append(h("div", { class: "nothing" }, "no data for these steps"));
-    else tile.map.show(said, this.span, this.axis);
+    else tile.map.show(answer, this.span, this.axis);
   }
 
   /** Requests all tiles again, soon: there are new steps. */
@@ -281,10 +281,10 @@ export class Wall {
     const at = this.#at;
     const wanted = this.#missing.slice(0, MAX_HISTOGRAMS);
     if (!wanted.length) return;
-    const said = await get("histograms", this.query(wanted), signal);
-    const found = "histograms" in said ? said.histograms : [said];
-    for (const each of found) this.#keep(each, at);
-    this.span = this.#spanOf(found);
+    const answer = await get("histograms", this.query(wanted), signal);
+    const histograms = "histograms" in answer ? answer.histograms : [answer];
+    for (const histogram of histograms) this.#keep(histogram, at);
+    this.span = this.#spanOf(histograms);
     this.#share();
     for (const tile of this.seen) this.#fill(tile);
     if (this.#missing.length) this.refresh.soon();
@@ -303,23 +303,25 @@ export class Wall {
   #spanOf(histograms) {
     const span = this.page.follow.span;
     if (!span || this.page.follow.paused) return span;
-    const newest = Math.max(...histograms.map((each) => each.last_step[each.last_step.length - 1] ?? -1));
+    const newest = Math.max(
+      ...histograms.map((histogram) => histogram.last_step[histogram.last_step.length - 1] ?? -1),
+    );
     return newest < span[0] ? span : [span[0], newest];
   }
 
-  /** @param {Histograms} said @param {number} at */
-  #keep(said, at) {
-    this.#answers.delete(said.tap.number);
-    this.#answers.set(said.tap.number, { said, at });
+  /** @param {Histograms} answer @param {number} at */
+  #keep(answer, at) {
+    this.#answers.delete(answer.tap.number);
+    this.#answers.set(answer.tap.number, { answer, at });
     if (this.#answers.size > MAX_CACHED) this.#answers.delete(this.#answers.keys().next().value ?? null);
   }
 
   /** One axis for all tiles in view, if the reader wants it. */
   #share() {
-    const said = this.seen
-      .flatMap((tile) => this.#answers.get(tile.layer.tap)?.said ?? [])
-      .filter((each) => each.edges.length > 1);
-    this.axis = this.page.state.get("range") === "shared" && said.length ? axisOf(said.map(shapeOf)) : null;
+    const answer = this.seen
+      .flatMap((tile) => this.#answers.get(tile.layer.tap)?.answer ?? [])
+      .filter((histogram) => histogram.edges.length > 1);
+    this.axis = this.page.state.get("range") === "shared" && answer.length ? axisOf(answer.map(shapeOf)) : null;
   }
 }
 

@@ -14,18 +14,18 @@ const PATIENCE_MS = 20_000;
 export function startInventory(page, show) {
   const button = document.getElementById("stock");
   if (!button) return;
-  const told = byId("stock-told");
+  const outcome = byId("stock-told");
   button.addEventListener("click", async () => {
     button.setAttribute("disabled", "");
-    told.textContent = "Searching \u2026";
+    outcome.textContent = "Searching \u2026";
     try {
       const { number } = await send("POST", "hooks", undefined, { run: page.run });
-      told.textContent = (await isDone(page, number))
+      outcome.textContent = (await isDone(page, number))
         ? "Done."
         : "The trainer has not answered yet. It searches at its next step.";
       await show();
     } catch (error) {
-      told.textContent = /** @type {Error} */ (error).message;
+      outcome.textContent = /** @type {Error} */ (error).message;
     }
     button.removeAttribute("disabled");
   });

@@ -21,18 +21,18 @@ function groupOf({ channel, channels }) {
   return channel.length > 1 ? channel[1] - channel[0] : Math.max(1, channels);
 }
 
-/** Channels as the rows of a heatmap: `channel 17`, or `channels 16 to 23`. @param {Channels} said */
-export function rowsOf(said) {
-  return said.channel.map((first) => {
-    const last = Math.min(said.channels, first + groupOf(said)) - 1;
+/** Channels as the rows of a heatmap: `channel 17`, or `channels 16 to 23`. @param {Channels} answer */
+export function rowsOf(answer) {
+  return answer.channel.map((first) => {
+    const last = Math.min(answer.channels, first + groupOf(answer)) - 1;
     return rowOf(first, first === last ? `channel ${count(first)}` : `channels ${count(first)} to ${count(last)}`);
   });
 }
 
 /** The column of a step, or else the newest one. @param {Channels} said @param {number | null} step */
 export function columnOf({ first_step: first }, step) {
-  const found = step === null ? -1 : first.findLastIndex((begin) => begin <= step);
-  return found < 0 ? first.length - 1 : found;
+  const column = step === null ? -1 : first.findLastIndex((begin) => begin <= step);
+  return column < 0 ? first.length - 1 : column;
 }
 
 /** The rows from top to bottom: by channel, or by the values of a column; then NaN is on top.
@@ -55,16 +55,16 @@ export function kindOf({ values }, chosen) {
   return high / low > WIDE && !numbers.some((value) => value < 0) ? "log" : "linear";
 }
 
-/** What the rows are. @param {Channels} said @param {string} sort @param {number} column that they are sorted by */
-export function captionOf(said, sort, column) {
-  const [group, channels] = [groupOf(said), counted(said.channels, "channel")];
+/** What the rows are. @param {Channels} answer @param {string} sort @param {number} column that they are sorted by */
+export function captionOf(answer, sort, column) {
+  const [group, channels] = [groupOf(answer), counted(answer.channels, "channel")];
   const rows =
     group > 1
-      ? `${channels} in ${counted(said.channel.length, "row")}: ` +
+      ? `${channels} in ${counted(answer.channel.length, "row")}: ` +
         `each row shows the largest value of ${count(group)} neighboring channels, or NaN.`
       : `${channels}.`;
   if (!sort) return `${rows} Channel 0 is on top.`;
-  const steps = stepWords(said.first_step[column], said.last_step[column]);
+  const steps = stepWords(answer.first_step[column], answer.last_step[column]);
   return `${rows} Sorted by the values of ${steps}, ${sort} first.`;
 }
 
@@ -132,8 +132,8 @@ export class ChannelView {
     if ("taps" in listed) this.#list(listed.taps);
     if (!this.tap) return;
     const { path, query } = this.#query(COLUMNS, ROWS);
-    const said = await get(path, { run: this.page.run, ...query }, signal);
-    if ("values" in /** @type {any} */ (said)) this.#show(/** @type {any} */ (said));
+    const answer = await get(path, { run: this.page.run, ...query }, signal);
+    if ("values" in /** @type {any} */ (answer)) this.#show(/** @type {any} */ (answer));
   }
 
   /** @param {Tap[]} taps */
@@ -148,25 +148,25 @@ export class ChannelView {
     this.picker.value = this.tap?.label ?? "";
   }
 
-  /** @param {Channels} said */
-  #show(said) {
+  /** @param {Channels} answer */
+  #show(answer) {
     const { heat } = this;
-    const { first_step: first, last_step: last, values } = said;
+    const { first_step: first, last_step: last, values } = answer;
     const [k, n] = [first.length, values.length];
     this.#drawn = this.tap?.label ?? "";
     this.#say(k ? "" : "No channels were captured in these steps.");
     if (!k) return;
     const [sort, chosen] = [this.page.state.get("order"), this.page.state.get("y")];
     const { paused, step } = this.page.follow;
-    const column = columnOf(said, paused ? step : null);
-    this.caption.textContent = captionOf(said, sort, column);
+    const column = columnOf(answer, paused ? step : null);
+    this.caption.textContent = captionOf(answer, sort, column);
     const height = Math.min(MAX_PX, Math.max(MIN_PX, n * ROW_PX + AROUND_PX));
     heat.plot.style.setProperty("--heat-height", `${height}px`);
-    heat.options.stat = groupOf(said) > 1 ? "largest value" : "";
-    heat.setScale(kindOf(said, chosen));
-    heat.setRows(rowsOf(said), [COLUMNS + 1, 1], this.#drawn);
+    heat.options.stat = groupOf(answer) > 1 ? "largest value" : "";
+    heat.setScale(kindOf(answer, chosen));
+    heat.setRows(rowsOf(answer), [COLUMNS + 1, 1], this.#drawn);
     heat.take({ kind: "snapshot", k, n, bits: bitsOf(values, () => null), first, last });
-    heat.setOrder(orderOf(said, sort, column));
+    heat.setOrder(orderOf(answer, sort, column));
   }
 
   /** Words in the place of the picture. @param {string} words "" shows the picture */
@@ -192,7 +192,7 @@ function nameOf(tap) {
 /** The button that turns the capture of a module's channels on and off while the training runs. @param {Page} page
  * @param {string} pattern that matches the module alone @returns {() => Promise<void>} looks at the setting */
 function startSwitch(page, pattern) {
-  const [place, button, told] = [byId("channel-switch"), byId("capture-channels"), byId("channel-told")];
+  const [place, button, outcome] = [byId("channel-switch"), byId("capture-channels"), byId("channel-told")];
   const run = /** @type {string} */ (page.run);
   const chosen = async () => {
     const { settings, state } = await get("settings", { run });
@@ -207,16 +207,16 @@ function startSwitch(page, pattern) {
     button.disabled = true;
     try {
       const before = await chosen();
-      const channels = before.includes(pattern) ? before.filter((each) => each !== pattern) : [...before, pattern];
+      const channels = before.includes(pattern) ? before.filter((other) => other !== pattern) : [...before, pattern];
       const { number } = await send("PATCH", "settings", { channels }, { run });
-      told.textContent = "Waiting for the next step \u2026";
+      outcome.textContent = "Waiting for the next step \u2026";
       await applied(page, number, (why) => {
-        told.textContent = why;
+        outcome.textContent = why;
       });
-      told.textContent = "Applied.";
+      outcome.textContent = "Applied.";
       await look();
     } catch (error) {
-      told.textContent = /** @type {Error} */ (error).message;
+      outcome.textContent = /** @type {Error} */ (error).message;
     } finally {
       button.disabled = false;
     }

@@ -40,7 +40,7 @@ function fill(name, taps, value, never) {
   const values = [...new Set(taps.map(VALUES[name]))];
   const picker = select(name);
   if ([...picker.options].map((option) => option.value).join("\n") !== values.join("\n"))
-    picker.replaceChildren(...values.map((each) => h("option", { value: each }, WORDS[name](each))));
+    picker.replaceChildren(...values.map((value) => h("option", { value: value }, WORDS[name](value))));
   picker.value = values.includes(value) ? value : (values[0] ?? "");
   byId(`${name}-label`).hidden = never || values.length < 2;
 }
@@ -99,11 +99,11 @@ export function startChoice(page) {
 
 /** @param {string} html a whole page */
 function renew(html) {
-  const said = new DOMParser().parseFromString(html, "text/html");
+  const newer = new DOMParser().parseFromString(html, "text/html");
   // An invalid pattern finds nothing: the list stays, and the problem is shown next to it.
-  const unread = said.getElementById("problem")?.textContent?.trim();
+  const unread = newer.getElementById("problem")?.textContent?.trim();
   for (const id of unread ? ["problem"] : RENEWED) {
-    const fresh = said.getElementById(id);
+    const fresh = newer.getElementById(id);
     if (fresh) byId(id).replaceChildren(...fresh.childNodes);
   }
 }

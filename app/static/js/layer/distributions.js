@@ -83,12 +83,12 @@ export class Distributions {
     for (const { tap, map, card, words } of this.#shown) {
       try {
         const query = { run: this.page.run, tap: tap.number, ...this.page.follow.shown, columns: COLUMNS, bins: BINS };
-        const said = await get("histograms", query, signal);
-        if (!("edges" in said)) continue;
-        words.hidden = said.first_step.length > 0;
+        const answer = await get("histograms", query, signal);
+        if (!("edges" in answer)) continue;
+        words.hidden = answer.first_step.length > 0;
         map.canvas.hidden = !words.hidden;
         words.textContent = words.hidden ? "" : "No histogram was captured in these steps.";
-        map.show(said, this.page.follow.span);
+        map.show(answer, this.page.follow.span);
         card.refresh();
       } catch (error) {
         signal.throwIfAborted();

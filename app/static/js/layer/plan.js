@@ -194,7 +194,7 @@ export function fanOf(of) {
     };
   });
   return [
-    ...pairs.filter((each) => each !== null),
+    ...pairs.filter((pair) => pair !== null),
     { ...median, name: "median", min: undefined, max: undefined, color: "line1" },
   ];
 }

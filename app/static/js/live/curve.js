@@ -56,10 +56,10 @@ export class Curve {
   }
 }
 
-/** The line of one of several series; null if it isn't among them. @param {readonly Series[]} found @param {string}
+/** The line of one of several series; null if it isn't among them. @param {readonly Series[]} many @param {string}
  * name @param {number | null} [tap] @returns {Line | null} */
-export function lineIn(found, name, tap = null) {
-  const series = found.find((each) => each.name === name && (each.tap?.number ?? null) === tap);
+export function lineIn(many, name, tap = null) {
+  const series = many.find((series) => series.name === name && (series.tap?.number ?? null) === tap);
   return series ? lineOf(series) : null;
 }
 

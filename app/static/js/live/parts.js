@@ -33,13 +33,13 @@ function attributes(shown, newer) {
 
 /** @param {any} shown @param {any} newer */
 function children(shown, newer) {
-  const known = new Map([...shown.childNodes].filter((each) => each.id).map((each) => [each.id, each]));
-  const wanted = new Set([...newer.childNodes].map((each) => each.id).filter(Boolean));
+  const shownById = new Map([...shown.childNodes].filter((node) => node.id).map((node) => [node.id, node]));
+  const wanted = new Set([...newer.childNodes].map((node) => node.id).filter(Boolean));
   let here = shown.firstChild;
   for (const next of [...newer.childNodes]) {
     // Remove deleted nodes first, so that the nodes after them don't move.
     while (here?.id && !wanted.has(here.id)) here = dropped(shown, here);
-    const old = next.id ? known.get(next.id) : !here?.id && isAlike(here, next) ? here : null;
+    const old = next.id ? shownById.get(next.id) : !here?.id && isAlike(here, next) ? here : null;
     if (!old) {
       shown.insertBefore(next, here);
       continue;
@@ -131,7 +131,7 @@ export class Parts {
 
   /** The outdated parts that are in view. A part with `data-unseen` counts as in view, because scripts read it. */
   get #wanted() {
-    return [...this.#old].filter(([each]) => "unseen" in each.dataset || this.page.schedule.isSeen(each));
+    return [...this.#old].filter(([element]) => "unseen" in element.dataset || this.page.schedule.isSeen(element));
   }
 
   /** @param {AbortSignal} signal */
@@ -145,7 +145,7 @@ export class Parts {
     const html = await answer.text();
     notePartial(answer, { isWhole: answer.ok });
     if (answer.status < 500)
-      for (const [each, change] of wanted) if (this.#old.get(each) === change) this.#old.delete(each);
+      for (const [element, change] of wanted) if (this.#old.get(element) === change) this.#old.delete(element);
     if (!answer.ok) throw new ApiError(answer.status, "");
     this.#take(
       wanted.map(([element]) => element),
@@ -184,13 +184,13 @@ export function listenToLinks(page, then = () => {}) {
 
 /** Formats numbers as the reader prefers, and marks NaN and infinities. @param {ParentNode} root */
 export function dress(root) {
-  for (const each of /** @type {NodeListOf<HTMLDataElement>} */ (root.querySelectorAll("data[value]"))) {
-    const value = readNumber(each.value);
+  for (const element of /** @type {NodeListOf<HTMLDataElement>} */ (root.querySelectorAll("data[value]"))) {
+    const value = readNumber(element.value);
     const words = number(value);
-    write(each, words);
-    each.classList.toggle("nan", Number.isNaN(value));
-    each.classList.toggle("inf", !Number.isFinite(value) && !Number.isNaN(value));
-    if (!each.className) each.removeAttribute("class");
+    write(element, words);
+    element.classList.toggle("nan", Number.isNaN(value));
+    element.classList.toggle("inf", !Number.isFinite(value) && !Number.isNaN(value));
+    if (!element.className) element.removeAttribute("class");
   }
 }
 

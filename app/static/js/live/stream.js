@@ -209,7 +209,7 @@ export class Stream extends Emitter {
   #hear(data) {
     this.#failed = 0;
     const frame = decode(data);
-    const open = [...this.#open].find((each) => each.id === frame.id);
+    const open = [...this.#open].find((subscription) => subscription.id === frame.id);
     if (!open) {
       if (frame.json?.type === "error") console.warn(frame.json.error);
       return;

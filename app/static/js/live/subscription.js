@@ -40,9 +40,9 @@ export class Subscription {
   #ask() {
     const query = this.query();
     if (query === null) return this.close();
-    const asked = JSON.stringify(query);
-    if (asked === this.#asked) return;
-    this.#asked = asked;
+    const text = JSON.stringify(query);
+    if (text === this.#asked) return;
+    this.#asked = text;
     this.#send(query);
   }
 
@@ -129,16 +129,20 @@ export class Feed {
       );
     };
     this.subscription = new Subscription(page, whole, {
-      rows: (said) => {
-        heat.setRows(said.rows, capacityOf(page.follow, said.rows.length), JSON.stringify([said.kind, said.stats]));
-        also.rows?.(said);
+      rows: (message) => {
+        heat.setRows(
+          message.rows,
+          capacityOf(page.follow, message.rows.length),
+          JSON.stringify([message.kind, message.stats]),
+        );
+        also.rows?.(message);
       },
       frame: (frame) => {
         heat.take(frame);
         also.frame?.(frame);
         this.#unfold(frame);
       },
-      json: (said) => also.json?.(said),
+      json: (message) => also.json?.(message),
     });
     page.follow.on("newest", () => {
       const { span, window, paused } = page.follow;

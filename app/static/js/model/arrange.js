@@ -288,7 +288,7 @@ export function arrange({ levels, sizes, width }, dagre) {
   const byNumber = new Map(levels);
   const closed = new Map(sizes);
   /** Equal levels are placed once. @type {Map<string, Shape>} */
-  const known = new Map();
+  const placed = new Map();
   /** @type {Map<number, Shape>} */
   const shapes = new Map();
   const rooms = new Map([[OUTSIDE, width]]);
@@ -296,7 +296,7 @@ export function arrange({ levels, sizes, width }, dagre) {
     for (const part of parts) rooms.set(part, Math.max(NARROWEST, (rooms.get(number) ?? 0) - 2 * PAD));
   for (const [number, level] of [...levels].reverse()) {
     const parts = level.parts.map((part) => shapeOf(part, closed, shapes));
-    shapes.set(number, placeParts(level, parts, rooms.get(number) ?? width, known, dagre));
+    shapes.set(number, placeParts(level, parts, rooms.get(number) ?? width, placed, dagre));
   }
   const out = /** @type {Arranged} */ ({ width: 0, height: 0, rects: [], lines: [] });
   const outer = /** @type {Shape} */ (shapes.get(OUTSIDE));
@@ -331,8 +331,8 @@ function placeParts({ parts: numbers, edges, maker }, parts, room, known, dagre)
   );
   const sizes = /** @type {[number, number][]} */ ([[0, 0], ...parts.map(({ w, h }) => [w, h]), maker ?? [0, 0]]);
   const key = JSON.stringify([sizes, ends, room, parts.map(({ enters, leaves }) => [enters, leaves])]);
-  const found = known.get(key);
-  if (found) return found;
+  const again = known.get(key);
+  if (again) return again;
   const area = parts.reduce((sum, { w, h }) => sum + (w + 30) * (h + 22), 0);
   const width = Math.max(room, Math.sqrt(area * ASPECT), ...parts.map(({ w }) => w));
   const ports = parts.map(

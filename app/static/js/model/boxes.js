@@ -74,8 +74,8 @@ function numbersIn(bits) {
  * @param {BoxValues} values @param {readonly number[]} boxes @returns {[number, number] | null} */
 export function spreadOf(values, boxes) {
   const numbers = numbersIn(values.bits);
-  const found = boxes.map((box) => numbers[box]).filter(Number.isFinite);
-  return found.length ? [Math.min(...found), Math.max(...found)] : null;
+  const finite = boxes.map((box) => numbers[box]).filter(Number.isFinite);
+  return finite.length ? [Math.min(...finite), Math.max(...finite)] : null;
 }
 
 export const NAMES = 0.42; // the scale from which names can be read
@@ -90,12 +90,12 @@ export function drawBox(pen, scene, rect, times) {
   const { values, ink, page, found, view } = scene;
   const faded = found !== null && !found.has(number);
   if (faded) pen.globalAlpha = FADED;
-  const known = values.known[number] !== NONE;
+  const isKnown = values.known[number] !== NONE;
   const bits = values.bits[number];
-  const { fill, text } = known && bits !== MISSING ? ink.of(bits) : { fill: page.card, text: page.ink };
+  const { fill, text } = isKnown && bits !== MISSING ? ink.of(bits) : { fill: page.card, text: page.ink };
   const repeat = times > 1;
   if (view.scale < BORDERS) {
-    pen.fillStyle = known ? fill : page.quiet;
+    pen.fillStyle = isKnown ? fill : page.quiet;
     pen.fillRect(x, y, w, h);
     outline(pen, scene, rect);
     pen.globalAlpha = 1;
@@ -106,9 +106,9 @@ export function drawBox(pen, scene, rect, times) {
   pen.fillStyle = fill;
   pen.fill();
   pen.lineWidth = 1;
-  pen.strokeStyle = known ? "rgb(0 0 0 / 28%)" : page.quiet;
+  pen.strokeStyle = isKnown ? "rgb(0 0 0 / 28%)" : page.quiet;
   pen.stroke();
-  if (known && bits !== MISSING && isBad(bits) && view.scale >= NAMES) hatch(pen, rect);
+  if (isKnown && bits !== MISSING && isBad(bits) && view.scale >= NAMES) hatch(pen, rect);
   if (repeat) strip(pen, scene, rect, times);
   if (view.scale >= NAMES) words(pen, scene, rect, text, times);
   if (values.bad[number] && !isBad(bits)) flag(pen, scene, rect);
@@ -143,7 +143,7 @@ function strip(pen, { tree, values, ink, page }, { number, x, y, w, h }, times) 
   const cells = cellsOf(times);
   const [left, top, wide] = [x + 6, y + h - STRIP - 5, (w - 12) / cells];
   for (let cell = 0; cell < cells; cell += 1) {
-    const [from, to] = [cell, cell + 1].map((each) => Math.floor((each * times) / cells) * period);
+    const [from, to] = [cell, cell + 1].map((edge) => Math.floor((edge * times) / cells) * period);
     let worst = MISSING;
     for (let part = from; part < to; part += 1) {
       const bits = values.bits[parts[part]];
@@ -388,12 +388,12 @@ export function tableOf(picture) {
     .reverse();
   const rows = shown.map((number) => {
     const box = tree.boxes[number];
-    const known = values.known[number] !== NONE && values.bits[number] !== MISSING;
+    const isKnown = values.known[number] !== NONE && values.bits[number] !== MISSING;
     const name = `${box.module || ROOT}${box.call ? ` call ${box.call}` : ""}`;
     return [
       name,
       box.type,
-      known ? numbers[number] : null,
+      isKnown ? numbers[number] : null,
       box.parameters,
       box.flops,
       box.memory,

@@ -55,8 +55,13 @@ function walk(picture, right, down) {
   const places = arranged.rects.map((rect) =>
     open.has(rect.number) ? { ...rect, h: 24, w: Math.min(rect.w, 120) } : rect,
   );
-  const found = neighbor(places, /** @type {any} */ (places.find(({ number }) => number === from.number)), right, down);
-  return found ? mark(picture, found.number) : true;
+  const nearest = neighbor(
+    places,
+    /** @type {any} */ (places.find(({ number }) => number === from.number)),
+    right,
+    down,
+  );
+  return nearest ? mark(picture, nearest.number) : true;
 }
 
 /** Selects a box without opening the drawer. @param {Picture} picture @param {number | undefined} number */

@@ -40,18 +40,18 @@ const TURN = 7; // the radius of corners
 export function drawModel(pen, scene, ratio, ground) {
   const { view, arranged, open, page } = scene;
   const { scale, x, y } = view;
-  const place = (/** @type {CanvasRenderingContext2D} */ each) =>
-    each.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * x, ratio * y);
+  const place = (/** @type {CanvasRenderingContext2D} */ target) =>
+    target.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * x, ratio * y);
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, view.width, view.height);
   const seen = view.seen;
   const shown = arranged.rects.filter((rect) => isSeen(rect, seen));
   const frames = shown.filter(({ number }) => open.has(number));
   const { groups, looks } = groupsOf(scene, seen);
-  const below = (/** @type {CanvasRenderingContext2D} */ each) => {
-    place(each);
-    for (const rect of frames) drawFrame(each, scene, rect);
-    drawLines(each, scene, groups);
+  const below = (/** @type {CanvasRenderingContext2D} */ target) => {
+    place(target);
+    for (const rect of frames) drawFrame(target, scene, rect);
+    drawLines(target, scene, groups);
   };
   // From this scale on there are words on the frames, and few boxes in the window.
   if (scale >= NAMES) below(pen);
@@ -119,11 +119,11 @@ function drawLines(pen, { view, page }, groups) {
 /** As wide as the gradient; where what flows forward isn't finite, that is what the line shows. @param {Scene} scene
  * @param {readonly number[]} carries */
 function strokeOf({ values, gradients, stroke, forward }, carries) {
-  const found = stroke(worstOf(gradients, 0, carries.length, carries));
-  if (!forward) return found;
+  const look = stroke(worstOf(gradients, 0, carries.length, carries));
+  if (!forward) return look;
   const flows = worstOf(values.bits, 0, carries.length, carries);
   if (isBad(flows)) return stroke(flows);
-  return found.state === "plain" || found.state === "unknown" ? found : { ...found, width: 1 };
+  return look.state === "plain" || look.state === "unknown" ? look : { ...look, width: 1 };
 }
 
 const OWN = { carries: /** @type {number[]} */ ([]), guessed: false };
@@ -197,7 +197,7 @@ export class Ground {
   put(pen, about, draw) {
     const { width, height } = pen.canvas;
     const now = [width, height, ...about];
-    if (now.length !== this.#shown.length || now.some((each, place) => each !== this.#shown[place])) {
+    if (now.length !== this.#shown.length || now.some((part, place) => part !== this.#shown[place])) {
       this.#shown = now;
       Object.assign(this.#canvas, { width, height }); // also clears it
       draw(this.#pen);
@@ -244,8 +244,8 @@ export class Minimap {
     pen.scale(this.scale, this.scale);
     for (const { number, x, y, w, h } of arranged.rects) {
       if (open.has(number)) continue;
-      const known = values.known[number] !== NONE && values.bits[number] !== MISSING;
-      pen.fillStyle = origins.has(number) ? page.nan : known ? ink.of(values.bits[number]).fill : page.missing;
+      const isKnown = values.known[number] !== NONE && values.bits[number] !== MISSING;
+      pen.fillStyle = origins.has(number) ? page.nan : isKnown ? ink.of(values.bits[number]).fill : page.missing;
       pen.fillRect(x, y, w, h);
     }
     const [left, top, right, bottom] = view.seen;

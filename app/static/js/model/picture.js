@@ -148,7 +148,7 @@ export class Picture extends CanvasChart {
 
   /** @param {number} number @returns {Rect | null} */
   rectOf(number) {
-    return this.structure.arranged?.rects.find((each) => each.number === number) ?? null;
+    return this.structure.arranged?.rects.find((rect) => rect.number === number) ?? null;
   }
 
   /** Opens the boxes around a box, and scrolls it into the window. @param {number} number */

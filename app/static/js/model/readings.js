@@ -76,7 +76,7 @@ const THICK = 5;
 /** Fills, and the color of text on them. */
 export class Ink {
   /** @type {Map<number, {fill: string, text: string}>} */
-  #known = new Map();
+  #colors = new Map();
 
   /** @param {Scale} scale @param {Palette} palette @param {string} [quantity] what the values are */
   constructor(scale, palette, quantity = "") {
@@ -87,12 +87,12 @@ export class Ink {
   /** @param {number} bits of a value */
   of(bits) {
     const pixel = this.painter.color(bits);
-    let found = this.#known.get(pixel);
-    if (!found) {
-      found = { fill: cssOf(pixel), text: isDarkPixel(pixel) ? "#fff" : "#000" };
-      this.#known.set(pixel, found);
+    let colors = this.#colors.get(pixel);
+    if (!colors) {
+      colors = { fill: cssOf(pixel), text: isDarkPixel(pixel) ? "#fff" : "#000" };
+      this.#colors.set(pixel, colors);
     }
-    return found;
+    return colors;
   }
 }
 
@@ -207,11 +207,11 @@ export class Readings extends Emitter {
     if (!values || !gradients) return;
     const at = (/** @type {Source} */ exact, /** @type {Source} */ source) =>
       step === null ? null : ((held ? exact.at(step) : null) ?? source.at(step));
-    const found = at(this.exact, this.color);
+    const column = at(this.exact, this.color);
     const lines = at(this.exactGradient, this.gradient);
-    values.take(found && found.bits.length === this.color.rows.length ? found.bits : null);
+    values.take(column && column.bits.length === this.color.rows.length ? column.bits : null);
     gradients.take(lines && lines.bits.length === this.gradient.rows.length ? lines.bits : null);
-    this.steps = found;
+    this.steps = column;
     const wasBlank = this.#isBlank;
     this.#isBlank = values.bits.every((bits) => bits === MISSING);
     if (wasBlank || this.#isBlank) this.emit("blank");
@@ -235,8 +235,8 @@ export class Readings extends Emitter {
     const scale = signed ? new Scale(kind, -most, most) : new Scale(kind, low, high);
     if (!this.ink?.painter.scale.equals(scale) || this.ink.quantity !== quantity)
       this.ink = new Ink(scale, paletteOf(signed), quantity);
-    const found = new Scale("log", ...this.#lineRange.of(sampleOf(this.gradient), "log", now));
-    if (!found.equals(this.lines)) this.lines = found;
+    const lineScale = new Scale("log", ...this.#lineRange.of(sampleOf(this.gradient), "log", now));
+    if (!lineScale.equals(this.lines)) this.lines = lineScale;
     return this.ink !== ink || this.lines !== lines;
   }
 
@@ -276,8 +276,8 @@ export class Readings extends Emitter {
 function sampleOf({ columns }) {
   if (!columns?.length) return new Float32Array();
   const many = Math.min(SAMPLED, columns.length);
-  const found = new Float32Array(many * columns.rows);
+  const sampled = new Float32Array(many * columns.rows);
   for (let at = 0; at < many; at += 1)
-    found.set(columns.column(Math.round((at / Math.max(1, many - 1)) * (columns.length - 1))), at * columns.rows);
-  return found;
+    sampled.set(columns.column(Math.round((at / Math.max(1, many - 1)) * (columns.length - 1))), at * columns.rows);
+  return sampled;
 }

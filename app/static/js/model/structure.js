@@ -34,10 +34,10 @@ export class Structure extends Emitter {
     this.arranger = new Arranger(page.folder);
     this.refresh = new Refresh((signal) => this.#ask(signal), { min: MIN_MS });
     page.events.on("run", ({ taps, flow_step: flow }) => {
-      const known = `${taps} ${flow}`;
+      const counts = `${taps} ${flow}`;
       const isLater = flow !== null && this.tree !== null && !this.tree.model.steps.includes(flow);
-      if (isLater || (this.#news && known !== this.#news)) this.refresh.soon();
-      this.#news = known;
+      if (isLater || (this.#news && counts !== this.#news)) this.refresh.soon();
+      this.#news = counts;
     });
     page.follow.on("change", () => this.#isOther() && this.refresh.soon());
     page.state.on("folds", (text) => this.#wanted && this.#show(this.#wanted.tree, readFolds(this.#wanted.tree, text)));
@@ -55,16 +55,16 @@ export class Structure extends Emitter {
     if (!this.tree) return false;
     const { step, steps } = this.tree.model;
     const shown = this.#step;
-    return (steps.findLast((each) => shown === null || each <= shown) ?? null) !== step;
+    return (steps.findLast((learned) => shown === null || learned <= shown) ?? null) !== step;
   }
 
   /** @param {AbortSignal} signal */
   async #ask(signal) {
     const { page } = this;
     const model = await get("model", { run: page.run, step: this.#step }, signal);
-    const known = JSON.stringify(model);
-    if (known === this.#known) return;
-    this.#known = known;
+    const text = JSON.stringify(model);
+    if (text === this.#known) return;
+    this.#known = text;
     const tree = new Tree(model);
     await this.#show(tree, this.#openIn(tree));
   }

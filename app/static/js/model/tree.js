@@ -57,9 +57,9 @@ export class Tree {
 
   /** The boxes around one, the innermost first. @param {number} number */
   around(number) {
-    const found = [];
-    for (let box = this.boxes[number].inside; box !== null; box = this.boxes[box].inside) found.push(box);
-    return found;
+    const boxes = [];
+    for (let box = this.boxes[number].inside; box !== null; box = this.boxes[box].inside) boxes.push(box);
+    return boxes;
   }
 
   /** The path of a module as it stands in the box around it. @param {number} number @returns {string} */
@@ -141,13 +141,13 @@ export class Tree {
 
   /** The boxes that are shown, outer ones before their parts. @param {Set<number>} open @returns {number[]} */
   shown(open) {
-    const found = [];
+    const boxes = [];
     const waiting = [...this.model.parts].reverse();
     for (let number = waiting.pop(); number !== undefined; number = waiting.pop()) {
-      found.push(number);
+      boxes.push(number);
       if (open.has(number)) waiting.push(...[...this.boxes[number].parts].reverse());
     }
-    return found;
+    return boxes;
   }
 
   /** The box that shows another: itself, or the outermost closed one around it.
@@ -178,9 +178,9 @@ export function writeFolds(tree, open) {
 /** @param {Tree} tree @param {string} text */
 export function readFolds(tree, text) {
   const open = tree.openAtFirst();
-  for (const each of text.split(",").filter(Boolean)) {
-    const closes = each.startsWith("-") && !tree.numbers.has(each);
-    const number = tree.numbers.get(closes ? each.slice(1) : each);
+  for (const fold of text.split(",").filter(Boolean)) {
+    const closes = fold.startsWith("-") && !tree.numbers.has(fold);
+    const number = tree.numbers.get(closes ? fold.slice(1) : fold);
     if (number === undefined || !tree.boxes[number].parts.length) continue;
     if (closes) open.delete(number);
     else open.add(number);
@@ -194,22 +194,22 @@ export function sourcesOf(tree) {
   return tree.boxes.map((box) => {
     const edges = box.parts.length ? box.edges : tree.edgesOf(box.inside ?? -1);
     const target = box.parts.length ? null : box.number;
-    const found = edges.filter((edge) => edge.target === target).flatMap(({ carries }) => carries);
-    return [...new Set(found)].filter((source) => source !== box.number);
+    const carried = edges.filter((edge) => edge.target === target).flatMap(({ carries }) => carries);
+    return [...new Set(carried)].filter((source) => source !== box.number);
   });
 }
 
 /** The other way round: for each box, those that got its output. @param {number[][]} sources @returns {number[][]} */
 export function reversed(sources) {
-  const found = /** @type {number[][]} */ (sources.map(() => []));
-  for (const [box, given] of sources.entries()) for (const source of given) found[source].push(box);
-  return found;
+  const targets = /** @type {number[][]} */ (sources.map(() => []));
+  for (const [box, inputs] of sources.entries()) for (const source of inputs) targets[source].push(box);
+  return targets;
 }
 
 /** The bad boxes that got nothing bad. @param {number[][]} sources @param {(box: number) => boolean} isBad
  * @returns {number[]} */
 export function originsOf(sources, isBad) {
-  return sources.flatMap((given, box) => (isBad(box) && !given.some(isBad) ? [box] : []));
+  return sources.flatMap((inputs, box) => (isBad(box) && !inputs.some(isBad) ? [box] : []));
 }
 
 /** The boxes of modules that match, in the order of execution. @param {Tree} tree
@@ -251,7 +251,7 @@ export function cellsOf(times) {
 /** The sign in the circle of a box that computes something itself: `+` for sums, else the operator's name.
  * @param {string} maker */
 export function signOf(maker) {
-  const known = /** @type {Record<string, string>} */ ({
+  const signs = /** @type {Record<string, string>} */ ({
     Add: "+",
     Mul: "\u00d7",
     Sub: "\u2212",
@@ -259,7 +259,7 @@ export function signOf(maker) {
     Cat: "cat",
   });
   return (
-    known[maker] ??
+    signs[maker] ??
     (maker
       .replace(/^Unsafe/, "")
       .toLowerCase()

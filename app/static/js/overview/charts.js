@@ -45,7 +45,7 @@ export class ModelPicture {
       },
       ...names.ofHeatmap,
     });
-    this.feed = new Feed(page, this.heat, () => this.#query(), { rows: (said) => this.#name(said) });
+    this.feed = new Feed(page, this.heat, () => this.#query(), { rows: (names) => this.#name(names) });
     for (const name of ["kind", "stat"]) page.state.on(name, () => this.#change());
     page.state.on("f", () => this.feed.renew());
   }
@@ -203,13 +203,13 @@ export class ScalarChart {
     const from = live === Infinity ? this.page.follow.first : -live;
     const wish = { view: "scalars", stats: this.names, columns: POINTS, hz: HZ, from };
     this.#stream = this.page.stream.subscribe(wish, {
-      json: (said) => {
-        if (said.type !== "scalars") return;
-        if (said.snapshot) this.#take(said.scalars);
-        else for (const each of said.scalars) this.#curveOf(each.name).take(each, false);
+      json: (message) => {
+        if (message.type !== "scalars") return;
+        if (message.snapshot) this.#take(message.scalars);
+        else for (const series of message.scalars) this.#curveOf(series.name).take(series, false);
         const curves = [...this.curves.values()]; // of a run shown whole, sent again with fewer points if they are many
-        if (live !== Infinity) for (const each of curves) each.forget((this.page.follow.newest ?? 0) - live + 1);
-        else if (curves.some((each) => each.length > MAX_POINTS)) this.#stream?.change(wish);
+        if (live !== Infinity) for (const curve of curves) curve.forget((this.page.follow.newest ?? 0) - live + 1);
+        else if (curves.some((curve) => curve.length > MAX_POINTS)) this.#stream?.change(wish);
         this.#draw();
       },
     });
@@ -229,7 +229,7 @@ export class ScalarChart {
   #take(series) {
     this.#of = this.title;
     this.curves.clear();
-    for (const each of series) this.#curveOf(each.name).take(each, true);
+    for (const line of series) this.#curveOf(line.name).take(line, true);
   }
 
   /** @param {string} name */

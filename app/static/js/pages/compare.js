@@ -128,23 +128,23 @@ function figuresToShow() {
 function follow(sides, shown) {
   /** What was heard of each run, at first what the page was made of. @type {Map<string, RunNews | undefined>} */
   const heard = new Map(newsInPage().map((news) => [news.run, news]));
-  const update = new Refresh(async () => shown.forEach((each) => void each.soon()), { min: LIVE_MS });
+  const update = new Refresh(async () => shown.forEach((picture) => void picture.soon()), { min: LIVE_MS });
   const ids = [...new Set(sides.map(({ id }) => id))];
   const open = ids.map((id) => page.stream.subscribe({ view: "runs", run: id, hz: 1 }, { json: hear(id) }));
 
   /** @param {string} id @returns {(said: Message) => void} */
   function hear(id) {
-    return (said) => {
-      if (said.type !== "runs") return;
-      const news = said.runs.find(({ run }) => run === id);
+    return (message) => {
+      if (message.type !== "runs") return;
+      const news = message.runs.find(({ run }) => run === id);
       if (heard.has(id) && JSON.stringify(news) === JSON.stringify(heard.get(id))) return;
       heard.set(id, news);
       if (heard.size < open.length) return;
-      const newest = [...heard.values()].flatMap((each) => each?.last_step ?? []);
+      const newest = [...heard.values()].flatMap((news) => news?.last_step ?? []);
       if (newest.length === open.length) page.follow.saw(Math.min(...newest));
       if (!page.follow.paused) update.soon(); // also once after the end
-      if (![...heard.values()].some((each) => ["live", "waiting"].includes(each?.state ?? "")))
-        for (const each of open) each.close();
+      if (![...heard.values()].some((news) => ["live", "waiting"].includes(news?.state ?? "")))
+        for (const subscription of open) subscription.close();
     };
   }
 }

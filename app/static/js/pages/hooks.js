@@ -31,9 +31,9 @@ const finder = new Finder(page, () => {
 });
 
 function query() {
-  const asked = new URLSearchParams(location.search);
-  asked.set("f", filter);
-  return asked.toString();
+  const query = new URLSearchParams(location.search);
+  query.set("f", filter);
+  return query.toString();
 }
 
 /** Shows the first rows of other modules, or the same ones in another order. */
@@ -46,8 +46,8 @@ function fromTop() {
 async function settle() {
   await send("POST", "hooks", undefined, { run }).catch(() => null);
   const before = coverage;
-  for (let asked = 0; asked < PATIENCE && coverage === before; asked += 1) {
-    if (asked) await new Promise((go) => setTimeout(go, ASK_MS));
+  for (let requests = 0; requests < PATIENCE && coverage === before; requests += 1) {
+    if (requests) await new Promise((go) => setTimeout(go, ASK_MS));
     await parts.now(["figures", "reasons", "rules", "lists"]);
   }
 }

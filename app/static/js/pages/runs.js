@@ -52,7 +52,7 @@ const hand = { last: "", stretches: false };
 const gone = new Set();
 /** The removed runs that are listed. */
 let removed = listedAsGone();
-let known = JSON.stringify(newsInPage());
+let heard = JSON.stringify(newsInPage());
 /** @type {RunCharts | null} */
 let charts = null;
 
@@ -68,19 +68,19 @@ function query() {
   ]).toString();
 }
 
-/** @param {Message} said */
-function hear(said) {
-  if (said.type !== "runs") return;
+/** @param {Message} message */
+function hear(message) {
+  if (message.type !== "runs") return;
   // Without runs, the page shows how to begin instead of the list.
-  if ((list === null) === said.runs.length > 0) return location.reload();
-  const now = JSON.stringify(said.runs);
+  if ((list === null) === message.runs.length > 0) return location.reload();
+  const now = JSON.stringify(message.runs);
   // Removed runs are no longer selected, even if another browser removed them.
-  if (selection.keep(new Set(said.runs.map(({ run }) => run))) && list) show();
-  if (now !== known) {
+  if (selection.keep(new Set(message.runs.map(({ run }) => run))) && list) show();
+  if (now !== heard) {
     parts.soon();
     charts?.refresh.soon();
   }
-  known = now;
+  heard = now;
 }
 
 /** @param {Element} body */
@@ -105,11 +105,11 @@ function start(body) {
   byId("bulk-clear").addEventListener("click", () => select(idsOf(selection.runs), false));
   document.getElementById("bulk-archive")?.addEventListener("click", () => {
     const chosen = selected();
-    archive(chosen, !chosen.every((each) => each.archived), refresh);
+    archive(chosen, !chosen.every((run) => run.archived), refresh);
     select(idsOf(selection.runs), false);
   });
   document.getElementById("bulk-delete")?.addEventListener("click", () => {
-    const finished = selected().filter((each) => !each.live);
+    const finished = selected().filter((run) => !run.live);
     remove(finished, gone, show, refresh);
   });
   startTags();
@@ -134,7 +134,7 @@ function start(body) {
     page.state.set({ sort: link.dataset.sort ?? "" }, { push: true });
   });
   body.addEventListener("renewed", show);
-  page.state.on("change", (/** @type {string[]} */ names) => names.some((each) => LISTS.includes(each)) && refresh());
+  page.state.on("change", (/** @type {string[]} */ names) => names.some((name) => LISTS.includes(name)) && refresh());
   document.addEventListener("change", (event) => {
     const select = /** @type {HTMLSelectElement} */ (event.target);
     if (select.id === "grouping") page.state.set({ group: select.value }, { push: true });
@@ -144,7 +144,7 @@ function start(body) {
 
 function listedAsGone() {
   const lines = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-gone-run]"));
-  return new Map([...lines].map((each) => [each.dataset.goneRun ?? "", each]));
+  return new Map([...lines].map((line) => [line.dataset.goneRun ?? "", line]));
 }
 
 /** Announces the runs that were removed while the page is open. */
@@ -261,8 +261,8 @@ function showBulk() {
   bulk.hidden = runs.length === 0;
   const deleting = /** @type {HTMLButtonElement | null} */ (document.getElementById("bulk-delete"));
   if (!deleting) return; // who may only look
-  const finished = runs.filter((each) => !each.live).length;
-  const word = runs.every((each) => each.archived) ? "Unarchive" : "Archive";
+  const finished = runs.filter((run) => !run.live).length;
+  const word = runs.every((run) => run.archived) ? "Unarchive" : "Archive";
   byId("bulk-archive").textContent = `${word} ${runs.length}`;
   byId("bulk-tag").textContent = `Tag ${runs.length}`;
   deleting.textContent = `Delete ${finished}`;

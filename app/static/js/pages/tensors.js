@@ -62,15 +62,15 @@ function showList() {
 
 /** The snapshot that is looked at. */
 function chosen() {
-  if (state.get("snapshot")) return kept.find((each) => String(each.number) === state.get("snapshot"));
+  if (state.get("snapshot")) return kept.find((snapshot) => String(snapshot.number) === state.get("snapshot"));
   if (follow.paused)
     return nearestOf(
-      listed(kept).filter((each) => finder.fits(each.tap.module)),
+      listed(kept).filter((snapshot) => finder.fits(snapshot.tap.module)),
       follow.values,
     );
-  const found = kept.find((each) => each.number === first?.number);
-  if (found) return found;
-  first = listed(kept).find((each) => finder.fits(each.tap.module)) ?? null;
+  const same = kept.find((snapshot) => snapshot.number === first?.number);
+  if (same) return same;
+  first = listed(kept).find((snapshot) => finder.fits(snapshot.tap.module)) ?? null;
   return first;
 }
 
@@ -81,9 +81,9 @@ async function load() {
   const now = await snapshotsOf(run);
   if (turn < answered) return kept;
   answered = turn;
-  const before = kept.map((each) => each.number).join();
+  const before = kept.map((snapshot) => snapshot.number).join();
   kept = now;
-  if (before !== kept.map((each) => each.number).join()) {
+  if (before !== kept.map((snapshot) => snapshot.number).join()) {
     if (!before && !state.get("snapshot")) await show();
     else showList();
     if (kept.length) await rolled.look();
@@ -97,7 +97,7 @@ async function show() {
   byId("viewer-note").textContent = one
     ? aboutStep("A snapshot", one.step, follow.values, state.get("snapshot") !== "")
     : "";
-  await viewer.show(one ? [one, ...kept.filter((each) => String(each.number) === state.get("beside"))] : []);
+  await viewer.show(one ? [one, ...kept.filter((snapshot) => String(snapshot.number) === state.get("beside"))] : []);
   if (one) return;
   const empty = byId("viewer-empty");
   if (state.get("snapshot"))
@@ -112,12 +112,14 @@ async function places() {
   placing = new AbortController();
   const select = byId("ask-form").elements.namedItem("index");
   const { module, kind } = state.values;
-  const found = module ? await indicesOf(module, kind, placing.signal) : [];
-  byId("ask-index-row").hidden = found.length < 2 && (found[0] ?? "") === "";
+  const indices = module ? await indicesOf(module, kind, placing.signal) : [];
+  byId("ask-index-row").hidden = indices.length < 2 && (indices[0] ?? "") === "";
   select.replaceChildren(
-    ...(found.length ? found : [""]).map((index) => h("option", { value: index }, index || `the ${kindWords(kind)}`)),
+    ...(indices.length ? indices : [""]).map((index) =>
+      h("option", { value: index }, index || `the ${kindWords(kind)}`),
+    ),
   );
-  if (found.length && !found.includes(state.get("index"))) state.set({ index: found[0] });
+  if (indices.length && !indices.includes(state.get("index"))) state.set({ index: indices[0] });
   select.value = state.get("index");
 }
 

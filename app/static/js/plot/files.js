@@ -33,7 +33,7 @@ export function csvOf(columns, rows) {
 
 /** JSON with the words for what JSON cannot say. @param {string[]} columns @param {any[][]} rows */
 export function jsonOf(columns, rows) {
-  const said = (/** @type {string} */ _, /** @type {any} */ value) =>
+  const replace = (/** @type {string} */ _, /** @type {any} */ value) =>
     typeof value === "number" && !Number.isFinite(value)
       ? Number.isNaN(value)
         ? "NaN"
@@ -41,7 +41,7 @@ export function jsonOf(columns, rows) {
           ? "Infinity"
           : "-Infinity"
       : value;
-  return JSON.stringify({ columns, rows }, said);
+  return JSON.stringify({ columns, rows }, replace);
 }
 
 /** @param {Blob} blob @param {string} name */

@@ -127,7 +127,7 @@ function bandOf(line, points, axis, color) {
   const parts = stretches(points.min);
   if (!parts.length) return null; // no band, or no finite value: a shape without points is an error in SVG
   const shapes = parts.map(([from, to]) => {
-    const [xs, tops, bottoms] = [points.x, points.max, points.min].map((each) => each.slice(from, to));
+    const [xs, tops, bottoms] = [points.x, points.max, points.min].map((values) => values.slice(from, to));
     return { x: [...xs, ...[...xs].reverse()], y: [...tops, ...bottoms.reverse()].map((value) => axis.place(value)) };
   });
   const joined = (/** @type {number[][]} */ many) => many.flatMap((part, i) => (i ? [null, ...part] : part));
@@ -150,16 +150,16 @@ function bandOf(line, points, axis, color) {
 /** From where to where values are finite. @param {number[]} values @returns {[number, number][]} */
 export function stretches(values) {
   /** @type {[number, number][]} */
-  const found = [];
+  const parts = [];
   let from = -1;
   for (let i = 0; i <= values.length; i += 1) {
     const there = i < values.length && Number.isFinite(values[i]);
     if (there && from < 0) from = i;
     if (there || from < 0) continue;
-    found.push([from, i]);
+    parts.push([from, i]);
     from = -1;
   }
-  return found;
+  return parts;
 }
 
 /** The line, with the raw one behind it if it is smoothed.
@@ -284,8 +284,8 @@ export class LineFigure {
   /** @returns {ScaleName} */
   get scale() {
     const { scale = "linear", fixed = false } = this.options.y ?? {};
-    const asked = fixed ? "" : this.page.state.optional("y");
-    return asked === "log" || asked === "symlog" || asked === "linear" ? asked : scale;
+    const chosen = fixed ? "" : this.page.state.optional("y");
+    return chosen === "log" || chosen === "symlog" || chosen === "linear" ? chosen : scale;
   }
 
   /** @param {Record<string, string>} colors @param {number} width @param {number} height

@@ -29,9 +29,9 @@ export class Panel {
     this.element = element;
     /** @type {[number, number]} */
     this.range = [0, 1];
-    const found = element.querySelector(":scope > .plot");
-    this.place = /** @type {HTMLElement} */ (found ?? h("div", { class: "plot" }));
-    if (!found) element.append(this.place);
+    const place = element.querySelector(":scope > .plot");
+    this.place = /** @type {HTMLElement} */ (place ?? h("div", { class: "plot" }));
+    if (!place) element.append(this.place);
     this.summary = h("p", { class: "quiet-label", id: `summary-${made}` });
     this.plot = h("div", {
       class: "plot-area",
@@ -113,10 +113,10 @@ export class Panel {
 
   /** The step that is drawn nearest to another one. @param {number} step */
   #captured(step) {
-    const found = this.figure?.drawn.flatMap((points) => points.last[nearest(points, step)] ?? []) ?? [];
-    return found.reduce(
-      (best, each) => (Math.abs(each - step) < Math.abs(best - step) ? each : best),
-      found[0] ?? step,
+    const steps = this.figure?.drawn.flatMap((points) => points.last[nearest(points, step)] ?? []) ?? [];
+    return steps.reduce(
+      (best, other) => (Math.abs(other - step) < Math.abs(best - step) ? other : best),
+      steps[0] ?? step,
     );
   }
 
@@ -148,7 +148,7 @@ export class Panel {
   /** Pixels from the left edge to a step. @param {number} step */
   #alongOf(step) {
     const { clock } = this.page;
-    const [left, right] = this.range.map((each) => clock.place(each));
+    const [left, right] = this.range.map((end) => clock.place(end));
     return MARGIN.l + ((clock.place(step) - left) / (right - left || 1)) * (this.width - MARGIN.l - MARGIN.r);
   }
 
@@ -169,8 +169,8 @@ export class Panel {
    * @param {number | null} held then the values of this step only */
   #tell(figure, step, held) {
     const palette = colors();
-    const known = figure.drawn.find(({ x }) => x.length);
-    const alone = held === null && known && !areMoved(figure) ? stepsAt(known, nearest(known, step)) : "";
+    const first = figure.drawn.find(({ x }) => x.length);
+    const alone = held === null && first && !areMoved(figure) ? stepsAt(first, nearest(first, step)) : "";
     const words = held === null ? alone : `step ${count(held)}`;
     const beside = step === null ? "" : this.page.clock.beside(step);
     const note = step === null ? "" : this.page.notes.at(step);
@@ -211,7 +211,7 @@ export class Panel {
     this.words = words;
     this.empty.replaceChildren(...breakable(words));
     this.empty.hidden = !words;
-    for (const each of [this.plot, this.legend, this.summary]) each.hidden = Boolean(words);
+    for (const element of [this.plot, this.legend, this.summary]) element.hidden = Boolean(words);
     if (words) this.line.hidden = true;
   }
 

@@ -121,15 +121,15 @@ export class LineChart {
     const { held } = page.follow;
     if (!this.linesOf || held === null || figure.exact?.step === held) return;
     if (!figure.drawn.some((points) => isMerged(points, held))) return;
-    const asked = { step: held };
-    figure.exact = asked;
+    const exact = { step: held };
+    figure.exact = exact;
     try {
       const [{ path, query }] = this.card.queries;
       const of = /** @type {"series" | "scalars"} */ (path);
       const { series } = await get(of, { ...query, from: held, to: held, points: 1 });
-      if (figure.exact === asked) figure.exact = { step: held, lines: this.linesOf(series) };
+      if (figure.exact === exact) figure.exact = { step: held, lines: this.linesOf(series) };
     } catch {
-      if (figure.exact === asked) figure.exact = null; // asked for again with the next drawing
+      if (figure.exact === exact) figure.exact = null; // asked for again with the next drawing
     }
     if (this.#alive) this.point();
   }

@@ -49,14 +49,14 @@ export function tableOf(lines, drawn) {
     points.steps.first.forEach((first, i) => {
       const last = points.steps.last[i];
       const key = endWords(first, last);
-      const found = rows.get(key) ?? {
+      const line = rows.get(key) ?? {
         at: first,
         row: [first === last ? first : key, ...new Array(width - 1).fill(null)],
       };
       own.forEach(([, values], column) => {
-        found.row[offset + column] = values[i];
+        line.row[offset + column] = values[i];
       });
-      rows.set(key, found);
+      rows.set(key, line);
     });
     offset += own.length;
   });
@@ -78,7 +78,7 @@ function columnsOf(line, points) {
 export function nearest(points, step) {
   const { x } = points;
   if (!x.length || step === null) return x.length - 1;
-  const place = countOf(x.length - 1, (each) => points.last[each] < step);
+  const place = countOf(x.length - 1, (point) => points.last[point] < step);
   return place > 0 && Math.abs(x[place - 1] - step) < Math.abs(x[place] - step) ? place - 1 : place;
 }
 

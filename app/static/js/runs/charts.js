@@ -195,8 +195,8 @@ export class RunCharts {
     const query = this.#areSelected ? "" : this.page.state.get("f");
     const { runs, next } = await get("runs", { query, limit: MAX_LISTED_RUNS }, signal);
     this.hear.known(runs);
-    const known = new Map(runs.map((run) => [run.id, run]));
-    this.#runs = this.#wanted.flatMap(({ run }) => known.get(run) ?? []);
+    const listed = new Map(runs.map((run) => [run.id, run]));
+    this.#runs = this.#wanted.flatMap(({ run }) => listed.get(run) ?? []);
     this.#older = next === null ? 0 : this.#wanted.length - this.#runs.length;
     this.#say();
     this.#offer();
@@ -302,12 +302,12 @@ export class RunCharts {
     const [run] = this.#runs;
     if (!run || this.#tapsOf === run.id) return;
     this.#tapsOf = run.id;
-    const found = await get("taps", { run: run.id, limit: 2000 }).catch(() => null);
-    if (found === null) {
+    const answer = await get("taps", { run: run.id, limit: 2000 }).catch(() => null);
+    if (answer === null) {
       this.#tapsOf = ""; // asked again with the next values; meanwhile a layer can be typed
       return;
     }
-    const { taps } = found;
+    const { taps } = answer;
     byId("metric-taps").replaceChildren(...taps.map(({ label }) => h("option", { value: label })));
   }
 
@@ -370,11 +370,11 @@ function emptyWords({ what, without }, isLogged, isPart) {
 /** Fills a select, unless it is the same already. @param {HTMLSelectElement} select @param {string[][]} options value
  * and words @param {string} chosen */
 function offer(select, options, chosen) {
-  const known = options.some(([value]) => value === chosen) || !chosen ? options : [...options, [chosen, chosen]];
-  const text = JSON.stringify(known);
+  const offered = options.some(([value]) => value === chosen) || !chosen ? options : [...options, [chosen, chosen]];
+  const text = JSON.stringify(offered);
   if (select.dataset.offered !== text) {
     select.dataset.offered = text;
-    select.replaceChildren(...known.map(([value, words]) => h("option", { value, title: value }, words)));
+    select.replaceChildren(...offered.map(([value, words]) => h("option", { value, title: value }, words)));
   }
   select.value = chosen;
 }

@@ -51,11 +51,11 @@ export function resultOf(run, name) {
 
 /** The axis on which values stand. @param {string} name @param {Value[]} values @returns {Axis} */
 export function axisOf(name, values) {
-  const known = values.filter((value) => value !== null && value !== undefined);
-  const numbers = known.filter((value) => typeof value === "number");
-  return numbers.length && numbers.length === known.length
+  const present = values.filter((value) => value !== null && value !== undefined);
+  const numbers = present.filter((value) => typeof value === "number");
+  return numbers.length && numbers.length === present.length
     ? numeric(name, numbers.filter(Number.isFinite))
-    : words(name, known);
+    : words(name, present);
 }
 
 /** @param {string} name @param {number[]} numbers @returns {Axis} */
@@ -70,12 +70,12 @@ function numeric(name, numbers) {
   };
   const distinct = [...new Set(numbers)].sort((a, b) => a - b);
   const shown = distinct.length <= 6 ? distinct : evenly(new Scale(log ? "log" : "linear", low, high), 5);
-  const said = shown === distinct ? wordsOf : number;
+  const wordOf = shown === distinct ? wordsOf : number;
   /** @type {Axis["ticks"]} */
   const ticks = [];
   for (const value of shown) {
     const place = at(value) ?? 0.5;
-    if (!ticks.length || place - ticks[ticks.length - 1].at >= APART) ticks.push({ at: place, text: said(value) });
+    if (!ticks.length || place - ticks[ticks.length - 1].at >= APART) ticks.push({ at: place, text: wordOf(value) });
   }
   return { name, kind: log ? "log" : "linear", ticks, at };
 }
@@ -157,7 +157,7 @@ export function parallel({ runs, settings, result, colorOf }) {
 
 /** @param {Run} run @param {Placed[]} axes @param {string} color */
 function lineOf(run, axes, color) {
-  const said = axes.map(({ axis, of }) => `${escaped(axis.name)}: ${escaped(wordsOf(of(run)))}`).join("<br>");
+  const lines = axes.map(({ axis, of }) => `${escaped(axis.name)}: ${escaped(wordsOf(of(run)))}`).join("<br>");
   return {
     type: "scatter",
     mode: "lines+markers",
@@ -168,7 +168,7 @@ function lineOf(run, axes, color) {
     line: { color, width: 1.75 },
     marker: { color, size: 6 },
     connectgaps: false,
-    hovertext: `<b>${escaped(shorten(nameOf(run), 40))}</b><br>${said}`, // no template: names may contain its signs
+    hovertext: `<b>${escaped(shorten(nameOf(run), 40))}</b><br>${lines}`, // no template: names may contain its signs
     hoverinfo: "text",
   };
 }

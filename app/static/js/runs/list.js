@@ -23,15 +23,15 @@ export async function edit(row, refresh) {
   const before = [...cell.childNodes];
   // A late answer must not overwrite typed text.
   const typed = new Set();
-  for (const each of [tags, group, notes]) each.addEventListener("input", () => typed.add(each));
+  for (const input of [tags, group, notes]) input.addEventListener("input", () => typed.add(input));
   const end = () => {
     delete row.dataset.editing;
     cell.replaceChildren(...before);
     /** @type {HTMLElement | null} */ (row.querySelector("[data-do=edit]"))?.focus();
     refresh();
   };
-  const save = async (/** @type {Event} */ asked) => {
-    asked.preventDefault();
+  const save = async (/** @type {Event} */ event) => {
+    event.preventDefault();
     const changes = {
       name: name.value.trim(),
       ...(typed.has(tags) ? { tags: tagsOf(tags.value) } : {}),
@@ -68,7 +68,7 @@ function field(tag, label, attributes) {
 
 /** The tags in a text, each once. @param {string} text */
 export function tagsOf(text) {
-  return [...new Set(text.split(",").map((each) => each.trim()))].filter(Boolean);
+  return [...new Set(text.split(",").map((tag) => tag.trim()))].filter(Boolean);
 }
 
 /** "first", or "3 runs". @param {Chosen[]} runs */
@@ -126,7 +126,7 @@ export async function tag(runs, tags, refresh) {
   };
   await forEach([...runs], "Tagging", ({ run }) =>
     change(run, (before) => {
-      const own = tags.filter((each) => !before.includes(each));
+      const own = tags.filter((tag) => !before.includes(tag));
       added.set(run, own);
       return [...before, ...own];
     }),
@@ -134,7 +134,7 @@ export async function tag(runs, tags, refresh) {
   const changed = runs.filter(({ run }) => added.get(run)?.length);
   const undo = async () => {
     await forEach(changed, "Restoring", ({ run }) =>
-      change(run, (before) => before.filter((each) => !added.get(run)?.includes(each))),
+      change(run, (before) => before.filter((tag) => !added.get(run)?.includes(tag))),
     );
     refresh();
   };
@@ -155,8 +155,8 @@ const KEPT = "hookcore-columns";
 /** The list of columns after a click on one, in the order in which they were chosen. Words at its end stay there.
  * @param {string[]} shown @param {string} name @param {boolean} on @param {Set<string>} [words] columns of words */
 export function chosen(shown, name, on, words = new Set()) {
-  const others = shown.filter((each) => each !== name);
-  const end = words.has(name) ? others.length : 1 + others.findLastIndex((each) => !words.has(each));
+  const others = shown.filter((column) => column !== name);
+  const end = words.has(name) ? others.length : 1 + others.findLastIndex((column) => !words.has(column));
   return (on ? others.toSpliced(end, 0, name) : others).join(",") || NO_COLUMNS;
 }
 
@@ -177,7 +177,7 @@ export function rememberColumns(page) {
   box.addEventListener("change", (event) => {
     const { value, checked } = /** @type {HTMLInputElement} */ (event.target);
     const about = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("[data-kind=about]"));
-    const words = new Set([...about].map((each) => each.value));
+    const words = new Set([...about].map((box) => box.value));
     choose(page, chosen(shownIn(box, page.state.get("columns"), value), value, checked, words));
   });
   box.addEventListener("click", (event) => {
@@ -198,7 +198,9 @@ export function rememberColumns(page) {
   box.closest("[data-part]")?.addEventListener("renewed", () => {
     const item = again && document.getElementById(again.id);
     const isLost = !box.contains(document.activeElement) || document.activeElement?.matches(":disabled");
-    const buttons = [`[data-by="${again?.by}"]`, "button"].map((each) => item?.querySelector(`${each}:enabled`));
+    const buttons = [`[data-by="${again?.by}"]`, "button"].map((selector) =>
+      item?.querySelector(`${selector}:enabled`),
+    );
     if (isLost) /** @type {HTMLElement | null | undefined} */ (buttons.find(Boolean))?.focus();
     again = null;
   });
@@ -208,7 +210,7 @@ export function rememberColumns(page) {
     const own = button.closest("li");
     // At the end of the list, its own button can't move it.
     if (own?.querySelector(`[data-by="${by}"]:enabled`) == null) return;
-    const shown = items.map((each) => each.dataset.column ?? "");
+    const shown = items.map((item) => item.dataset.column ?? "");
     again = { id: own.id, by };
     choose(page, moved(shown, own.dataset.column ?? "", by).join());
   };
@@ -217,13 +219,13 @@ export function rememberColumns(page) {
 }
 
 /** The shown columns before a click: those of the address, or those that are checked without the reader's choice.
- * @param {Element} box @param {string} asked @param {string} clicked */
-function shownIn(box, asked, clicked) {
-  if (asked && asked !== AUTO_COLUMNS) return asked.split(",").filter((each) => each !== NO_COLUMNS);
+ * @param {Element} box @param {string} columns @param {string} clicked */
+function shownIn(box, columns, clicked) {
+  if (columns && columns !== AUTO_COLUMNS) return columns.split(",").filter((column) => column !== NO_COLUMNS);
   const ordered = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-column]"));
-  if (ordered.length) return [...ordered].map((each) => each.dataset.column ?? "");
+  if (ordered.length) return [...ordered].map((item) => item.dataset.column ?? "");
   const boxes = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("input[name=columns]"));
-  return [...boxes].filter((each) => each.checked !== (each.value === clicked)).map((each) => each.value);
+  return [...boxes].filter((box) => box.checked !== (box.value === clicked)).map((box) => box.value);
 }
 
 /** @param {Page} page @param {string} columns */
@@ -250,21 +252,21 @@ export class Selection {
   /** @type {Ticked[]} */
   runs = [];
 
-  /** @param {State} state @param {() => void} told called when the address has others */
-  constructor(state, told) {
+  /** @param {State} state @param {() => void} changed called when the address has others */
+  constructor(state, changed) {
     this.state = state;
     this.#read();
     state.on("runs", (/** @type {string} */ text) => {
       if (text === this.#text) return;
       this.#read();
-      told();
+      changed();
     });
   }
 
   #read() {
     const ids = new Set(this.state.get("runs").split(",").filter(Boolean));
-    const known = new Map(this.runs.map((each) => [each.run, each]));
-    this.runs = [...ids].map((run) => known.get(run) ?? blank(run));
+    const before = new Map(this.runs.map((run) => [run.run, run]));
+    this.runs = [...ids].map((run) => before.get(run) ?? blank(run));
   }
 
   get #text() {
@@ -276,13 +278,13 @@ export class Selection {
 
   /** @param {string} run */
   find(run) {
-    return this.runs.find((each) => each.run === run);
+    return this.runs.find((other) => other.run === run);
   }
 
   /** Selects runs, or no longer. @param {string[]} runs @param {boolean} on */
   set(runs, on) {
     const some = new Set(runs);
-    const others = this.runs.filter((each) => !some.has(each.run));
+    const others = this.runs.filter((other) => !some.has(other.run));
     this.runs = on ? [...this.runs, ...runs.filter((run) => !this.find(run)).map(blank)] : others;
     this.state.set({ runs: this.#text });
   }
@@ -294,9 +296,9 @@ export class Selection {
     return gone.length > 0;
   }
 
-  /** Takes what the server says about runs that no row of the list is of. @param {readonly Run[]} found */
-  know(found) {
-    for (const { id, name, started_s: started, state, archived } of found) {
+  /** Takes what the server says about runs that no row of the list is of. @param {readonly Run[]} runs */
+  know(runs) {
+    for (const { id, name, started_s: started, state, archived } of runs) {
       const its = this.find(id);
       if (its) Object.assign(its, { name: name || id, started: Number(started), live: state === "live", archived });
     }
@@ -328,7 +330,7 @@ export function viewOf(search) {
 /** The address of a saved view; null if there is none of this name. @param {Element} box @param {string} name */
 function queryOf(box, name) {
   const links = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-view]"));
-  const link = [...links].find((each) => each.title === name);
+  const link = [...links].find((other) => other.title === name);
   return link?.getAttribute("href")?.replace(/^.*?\?/, "") ?? null;
 }
 

@@ -92,9 +92,9 @@ export class Asking {
       call: Number(state.get("call")) || 0,
     };
     await this.#try(async () => {
-      const said = await send("POST", "snapshots", body, { run: this.page.run });
+      const request = await send("POST", "snapshots", body, { run: this.page.run });
       this.#add(
-        [said.number],
+        [request.number],
         `${body.module || "the model"} ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
       );
     });
@@ -103,13 +103,13 @@ export class Asking {
   /** Every map of attention, all of one step. */
   async attention() {
     await this.#try(async () => {
-      const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
-      const numbers = said.asked.map((/** @type {RequestedSnapshot} */ each) => each.number);
+      const answer = await send("POST", "attention-rollout", undefined, { run: this.page.run });
+      const numbers = answer.asked.map((/** @type {RequestedSnapshot} */ snapshot) => snapshot.number);
       this.#add(
         numbers,
         numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
       );
-      if (said.left_out) toast(`${said.left_out} more do not fit in one request`);
+      if (answer.left_out) toast(`${answer.left_out} more do not fit in one request`);
     });
   }
 
@@ -140,19 +140,19 @@ export class Asking {
       open.flatMap(({ numbers }) => numbers),
     );
     const kept = new Set((await this.look()).map(({ number }) => number));
-    const known = new Map(outcomes.map((each) => [each.number, each]));
+    const byNumber = new Map(outcomes.map((outcome) => [outcome.number, outcome]));
     for (const request of open)
       this.#tell(
         request,
-        request.numbers.flatMap((number) => known.get(number) ?? []),
+        request.numbers.flatMap((number) => byNumber.get(number) ?? []),
         kept,
       );
   }
 
   /** @param {Request} request @param {Outcome[]} outcomes @param {Set<number>} kept snapshots that are there */
   #tell(request, outcomes, kept) {
-    const fates = outcomes.map((each) => fateOf(each, kept.has(each.number)));
-    const [came, fate] = [fates.filter((each) => each === "came").length, fateOfAll(fates)];
+    const fates = outcomes.map((outcome) => fateOf(outcome, kept.has(outcome.number)));
+    const [came, fate] = [fates.filter((fate) => fate === "came").length, fateOfAll(fates)];
     const counts = fates.length > 1 ? `${came} of ${fates.length} captured` : "";
     const why = fate === "gone" ? whyGone(outcomes[fates.indexOf("gone")]) : "";
     request.words.textContent = [counts, why].filter(Boolean).join(": ") || WORDS[fate][0];
@@ -283,9 +283,9 @@ export function addFollowing(page, { look, chosen, show }) {
     news: (ms) => nextNews(page, ms),
     look: async (number) => {
       const [outcome] = await outcomesOf(run, [number]); // before the list, as above
-      const found = (await look()).find((each) => each.number === number);
-      if (fateOf(outcome, Boolean(found)) === "gone") throw new Error(whyGone(outcome));
-      return found?.step ?? null;
+      const snapshot = (await look()).find((kept) => kept.number === number);
+      if (fateOf(outcome, Boolean(snapshot)) === "gone") throw new Error(whyGone(outcome));
+      return snapshot?.step ?? null;
     },
     show: (number) => {
       shown = String(number);

@@ -22,8 +22,8 @@ function distance(step, { from, to }) {
  * @returns {T | null} */
 export function nearestOf(items, steps) {
   return items.reduce(
-    (/** @type {T | null} */ best, each) =>
-      best === null || distance(each.step, steps) < distance(best.step, steps) ? each : best,
+    (/** @type {T | null} */ best, item) =>
+      best === null || distance(item.step, steps) < distance(best.step, steps) ? item : best,
     null,
   );
 }
@@ -59,7 +59,7 @@ function namesOf(layers) {
 
 export class Rolled {
   /** @type {(Omit<Rollout, "matrix"> & {matrix: number[][]}) | null} */
-  said = null;
+  rollout = null;
   /** @type {Tiles | Trace | null} */
   row = null;
 
@@ -82,7 +82,7 @@ export class Rolled {
       png: () => this.matrix.image(),
     });
     for (const name of TRIFLES) state.on(name, () => this.look());
-    page.follow.on("change", () => this.said && this.look());
+    page.follow.on("change", () => this.rollout && this.look());
     for (const name of ["position", "image"]) state.on(name, () => this.#showRow());
     byId("rollout-step").addEventListener("change", (/** @type {any} */ event) =>
       state.set({ rollout: event.target.value }),
@@ -110,7 +110,7 @@ export class Rolled {
   async #look(signal) {
     byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
     const answer = await this.#ask(signal);
-    this.said = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
+    this.rollout = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
     byId("rollout-problem").hidden = true;
     byId("rollout-shown").hidden = false;
     this.figure.hidden = !answer.layers.length;
@@ -138,11 +138,11 @@ export class Rolled {
   }
 
   #show() {
-    if (!this.said?.layers.length) return;
-    const { label, layers, matrix, step, steps, sample, samples, tokens } = this.said;
+    if (!this.rollout?.layers.length) return;
+    const { label, layers, matrix, step, steps, sample, samples, tokens } = this.rollout;
     const size = matrix.length;
     byId("rollout-step").replaceChildren(
-      ...[...steps].reverse().map((each) => h("option", { value: each, selected: each === step }, count(each))),
+      ...[...steps].reverse().map((other) => h("option", { value: other, selected: other === step }, count(other))),
     );
     const heads = layers.reduce((sum, layer) => sum + layer.heads, 0);
     const differ = layers.every((layer) => layer.gradient !== null);
@@ -170,8 +170,8 @@ export class Rolled {
 
   /** The row of one position: a line; if the reader says that the positions are those of an image, an image. */
   #showRow() {
-    if (!this.said) return;
-    const { matrix } = this.said;
+    if (!this.rollout) return;
+    const { matrix } = this.rollout;
     const place = Math.max(0, Math.min(matrix.length - 1, Number(this.page.state.get("position")) || 0));
     const fits = squareOf(matrix.length);
     const square = this.page.state.get("image") === "1" ? fits : null;
@@ -207,7 +207,7 @@ export class Rolled {
 
   /** @param {{row: number, column: number} | null} cell */
   #say(cell) {
-    const weight = cell && number(this.said?.matrix[cell.row]?.[cell.column]);
+    const weight = cell && number(this.rollout?.matrix[cell.row]?.[cell.column]);
     const words = cell ? `position ${this.#called(cell.row)} \u2192 ${this.#called(cell.column)}: ${weight}` : "\u00a0";
     byId("rollout-words").textContent = words;
     return words;
@@ -215,12 +215,12 @@ export class Rolled {
 
   /** A position, and its token. @param {number} place */
   #called(place) {
-    const token = this.said?.tokens[place];
+    const token = this.rollout?.tokens[place];
     return token === undefined ? String(place) : `${place} (${token})`;
   }
 
   table() {
-    const matrix = this.said?.matrix ?? [];
+    const matrix = this.rollout?.matrix ?? [];
     return {
       columns: ["position", ...matrix.map((_, place) => this.#called(place))],
       rows: matrix.map((row, place) => [this.#called(place), ...row]).reverse(),

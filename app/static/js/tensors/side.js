@@ -47,7 +47,7 @@ export function viewsOf(shape, tap = NO_TAP) {
   ];
   const ofThree = isMap || weight ? ["tiles", "matrix", "trace"] : ["matrix", "channel", "tiles", "trace"];
   const order = [["trace"], ["matrix", "trace"], ofThree][many - 1] ?? ["tiles", "every", "matrix", "trace"];
-  return order.flatMap((name) => views.filter((each) => each.name === name));
+  return order.flatMap((name) => views.filter((view) => view.name === name));
 }
 
 /** @param {number[]} shape @param {{kind: string, label: string}} tap */
@@ -76,9 +76,9 @@ export function sliceOf(shape, view, picks, part = null) {
  * @param {View} view @param {number[]} picks @param {{tile: number, row: number, column: number}} cell @param {[number,
  * number]} factors @param {{rows: [number, number], columns: [number, number]} | null} [part] @returns {string[]} */
 export function indicesOf(shape, view, picks, cell, factors, part = null) {
-  const found = shape.map(() => "0");
+  const indices = shape.map(() => "0");
   const fixed = new Map(view.pickers.map(({ axis }, place) => [axis, picks[place] || 0]));
-  for (const [axis, pick] of fixed) found[axis] = String(pick);
+  for (const [axis, pick] of fixed) indices[axis] = String(pick);
   const free = shape.map((_, axis) => axis).filter((axis) => !fixed.has(axis));
   const inside = free.slice(-2);
   const range = (
@@ -89,19 +89,19 @@ export function indicesOf(shape, view, picks, cell, factors, part = null) {
     const [low, high] = [from + at * factor, Math.min(to, from + (at + 1) * factor)];
     return high - low > 1 ? `${low}\u2013${high - 1}` : String(low);
   };
-  if (inside.length > 1) found[inside[0]] = range(cell.row, factors[0], part?.rows ?? [0, shape[inside[0]]]);
+  if (inside.length > 1) indices[inside[0]] = range(cell.row, factors[0], part?.rows ?? [0, shape[inside[0]]]);
   if (inside.length)
-    found[inside[inside.length - 1]] = range(
+    indices[inside[inside.length - 1]] = range(
       cell.column,
       factors[1],
       part?.columns ?? [0, shape[inside[inside.length - 1]]],
     );
   let rest = cell.tile;
   for (const axis of free.slice(0, -2).reverse()) {
-    found[axis] = String(rest % shape[axis]);
+    indices[axis] = String(rest % shape[axis]);
     rest = Math.floor(rest / shape[axis]);
   }
-  return found;
+  return indices;
 }
 
 /** @param {ArrayBuffer} buffer @returns {{shape: number[], values: Float32Array | Float64Array}} */
@@ -175,7 +175,7 @@ export class Side {
     const shape = this.entry.kept_shape;
     this.look = look;
     this.slice = sliceOf(shape, look.view, look.picks, look.part);
-    const asked = { run, slice: this.slice, after: look.after, limit: TILES };
+    const query = { run, slice: this.slice, after: look.after, limit: TILES };
     const path = /** @type {const} */ (`snapshots/${this.entry.number}`);
     const trace = look.view.draws === "trace";
     const tiles = Math.max(
@@ -188,23 +188,23 @@ export class Side {
       ),
     );
     const most = Math.min(MAX_CELLS, Math.floor(Math.sqrt(MAX_VALUES / tiles)));
-    const [names, said, low, high] = await Promise.all([
+    const [names, answer, low, high] = await Promise.all([
       this.entry.named ? get(`${path}/names`, { run }, signal) : NONE,
       get(`${path}/statistics`, { run, slice: this.slice }, signal),
       trace
-        ? tilesOf(path, { ...asked, columns: TRACE, pool: "min" }, signal)
-        : tilesOf(path, { ...asked, rows: most, columns: most, pool: look.pool }, signal),
-      trace ? tilesOf(path, { ...asked, columns: TRACE, pool: "max" }, signal) : null,
+        ? tilesOf(path, { ...query, columns: TRACE, pool: "min" }, signal)
+        : tilesOf(path, { ...query, rows: most, columns: most, pool: look.pool }, signal),
+      trace ? tilesOf(path, { ...query, columns: TRACE, pool: "max" }, signal) : null,
     ]);
     this.statistics = Object.fromEntries(
-      Object.entries(said.statistics).map(([name, value]) => [name, numberOf(value)]),
+      Object.entries(answer.statistics).map(([name, value]) => [name, numberOf(value)]),
     );
-    const inside = said.shape.slice(-2);
+    const inside = answer.shape.slice(-2);
     const whole = [...Array(2 - inside.length).fill(1), ...inside];
     const factors = /** @type {[number, number]} */ (
       [0, 1].map((at) => Math.max(1, Math.ceil(whole[at] / (trace && at ? TRACE : most))))
     );
-    this.total = said.shape.slice(0, -2).reduce((a, b) => a * b, 1);
+    this.total = answer.shape.slice(0, -2).reduce((a, b) => a * b, 1);
     this.data = { values: low.values, shape: /** @type {any} */ (low.shape), factors };
     this.high = high?.values ?? null;
     this.names = names;
@@ -218,7 +218,7 @@ export class Side {
     this.picture = null;
     this.data = null;
     this.total = 0;
-    for (const each of [this.plot, this.bar, this.facts, this.files]) each.replaceChildren();
+    for (const element of [this.plot, this.bar, this.facts, this.files]) element.replaceChildren();
     this.words.textContent = "\u00a0";
     this.why.textContent = words;
     this.why.hidden = false;
@@ -279,14 +279,14 @@ export class Side {
       data.factors,
       look.part,
     );
-    const told =
+    const reading =
       look.view.draws === "trace" && squeezed
         ? `${number(value)} to ${number(this.high?.[place] ?? value)}`
         : number(value);
     const pooled = { max: "largest", min: "least" }[look.pool] ?? look.pool;
     const of = squeezed && look.view.draws !== "trace" ? `  (the ${pooled} of ${data.factors.join(" \u00d7 ")})` : "";
     const called = wordsAt(this.names, indices);
-    const words = `[${indices.join(", ")}]  ${told}${of}${called && `  ${called}`}`;
+    const words = `[${indices.join(", ")}]  ${reading}${of}${called && `  ${called}`}`;
     this.words.textContent = words;
     return words;
   }
@@ -294,9 +294,9 @@ export class Side {
   #facts() {
     const { count: all, nan, inf, zero, ...others } = this.statistics;
     const counts = { values: count(all), zero: percent(all ? zero / all : 0), NaN: count(nan), infinite: count(inf) };
-    const told = [...Object.entries(counts), ...Object.entries(others).map(([name, value]) => [name, number(value)])];
+    const facts = [...Object.entries(counts), ...Object.entries(others).map(([name, value]) => [name, number(value)])];
     this.facts.replaceChildren(
-      ...told.map(([name, value]) =>
+      ...facts.map(([name, value]) =>
         h(
           "div",
           { class: (name === "NaN" && nan) || (name === "infinite" && inf) ? name.slice(0, 3).toLowerCase() : null },

@@ -71,18 +71,18 @@ const CLIPPED = 0.005; // of the values, at each end: one outlier must not make 
  * signed: boolean, clipped: [boolean, boolean]}} `clipped`: whether values lie beyond its ends */
 export function rangeOf(values, whole = false) {
   const stride = Math.max(1, Math.floor(values.length / 50000));
-  const found = [];
+  const finite = [];
   let [least, most] = [Infinity, -Infinity];
   for (let place = 0; place < values.length; place += 1) {
     const value = values[place];
     if (!Number.isFinite(value)) continue;
     least = Math.min(least, value);
     most = Math.max(most, value);
-    if (place % stride === 0) found.push(value);
+    if (place % stride === 0) finite.push(value);
   }
   if (least > most) return { low: 0, high: 1, signed: false, clipped: [false, false] };
   const signed = least < 0;
-  const sorted = Float64Array.from(found.length ? found : [least, most], (value) =>
+  const sorted = Float64Array.from(finite.length ? finite : [least, most], (value) =>
     signed ? Math.abs(value) : value,
   ).sort();
   const at = (/** @type {number} */ share) => sorted[Math.round(share * (sorted.length - 1))];

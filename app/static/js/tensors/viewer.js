@@ -52,8 +52,10 @@ export class Viewer {
     const { kept_shape: shape, tap } = this.sides[0].entry;
     const views = viewsOf(shape, tap);
     const view = views.find(({ name }) => name === state.get("view")) ?? views[0];
-    const given = state.get("at").split(",").map(Number);
-    const picks = view.pickers.map(({ size }, place) => Math.max(0, Math.min(size - 1, Math.floor(given[place]) || 0)));
+    const written = state.get("at").split(",").map(Number);
+    const picks = view.pickers.map(({ size }, place) =>
+      Math.max(0, Math.min(size - 1, Math.floor(written[place]) || 0)),
+    );
     const part = /^(\d+):(\d+),(\d+):(\d+)$/.exec(state.get("zoom"))?.slice(1).map(Number);
     return {
       view,
@@ -79,7 +81,7 @@ export class Viewer {
     this.#controls(look);
     const loaded = await Promise.allSettled(this.sides.map((side) => side.load(look, signal)));
     signal.throwIfAborted();
-    const failures = loaded.map((each) => (each.status === "rejected" ? each.reason : null));
+    const failures = loaded.map((result) => (result.status === "rejected" ? result.reason : null));
     for (const [place, error] of failures.entries()) if (error) this.sides[place].say(failedWords(error));
     this.#draw(look);
     const again = failures.find((error) => error && isPassing(error));
@@ -141,7 +143,7 @@ export class Viewer {
   pick(place, value) {
     const picks = [...this.wanted.picks];
     picks[place] = Math.max(0, Math.floor(value) || 0);
-    this.page.state.set({ at: picks.every((each) => each === 0) ? "" : picks.join(","), after: "" });
+    this.page.state.set({ at: picks.every((pick) => pick === 0) ? "" : picks.join(","), after: "" });
   }
 
   /** @param {string | undefined} how @param {MouseEvent | null} event */
@@ -182,7 +184,7 @@ export class Viewer {
         rows: Array.from({ length: rows }, (_, row) => line(rows - 1 - row)),
       };
     }
-    const told = Array.from({ length: tiles }, (_, tile) => {
+    const lines = Array.from({ length: tiles }, (_, tile) => {
       const part = Float64Array.from(data.values.subarray(tile * rows * columns, (tile + 1) * rows * columns));
       const finite = part.filter(Number.isFinite);
       const sum = finite.reduce((a, b) => a + b, 0);
@@ -194,7 +196,7 @@ export class Viewer {
         part.length - finite.length,
       ];
     });
-    return { columns: ["tile", "min", "mean", "max", "non-finite"], rows: told.reverse() };
+    return { columns: ["tile", "min", "mean", "max", "non-finite"], rows: lines.reverse() };
   }
 
   /** @returns {Promise<Blob>} */

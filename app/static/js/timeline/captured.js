@@ -49,15 +49,15 @@ function isIn(rows, step) {
  * @param {Rows} rows @param {number} step @param {number} reach */
 export function snapped(rows, step, reach) {
   const place = placeOf(rows, step);
-  let found = step;
+  let nearest = step;
   let distance = reach + 1;
-  for (const each of [place - 1, place]) {
-    if (each < 0 || each >= rows.first.length) continue;
-    if (rows.first[each] <= step && step <= rows.last[each]) return step;
-    const end = rows.last[each] < step ? rows.last[each] : rows.first[each];
-    if (Math.abs(end - step) < distance) [found, distance] = [end, Math.abs(end - step)];
+  for (const row of [place - 1, place]) {
+    if (row < 0 || row >= rows.first.length) continue;
+    if (rows.first[row] <= step && step <= rows.last[row]) return step;
+    const end = rows.last[row] < step ? rows.last[row] : rows.first[row];
+    if (Math.abs(end - step) < distance) [nearest, distance] = [end, Math.abs(end - step)];
   }
-  return found;
+  return nearest;
 }
 
 /** The captured step so many rows further; null if the rows end before it.
@@ -71,8 +71,8 @@ export function further(rows, step, by) {
 /** The step of the next mark after (or before) a step; null if there is none.
  * @param {number[]} steps ascending @param {number} step @param {number} by 1 or -1 */
 export function nextMark(steps, step, by) {
-  const found = by > 0 ? steps.find((each) => each > step) : steps.findLast((each) => each < step);
-  return found ?? null;
+  const next = by > 0 ? steps.find((other) => other > step) : steps.findLast((other) => other < step);
+  return next ?? null;
 }
 
 /** The step that was typed; null if it is none. @param {string} text */
@@ -129,8 +129,8 @@ export class Captured {
     const plain = Math.min(newest ?? step, Math.max(first, step + by));
     if (!whole?.first.length) return plain;
     const rows = whole.all ? whole : await this.#around(step, by, whole);
-    const found = further(rows, step, by);
-    if (found !== null) return found;
+    const next = further(rows, step, by);
+    if (next !== null) return next;
     const end = by > 0 ? rows.first[rows.first.length - 1] : rows.first[0];
     return by > 0 === end > step ? end : step; // nothing further was captured
   }
@@ -150,11 +150,11 @@ export class Captured {
     const isOld = !this.#whole || (this.#last(this.#whole) < newest && !isRecent);
     if (!isOld) return Promise.resolve(this.#whole);
     this.#loading ??= this.#fetch({ columns: COLUMNS }).then(
-      (known) => {
+      (rows) => {
         this.#loading = null;
         this.#loadedAt = this.now();
-        this.#whole = known;
-        return known;
+        this.#whole = rows;
+        return rows;
       },
       () => {
         this.#loading = null;
@@ -178,12 +178,17 @@ export class Captured {
 
   /** @param {Record<string, any>} query @returns {Promise<Known>} */
   async #fetch(query) {
-    const said = await this.ask("timeline", { run: this.page.run, ...query });
-    return { first: said.captured_first, last: said.captured_last, all: said.captured_all, many: said.captured };
+    const answer = await this.ask("timeline", { run: this.page.run, ...query });
+    return {
+      first: answer.captured_first,
+      last: answer.captured_last,
+      all: answer.captured_all,
+      many: answer.captured,
+    };
   }
 
-  /** @param {Known} known */
-  #last(known) {
-    return known.last[known.last.length - 1] ?? -1;
+  /** @param {Known} rows */
+  #last(rows) {
+    return rows.last[rows.last.length - 1] ?? -1;
   }
 }

@@ -66,15 +66,15 @@ export function sampleKnots(rates, paces, first, newest) {
   const rows = Array.from(rates.last_step, (step, place) => ({
     step,
     rows: Math.round(rates.mean[place] / (pace.get(step) ?? NaN)),
-  })).filter((each) => Number.isFinite(each.rows) && each.rows > 0);
+  })).filter((row) => Number.isFinite(row.rows) && row.rows > 0);
   if (!rows.length) return null;
   /** @type {Knots} */
   const knots = { steps: [first - 1], values: [0] };
   let [step, sum] = [first - 1, 0];
-  for (const [place, each] of rows.entries()) {
-    const until = place === rows.length - 1 ? Math.max(newest, each.step) : each.step;
+  for (const [place, row] of rows.entries()) {
+    const until = place === rows.length - 1 ? Math.max(newest, row.step) : row.step;
     if (until <= step) continue;
-    sum += (until - step) * each.rows;
+    sum += (until - step) * row.rows;
     step = until;
     knots.steps.push(step);
     knots.values.push(sum);
@@ -95,11 +95,11 @@ const SIZES = [
 export function timeTicks(from, to, many, offset = -60 * new Date(from * 1000).getTimezoneOffset()) {
   const rough = (to - from) / Math.max(1, many);
   if (rough < 1) return evenTicks(from, to, many).map((at) => ({ at, text: timeText(at, to - from, offset) }));
-  const size = SIZES.find((each) => each >= rough) ?? Math.ceil(rough / (365 * DAY)) * 365 * DAY;
-  const found = [];
+  const size = SIZES.find((candidate) => candidate >= rough) ?? Math.ceil(rough / (365 * DAY)) * 365 * DAY;
+  const ticks = [];
   for (let at = Math.ceil((from + offset) / size) * size - offset; at <= to; at += size)
-    found.push({ at, text: timeText(at, size, offset) });
-  return found;
+    ticks.push({ at, text: timeText(at, size, offset) });
+  return ticks;
 }
 
 /** A time in as much detail as a distance asks for. @param {number} at @param {number} size seconds
@@ -125,7 +125,7 @@ export function elapsedText(at, size) {
   const [days, seconds] = [Math.floor(at / DAY), Math.round(at % DAY)];
   if (size >= HOUR && days) return `${days} d ${Math.floor(seconds / HOUR)} h`;
   const [hours, minutes] = [Math.floor(seconds / HOUR) + 24 * days, Math.floor((seconds % HOUR) / MINUTE)];
-  const rest = [minutes, seconds % MINUTE].map((each) => String(each).padStart(2, "0"));
+  const rest = [minutes, seconds % MINUTE].map((part) => String(part).padStart(2, "0"));
   return hours ? [hours, ...rest].join(":") : `${minutes}:${rest[1]}`;
 }
 
@@ -190,9 +190,9 @@ export class Clock extends Emitter {
     const { asked, follow } = this;
     const span = follow.span;
     if (asked === "step" || !span) return;
-    const known = await this.ask("scalars", { run: this.run }, signal);
+    const answer = await this.ask("scalars", { run: this.run }, signal);
     const knots =
-      asked === "time" ? await this.#times(known.names, span, signal) : await this.#samples(known.names, signal);
+      asked === "time" ? await this.#times(answer.names, span, signal) : await this.#samples(answer.names, signal);
     signal.throwIfAborted();
     if (asked === this.asked && this.set(asked, knots, knots ? "" : WHY[asked])) this.emit("change");
   }

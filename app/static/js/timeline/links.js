@@ -43,8 +43,8 @@ export class Links {
 
   /** Where a link leads now. @param {object} link @param {string} current its address @param {Shared} shared */
   added(link, current, shared) {
-    const known = this.#known.get(link);
-    const href = known?.written === current ? known.href : current;
+    const before = this.#known.get(link);
+    const href = before?.written === current ? before.href : current;
     const written = added(href, shared);
     this.#known.set(link, { href, written });
     return written;

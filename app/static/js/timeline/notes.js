@@ -24,15 +24,15 @@ export class Notes extends Emitter {
     const drawn = /** @type {NodeListOf<HTMLElement>} */ (
       globalThis.document?.querySelectorAll("#timeline-line .note")
     );
-    const found = [...(drawn ?? [])].map(({ dataset }) => ({ step: Number(dataset.step), text: dataset.note ?? "" }));
-    if (JSON.stringify(found) === JSON.stringify(this.all)) return;
-    this.all = found;
+    const notes = [...(drawn ?? [])].map(({ dataset }) => ({ step: Number(dataset.step), text: dataset.note ?? "" }));
+    if (JSON.stringify(notes) === JSON.stringify(this.all)) return;
+    this.all = notes;
     this.emit("change");
   }
 
   /** @param {number} step @returns {string} */
   at(step) {
-    return this.all.find((each) => each.step === step)?.text ?? "";
+    return this.all.find((note) => note.step === step)?.text ?? "";
   }
 }
 
@@ -68,7 +68,7 @@ export function writeNote(page, step, done) {
   /** @param {"POST" | "DELETE"} method */
   async function change(method) {
     const { run } = page;
-    for (const each of buttons) each.disabled = true; // one request at a time
+    for (const button of buttons) button.disabled = true; // one request at a time
     problem.hidden = true;
     try {
       if (method === "DELETE") await send(method, "annotations", undefined, { run, step });
@@ -79,7 +79,7 @@ export function writeNote(page, step, done) {
       if (!dialog.isConnected) return toast(words, { kind: "error" });
       problem.textContent = words;
       problem.hidden = false;
-      for (const each of buttons) each.disabled = false;
+      for (const button of buttons) button.disabled = false;
       return;
     }
     dialog.close();

@@ -37,19 +37,19 @@ export class RunsClock extends Clock {
   async learn(runs, signal) {
     const { asked } = this;
     if (asked === "step") return this.stay("");
-    const found = asked === "time" ? await this.#times(runs, signal) : await this.#samples(runs, signal);
+    const knots = asked === "time" ? await this.#times(runs, signal) : await this.#samples(runs, signal);
     signal.throwIfAborted();
     if (asked !== this.asked) return;
-    this.#knots = found;
-    const ends = [...found.values()].sort((one, other) => (other.values.at(-1) ?? 0) - (one.values.at(-1) ?? 0));
-    this.set(asked, ends[0] ?? null, whyNot(asked, runs.length, found.size));
+    this.#knots = knots;
+    const ends = [...knots.values()].sort((one, other) => (other.values.at(-1) ?? 0) - (one.values.at(-1) ?? 0));
+    this.set(asked, ends[0] ?? null, whyNot(asked, runs.length, knots.size));
     this.emit("learned");
   }
 
   /** @param {Run[]} runs @param {AbortSignal} signal @returns {Promise<Map<string, Knots>>} */
   async #times(runs, signal) {
     const lines = await this.#ask(runs, TIME, signal);
-    return known(runs, ({ id, started_s: started }) => {
+    return collect(runs, ({ id, started_s: started }) => {
       const knots = lines.has(id) ? timeKnots(pointsOf(lines.get(id))) : null;
       if (!knots) return null;
       const [first] = knots.values;
@@ -61,7 +61,7 @@ export class RunsClock extends Clock {
   /** @param {Run[]} runs @param {AbortSignal} signal @returns {Promise<Map<string, Knots>>} */
   async #samples(runs, signal) {
     const [rates, paces] = await Promise.all([SAMPLES_RATE, STEPS_RATE].map((name) => this.#ask(runs, name, signal)));
-    return known(runs, ({ id, first_step: first, newest_step: newest }) => {
+    return collect(runs, ({ id, first_step: first, newest_step: newest }) => {
       const [rate, pace] = [rates.get(id), paces.get(id)];
       return rate && pace ? sampleKnots(pointsOf(rate), pointsOf(pace), first ?? 0, newest ?? 0) : null;
     });
@@ -118,18 +118,18 @@ export class RunsClock extends Clock {
 }
 
 /** @param {Run[]} runs @param {(run: Run) => Knots | null} knotsOf @returns {Map<string, Knots>} */
-function known(runs, knotsOf) {
-  const found = new Map();
+function collect(runs, knotsOf) {
+  const knotsByRun = new Map();
   for (const run of runs) {
     const knots = knotsOf(run);
-    if (knots) found.set(run.id, knots);
+    if (knots) knotsByRun.set(run.id, knots);
   }
-  return found;
+  return knotsByRun;
 }
 
-/** @param {"time" | "samples"} by @param {number} many runs @param {number} found */
-function whyNot(by, many, found) {
+/** @param {"time" | "samples"} by @param {number} many runs @param {number} known */
+function whyNot(by, many, known) {
   const what = by === "time" ? "The times" : "The batch sizes";
-  if (!found) return `${what} of these runs are unknown, so the x-axis shows steps.`;
-  return found < many ? `${what} of ${count(many - found)} of ${count(many)} runs are unknown: they have no line.` : "";
+  if (!known) return `${what} of these runs are unknown, so the x-axis shows steps.`;
+  return known < many ? `${what} of ${count(many - known)} of ${count(many)} runs are unknown: they have no line.` : "";
 }

@@ -211,11 +211,11 @@ export class Timeline {
   #toMark(by) {
     const { follow } = this.page;
     const marks = [...this.line.querySelectorAll("a.mark")];
-    const steps = marks.map((each) => Number(/** @type {SVGElement} */ (each).dataset.step)).sort((a, b) => a - b);
+    const steps = marks.map((mark) => Number(/** @type {SVGElement} */ (mark).dataset.step)).sort((a, b) => a - b);
     const step = nextMark(steps, follow.step ?? 0, by);
     if (step === null) return this.page.announce(by > 0 ? "Nothing later" : "Nothing earlier");
     follow.hold(step);
-    const words = marks.find((each) => Number(/** @type {SVGElement} */ (each).dataset.step) === step);
+    const words = marks.find((mark) => Number(/** @type {SVGElement} */ (mark).dataset.step) === step);
     this.page.announce(words?.getAttribute("aria-label") ?? "");
   }
 
