@@ -217,6 +217,17 @@ def hooks(run: RunParam, after: After = 0, limit: Limit = 1000) -> answers.Hooks
     return answers.Hooks(**page, run=run.id, hooks=tuple(shown))
 
 
+@router.get("/runs/{run}/hook-rows", include_in_schema=False)  # only for the files of the page Hooks
+def hook_rows(run: PathRun, reply: ReplyParam, format: Format = None) -> Response:
+    """Return all hooks at the last inventory."""
+    found = run.store.hooks()
+    texts = ("scope", "owner", "point", "function", "where", "warning")
+    flags = {name: [str(getattr(hook, name)).lower() for hook in found] for name in ("ours", "legacy")}
+    columns = {name: [str(getattr(hook, name)) for hook in found] for name in texts} | flags
+    columns["options"] = [" ".join(hook.options) for hook in found]
+    return reply.arrays(format, lambda: {"hooks": found}, table=lambda: Table(columns))
+
+
 @router.reads("/flow", "Which call feeds which")
 def flow(
     run: RunParam,

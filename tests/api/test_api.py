@@ -11,7 +11,7 @@ import pytest
 
 from hookcore.reading import answers
 from hookcore.reading.answers.base import Answer, decode
-from hookcore.records import Snapshot, Tap
+from hookcore.records import HookRecord, Snapshot, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app.api.routing import ATTEMPTS, example_of
 from hookcore_app.formats import json_of
@@ -643,6 +643,15 @@ class _Leaving:
             self.times -= 1
             run.outline(self._store.steps(), run.end)
         return run
+
+
+def test_the_files_of_the_hooks_page_have_all_hooks_however_many_they_are(world: World) -> None:
+    hooks = [HookRecord("module", f"layers.{place}", "forward", "f", "a.py:1", False) for place in range(12_000)]
+    world.run.store.describe((), (), hooks)
+    assert [each["owner"] for each in world.json("runs/one/hook-rows")["hooks"]] == [each.owner for each in hooks]
+    lines = world.get("runs/one/hook-rows", format="csv").text.splitlines()
+    assert lines[1].replace('"', "") == "module,layers.0,forward,f,a.py:1,,false,false,"
+    assert len(lines) == 1 + len(hooks)
 
 
 def test_rows_of_the_hooks_page_count_calls_values_and_other_hooks(world: World) -> None:

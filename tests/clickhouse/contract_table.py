@@ -13,6 +13,7 @@ OF_A_RUN: Final = (
     "runs/{run}/modules",
     "runs/{run}/find?f=layers",
     "runs/{run}/find?f=is:nan&limit=2",
+    "runs/{run}/hook-rows",
     "runs/{run}/module-rows",
     "runs/{run}/module-rows?from=10&to=125",
     "taps?run={run}",

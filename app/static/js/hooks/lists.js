@@ -1,9 +1,7 @@
 /** The lists of the Hooks page: the inventory of hooks, and the rules with their forms. */
-import { getAll, send } from "../api.js";
+import { send } from "../api.js";
 import { byId, onClick } from "../dom.js";
-import { MAX_PAGE } from "../limits.js";
 import { nextNews, outcomesOf } from "../live/news.js";
-import { csvOf, download, fileName } from "../plot/files.js";
 import { attempt, toast } from "../popup.js";
 
 /** @import { Page } from "../page.js" */
@@ -41,33 +39,6 @@ async function isDone(page, number) {
     await news;
   } while (performance.now() < until);
   return false;
-}
-
-const COLUMNS = ["scope", "owner", "point", "function", "where", "ours", "number", "options", "legacy", "warning"];
-
-/** Returns all hooks of a run. @param {string | null} run @returns {Promise<Record<string, any>[]>} */
-export async function hooksOf(run) {
-  return (await getAll("hooks", { run, limit: MAX_PAGE })).flatMap(({ hooks }) => hooks);
-}
-
-/** @param {Page} page */
-export function startFiles(page) {
-  for (const format of /** @type {const} */ (["csv", "json"])) {
-    byId(`hooks-${format}`).addEventListener("click", async (/** @type {Event} */ event) => {
-      event.preventDefault();
-      await attempt(`Exporting the hooks as ${format.toUpperCase()} failed`, async () => {
-        const [text, type] = textOf(await hooksOf(page.run), format);
-        download(new Blob([text], { type }), `${fileName(page.runName, "hooks")}.${format}`);
-      });
-    });
-  }
-}
-
-/** @param {Record<string, any>[]} hooks @param {"csv" | "json"} format @returns {[string, string]} text and type */
-function textOf(hooks, format) {
-  if (format === "json") return [JSON.stringify({ hooks }), "application/json"];
-  const rows = hooks.map((hook) => COLUMNS.map((name) => [hook[name]].flat().join(" ")));
-  return [csvOf(COLUMNS, rows), "text/csv"];
 }
 
 /** @param {HTMLFormElement} form @returns {Record<string, number> | boolean} */
