@@ -176,13 +176,8 @@ class Recipient:
         self.taps = 0  # how many it knows
         self.described = -1  # the version of the description that it has
         self._refused = -1  # and the one that it will never take
-        self._is_careful = False  # something was refused, so parts are sent one by one to find it
+        self.is_careful = False  # something was refused, so parts are sent one by one to find it
         self._strikes: Counter[tuple[int | None, ...]] = Counter()  # of a part that was sent by itself
-
-    @property
-    def is_careful(self) -> bool:
-        """Whether to send at most one item."""
-        return self._is_careful
 
     def lacks(self, taps: int, version: int) -> bool:
         """Return whether it needs names of taps, or the description."""
@@ -194,22 +189,22 @@ class Recipient:
     def next_parts(self, taps: Sequence[Tap], version: int) -> tuple[tuple[Tap, ...], bool, bool]:
         """Return the taps to send now, whether to send the description, and whether to send items: after their taps."""
         describes = self._lacks_description(version)
-        some = () if self._is_careful and describes else _some_taps(taps, self.taps)
+        some = () if self.is_careful and describes else _some_taps(taps, self.taps)
         is_whole = self.taps + len(some) == len(taps)
-        return some, describes, is_whole and not (self._is_careful and (some or describes))
+        return some, describes, is_whole and not (self.is_careful and (some or describes))
 
     def hear(self, answer: Receipt, taps: int, version: int, has_arrived: bool) -> bool:
         """Process an answer to a batch of which some item has arrived, or none. Return whether it knows more now."""
         before = self.taps, self.described
         self.taps, self.described = max(0, min(answer.taps, taps)), min(answer.described, version)
         if has_arrived:
-            self._is_careful = False
+            self.is_careful = False
             self._strikes.clear()
         return self.taps > before[0] or self.described > before[1]
 
     def refuse(self, has_taps: bool, version: int | None, items: Sequence[int], is_final: bool = False) -> bool:
         """Process the refusal of these parts. Return whether their only item must be dropped."""
-        self._is_careful, part = True, (version, *items)
+        self.is_careful, part = True, (version, *items)
         if has_taps + (version is not None) + len(items) != 1:
             return False
         self._strikes[part] += 1

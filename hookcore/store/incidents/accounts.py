@@ -307,7 +307,7 @@ class Standing:
             return False
         return any(number in self.onsets for number, _ in finding.members)
 
-    def take(self, finding: Found, step: int) -> bool:
+    def add(self, finding: Found, step: int) -> bool:
         """Add what a look at a step found; return whether that is news."""
         worse = SEVERITIES.index(finding.severity) < SEVERITIES.index(self.severity)
         new = [member for member in finding.members if member[0] not in self.onsets]
@@ -341,7 +341,7 @@ class Standings:
         """The number of these that were warnings or errors."""
         return sum(severity != "info" for severity in list(self._refused.values()))  # another thread may add one
 
-    def look(
+    def follow(
         self, step: int, findings: Sequence[Found], gather: Gather, per_frame: bool = False
     ) -> tuple[list[Standing], list[Standing]]:
         """Follow the findings at a step. Return the incidents that changed, and those that are over.
@@ -359,7 +359,7 @@ class Standings:
             standing = standing or self._return(finding) or self._begin(finding, step, gather)
             if standing is None:
                 continue
-            news = standing.take(finding, step)
+            news = standing.add(finding, step)
             if begun:
                 fresh.append(standing)
             if (news or begun) and standing not in changed:

@@ -473,7 +473,7 @@ class Incidents:
         if not findings and not self._standings.open:
             return
         with self._lock:
-            changed, ended = self._standings.look(step, findings, self._gather, per_frame)
+            changed, ended = self._standings.follow(step, findings, self._gather, per_frame)
             for standing in {id(standing): standing for standing in (*changed, *ended)}.values():
                 self._note_change(standing)
             back = {self._accounts.of_rule(standing).about.id for standing in changed}
