@@ -102,10 +102,10 @@ class Cutter:
     def _shard_of(self, feed: Feed, first: int) -> int:
         """Return the shard that has something of a run, or else the one that its name chooses."""
         order = rank_shards(feed.lane.info.id, len(self._cluster.shards))
-        found = None
+        home = None
         if feed.recovered >= 0 or not feed.began_here:
-            found = self.homes.find([self._cluster.shards[number] for number in order], feed, first)
-        return order[0] if found is None else found
+            home = self.homes.find([self._cluster.shards[number] for number in order], feed, first)
+        return order[0] if home is None else home
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
@@ -209,9 +209,9 @@ class Cutter:
             return
         self._heard_at[shard.number] = now
         lanes = {feed.run: feed.lane for feed in feeds if feed.lane.silent_s <= SILENT_S}
-        found = commands_after(shard, {run: lane.commands_done for run, lane in lanes.items()})
+        commands = commands_after(shard, {run: lane.commands_done for run, lane in lanes.items()})
         for run, lane in lanes.items():
-            lane.commands = found.get(run, ())
+            lane.commands = commands.get(run, ())
         hear_signs(shard, [feed for feed in feeds if feed.is_contested or not feed.began_here])
 
     # -- signs of life ----------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class Inserter:
         with self._trying(self._locating) as is_due:
             if is_due:
                 self._cutter.locate()
-        if not any(each.failures for each in (*self._pauses, self._locating)):
+        if not any(waited.failures for waited in (*self._pauses, self._locating)):
             self._troubles[CUTTING] = ""
         return is_busy
 
@@ -231,7 +231,7 @@ class _Slot:
             if self._lost and job.cut is not None:
                 self._lost.append(job.cut)
                 return
-            job.is_repeated |= any(each.is_repeated for each in self._jobs)
+            job.is_repeated |= any(before.is_repeated for before in self._jobs)
             self._jobs.append(job)
             self._changed.notify_all()
 

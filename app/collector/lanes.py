@@ -419,8 +419,8 @@ class Lanes:
                 logger.warning("hookcore: %s can't be read (%s): its run can't be sent on", path, error)
                 continue
             self._lanes[lane.info.id] = lane
-            if found := records.pop(lane.info.id, None):
-                lane.restore(found)
+            if its_records := records.pop(lane.info.id, None):
+                lane.restore(its_records)
         for run, left in records.items():
             logger.warning("hookcore: the tap names of %d records of the run %s are lost", len(left), run)
             self.dropped["spool-damaged"] += sum(record.count for record in left)

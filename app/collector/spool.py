@@ -345,11 +345,11 @@ class Spool:
     def recover(self) -> Iterator[Record]:
         """Yield the records of an earlier process, oldest first. What it wrote only in part at its end is removed."""
         for path in sorted(self.folder.iterdir()):
-            found = _NAME.fullmatch(path.name)
-            if found is None:
+            match = _NAME.fullmatch(path.name)
+            if match is None:
                 continue
             try:
-                segment = Segment.found(int(found[1]), path, self._seal)
+                segment = Segment.found(int(match[1]), path, self._seal)
             except OSError as error:
                 self.damaged += 1
                 logger.warning("hookcore: %s can't be read, so its items are lost: %s", path, error)

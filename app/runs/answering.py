@@ -19,9 +19,9 @@ from .query import Traits
 from .run import Run
 
 
-def tap_list(found: Iterable[answers.Tap]) -> TapList:
+def tap_list(answered: Iterable[answers.Tap]) -> TapList:
     """Return the taps of answers, for what computes with the columns of a store."""
-    taps = tuple(found)
+    taps = tuple(answered)
     return TapList(np.array([tap.number for tap in taps], np.int64), tuple(tap.record for tap in taps))
 
 
@@ -70,11 +70,12 @@ def incidents_of(run: Run, version: int = 0) -> tuple[answers.Incident, ...]:
     return run.reader.incidents_of(incident for incident in run.store.incidents() if incident.version > version)
 
 
-def findings_of(run: Run, found: Iterable[Finding]) -> tuple[answers.Finding, ...]:
+def findings_of(run: Run, findings: Iterable[Finding]) -> tuple[answers.Finding, ...]:
     """Return findings, each with the class of its module."""
     types, muting = run.store.module_types(), run.edits.quiet.muting(run.store)
     return tuple(
-        _finding_of(run, each, muting(each.rule, each.module) is not None, types.get(each.module, "")) for each in found
+        _finding_of(run, finding, muting(finding.rule, finding.module) is not None, types.get(finding.module, ""))
+        for finding in findings
     )
 
 
@@ -103,13 +104,13 @@ def _finding_of(run: Run, finding: Finding, muted: bool, type_: str) -> answers.
 
 def scope_of(scope: Scope) -> answers.Scope:
     """Return how much the findings are based on."""
-    unjudged = tuple(answers.Unjudged(**asdict(each), sentence=each.sentence) for each in scope.unjudged)
+    unjudged = tuple(answers.Unjudged(**asdict(rule), sentence=rule.sentence) for rule in scope.unjudged)
     return answers.Scope(**{**asdict(scope), "unjudged": unjudged})
 
 
 def course_of(course: Course) -> answers.Course:
     """Return where the training goes."""
-    first, newest, lowest = (Number(each) for each in (course.first, course.newest, course.lowest))
+    first, newest, lowest = (Number(value) for value in (course.first, course.newest, course.lowest))
     return answers.Course(course.word, course.sentence, course.loss, first, newest, lowest, course.since_step)
 
 

@@ -48,7 +48,7 @@ class Gone:
 
 def why_gone(gone: Iterable[Gone], run_id: str) -> str:
     """Return why a run was removed; empty if it isn't among these."""
-    return next((each.sentence for each in gone if each.id == run_id), "")
+    return next((removed.sentence for removed in gone if removed.id == run_id), "")
 
 
 class WrongKeyError(HookcoreError):
@@ -108,12 +108,12 @@ class Unlisted:
     @property
     def words(self) -> str:
         """Say which runs are missing from the list, and why; empty if none are."""
-        said = []
+        sentences = []
         unread = list(self.unread.values())
         if many := len(self.too_many):
             runs, link = ("run is", "its link works") if many == 1 else ("runs are", "their links work")
-            said.append(f"{many:,} older saved {runs} not listed, but {link}.")
+            sentences.append(f"{many:,} older saved {runs} not listed, but {link}.")
         if many := len(unread):
             runs = "1 saved run" if many == 1 else f"{many:,} saved runs"
-            said.append(f"{runs} can't be read{'' if many == 1 else '. The first'}: {text_of(unread[0])}.")
-        return " ".join(said)
+            sentences.append(f"{runs} can't be read{'' if many == 1 else '. The first'}: {text_of(unread[0])}.")
+        return " ".join(sentences)

@@ -88,9 +88,9 @@ class Catalog:
     def list_trashed(self, path: Path) -> None:
         """Put a run in the trash into the list of removed ones."""
         run = make_known(self._runs, path)
-        said = read_json(path / REMOVED_FILE)
-        why: Why = "disk" if said.get("why") == "disk" else "deleted"
-        self._runs.put_aside(run, why, number_of(said.get("at_s")))
+        content = read_json(path / REMOVED_FILE)
+        why: Why = "disk" if content.get("why") == "disk" else "deleted"
+        self._runs.put_aside(run, why, number_of(content.get("at_s")))
 
 
 logger = logging.getLogger("hookcore")
@@ -284,8 +284,8 @@ class Keeper:
 
     def _let_go(self, run: Run, wait_s: float = 0.0) -> None:
         with self._lock:
-            known, writer = self._writers.get(run.id, (None, None))
-            if known is not run or writer is None:
+            writing, writer = self._writers.get(run.id, (None, None))
+            if writing is not run or writer is None:
                 return
             del self._writers[run.id]
             self._closing.add(writer)

@@ -80,7 +80,7 @@ class Removals:
     def latest_first(self) -> list[Gone]:
         """Return the removals, the latest first. Those of the ranks of one training are one."""
         oldest_first = map(as_joint, sorted(self, key=lambda gone: gone.at_s))
-        return list({each.id: each for each in oldest_first}.values())[::-1]
+        return list({run.id: run for run in oldest_first}.values())[::-1]
 
     def ranks_of(self, run_id: str) -> list[str]:
         """Return the ids of the removed runs that were the ranks of a training."""

@@ -202,10 +202,10 @@ class Runs:
     def add_known(self, run: Run) -> Run:
         """List a run on disk, unless its id is listed already."""
         with self._lock:
-            found = self._runs.setdefault(run.id, run)
-            self._join(found, found.info.place)
+            listed = self._runs.setdefault(run.id, run)
+            self._join(listed, listed.info.place)
         self.changes.tell()
-        return found
+        return listed
 
     def remove(self, run_id: str, why: Why = "deleted") -> bool:
         """Remove a run from the list; False if there is none. It can be restored until its space is needed.

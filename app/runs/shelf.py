@@ -44,8 +44,8 @@ class Shelf:
 
     def trashed(self) -> list[Path]:
         """Return the folders of the runs in the trash, latest removal first."""
-        found = [path for path in _folders_in(self.folder / TRASH) if (path / REMOVED_FILE).is_file()]
-        return sorted(found, key=lambda path: number_of(read_json(path / REMOVED_FILE).get("at_s")), reverse=True)
+        removed = [path for path in _folders_in(self.folder / TRASH) if (path / REMOVED_FILE).is_file()]
+        return sorted(removed, key=lambda path: number_of(read_json(path / REMOVED_FILE).get("at_s")), reverse=True)
 
     def besides(self, own: Path) -> int:
         """Return the bytes of all runs but one, trash included."""

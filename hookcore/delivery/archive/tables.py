@@ -27,13 +27,13 @@ _SIZES: Final = tuple(each.name for each in fields(CallSize))
 
 def frame_tables(frames: Sequence[Numbered], taps: TapList) -> dict[str, pa.Table]:
     """Return the rows of frames; rows of unknown taps are left out, as in the store."""
-    known = [(number, _of_known_taps(frame, len(taps.taps))) for number, frame in frames]
+    fitting = [(number, _of_known_taps(frame, len(taps.taps))) for number, frame in frames]
     return {
-        "steps": _steps_table(known),
-        "stats": _stats_table(known, taps),
-        "sketches": _sketches_table(known),
-        "scalars": _scalars_table(known),
-        "flows": _flows_table(known),
+        "steps": _steps_table(fitting),
+        "stats": _stats_table(fitting, taps),
+        "sketches": _sketches_table(fitting),
+        "scalars": _scalars_table(fitting),
+        "flows": _flows_table(fitting),
     }
 
 
