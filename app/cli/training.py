@@ -178,6 +178,7 @@ SICK: Final = 1
 DOCTOR_EXAMPLES: Final = """
   hookcore doctor                                  check versions, device, compiler, port, token, folder
   hookcore doctor --model train:make_model         also show which modules of this model would be captured
+  hookcore doctor --cost train:make_model          measure what each part of watching this model costs here
   HOOKCORE_URL=https://box:8642 hookcore doctor    also check that this server answers and accepts the token
 """
 
@@ -196,11 +197,20 @@ def add_doctor(commands: Commands) -> None:
         metavar="MODULE:CALLABLE",
         help="callable that returns a model, or a model and its inputs; shows which modules would be captured",
     )
+    doctor.add_argument(
+        "--cost",
+        default="",
+        metavar="MODULE:CALLABLE",
+        help="callable that returns a model and its inputs; only measures, for half a minute, what watching adds",
+    )
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     doctor = import_module("hookcore.commands.doctor")  # imports torch, which no other command should wait for
+    if given.cost:
+        print(import_module("hookcore.commands.doctor.training").measure_cost(given.cost))
+        return 0
     findings = doctor.examine(given.model, environment)
     print(doctor.as_text(findings))
     return SICK if any(finding.level == "wrong" for finding in findings) else 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hookcore.commands.doctor import Check, as_text, machine, training
 from hookcore.errors import ArgumentError
@@ -155,6 +157,17 @@ def make_with_wrong_inputs():
 
 def make_a_number():
     return 3
+
+MADE = []
+
+def make_to_train():
+    MADE.append(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    for weight in MADE[-1].parameters():
+        nn.init.constant_(weight, 0.01)
+    return MADE[-1], torch.ones(3, 2)
+
+def make_frozen():
+    return nn.Linear(2, 1).requires_grad_(False), torch.ones(3, 2)
 """
 
 
@@ -179,6 +192,31 @@ def test_a_check_of_a_model_without_inputs_lists_the_selected_modules(monkeypatc
     assert "3 of 4 modules would be captured" in told
     assert "unused: excluded by" in told
     assert "not run; to see more" in told
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("models")
+def test_the_cost_of_a_model_is_a_table_of_all_parts_and_leaves_the_model_as_it_was() -> None:
+    told = training.measure_cost("models_of_a_user:make_to_train", seconds=0.0)
+    rows = {line[:48].strip(): line[48:].split() for line in told.splitlines()[3:-2]}
+    assert list(rows) == [words for words, *_ in training.COST_PARTS]
+    assert all(len(cells) == 5 and cells[-1].endswith("%") for cells in rows.values())  # median, [low to high], share
+    assert "SGD of 4 tensors" in told
+    assert re.search(r"A captured step takes \d+% longer, another one [\d.]+%\. With budget=0\.05, every ", told)
+    model = sys.modules["models_of_a_user"].MADE[-1]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(weight, torch.full_like(weight, 0.01)) for weight in model.parameters())
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("name", "words"), [("make", "returned no inputs"), ("make_frozen", "without weights that train")]
+)
+def test_the_cost_of_a_model_that_cannot_be_trained_is_an_error_that_says_what_is_missing(
+    name: str, words: str
+) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        training.measure_cost(f"models_of_a_user:{name}")
 
 
 @pytest.mark.usefixtures("models")

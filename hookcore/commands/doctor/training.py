@@ -1,24 +1,38 @@
-"""Checks with torch: devices, the kernel, the compiler, and what would be captured of a model."""
+"""Checks with torch: devices, the kernel, the compiler, what would be captured of a model, and what that would cost."""
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookcore.commands.doctor.machine import Check
 from hookcore.config import Settings
+from hookcore.delivery.delivery import new_run
+from hookcore.delivery.sinks import Sink
 from hookcore.errors import ArgumentError
+from hookcore.hooks import on_forward, on_gradient
 from hookcore.hooks.loading import UNSEEN
 from hookcore.observe import cpu
-from hookcore.records import ROOT, Coverage
-from hookcore.watcher import Watcher, watch
+from hookcore.recorder import Recorder
+from hookcore.recorder.clock.cadence import stride_within
+from hookcore.records import ROOT, Coverage, Frame, HookRecord, ModuleRecord, Snapshot, wire
+from hookcore.records.vocabulary import counted
+from hookcore.records.wire import RunInfo
+from hookcore.watcher import Watcher, detached, watch
 
 SHOWN: Final = 12  # modules to name for each reason
 _UNSEEN: Final = "not called"
@@ -89,22 +103,24 @@ def examine_model(name: str) -> list[Check]:
     model, inputs = _model_of(name)
     with watch(model, server=None, budget=None, keep=None, bridge=None, notify=None) as watcher:
         if inputs is not None:
-            _run_once(model, inputs, watcher)
+            _run_once(model, inputs)
+            watcher.step()
+            watcher.flush()
         return _describe(watcher.coverage(), ran=inputs is not None)
 
 
-def _model_of(name: str) -> tuple[nn.Module, Any]:
+def _model_of(name: str, flag: str = "--model") -> tuple[nn.Module, Any]:
     place, _, called = name.partition(":")
     if not place or not called:
         raise ArgumentError(
-            f"--model {name!r} is invalid: give a module and a callable in it, for example train:make_model"
+            f"{flag} {name!r} is invalid: give a module and a callable in it, for example train:make_model"
         )
     sys.path.insert(0, os.getcwd())
     try:
         made = getattr(import_module(place), called)()
     except Exception as error:
         raise ArgumentError(
-            f"--model {name!r} raised {type(error).__name__}: {error}; the callable must be importable from "
+            f"{flag} {name!r} raised {type(error).__name__}: {error}; the callable must be importable from "
             "here and need no arguments"
         ) from error
     finally:
@@ -112,13 +128,13 @@ def _model_of(name: str) -> tuple[nn.Module, Any]:
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ArgumentError(
-            f"--model {name!r} returned a {type(model).__name__}: it must return a torch.nn.Module, or a module and "
+            f"{flag} {name!r} returned a {type(model).__name__}: it must return a torch.nn.Module, or a module and "
             "its inputs, as in `return model, torch.zeros(1, 3, 32, 32)`"
         )
     return model, inputs
 
 
-def _run_once(model: nn.Module, inputs: Any, watcher: Watcher) -> None:
+def _run_once(model: nn.Module, inputs: Any) -> None:
     try:
         if isinstance(inputs, Mapping):
             output = model(**inputs)
@@ -129,8 +145,6 @@ def _run_once(model: nn.Module, inputs: Any, watcher: Watcher) -> None:
             torch.autograd.backward([tensor.sum() for tensor in ends])
     except Exception as error:
         raise ArgumentError(f"the model failed on its inputs: {type(error).__name__}: {error}") from error
-    watcher.step()
-    watcher.flush()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -159,3 +173,197 @@ def _describe(coverage: list[Coverage], ran: bool) -> list[Check]:
         more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
         findings.append(Check("note", "not captured", f"{', '.join(paths[:SHOWN])}{more}: {reason}"))
     return findings
+
+
+# What watching a model costs on this machine, part by part. The ways take turns, and what one adds is its difference
+# from another one of the same round, which cancels most of what other work on the machine does.
+
+TURN_S: Final = 0.08
+MIN_STEPS: Final = 2  # of a turn
+LEAST_ROUNDS: Final = 5
+WARM_S: Final = 2.0  # for each way, whose first steps are slow
+WARM_STEPS: Final = 80  # after which all is known of an optimizer
+NEVER: Final = 1 << 20  # steps between two captured ones
+_QUIET: Final[dict[str, Any]] = {"server": None, "keep": None, "bridge": None, "notify": None}
+# What a row says, the two ways whose difference it is, and whether it is the time of the training's thread.
+COST_PARTS: Final = (
+    ("clock: counts steps, also while paused", "paused", "untouched", True),
+    ("loss, look for NaN, batch kept for a capsule", "followed", "paused", True),
+    ("capturing: hooks, and all stats but histograms", "moments", "followed", True),
+    ("histograms", "captured", "moments", True),
+    ("its thread, for a step that isn't captured", "followed", "untouched", False),
+    ("its thread, for a captured step: stores it", "captured", "untouched", False),
+    ("the same, but packs it for a dashboard", "packed", "untouched", False),
+    ("for comparison: hooks that do nothing", "hooks", "untouched", True),
+)
+Pair = tuple[float, float]  # seconds of a step: of the training's thread, and of all others
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to train. Between its turns, nothing of it is on the model."""
+
+    on: Callable[[], object] = lambda: None
+    off: Callable[[], object] = lambda: None
+    flush: Callable[[], object] = lambda: None
+    close: Callable[[], object] = lambda: None
+
+
+class _Packs(Sink):
+    """Packs frames as for a dashboard, and keeps none."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self._info = info
+
+    def send(self, record: Frame | Snapshot) -> None:
+        if isinstance(record, Frame):
+            wire.encode(wire.Batch(run=self._info, items=(wire.frame_item(0, record),)))
+
+    def describe(
+        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
+    ) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def _plain_hooks(model: nn.Module) -> _Way:
+    leaves = [module for module in model.modules() if next(module.children(), None) is None]
+    handles = list[Any]()
+
+    def on() -> None:
+        handles.extend(on_forward(leaf, _hook_output) for leaf in leaves)
+
+    def off() -> None:
+        while handles:
+            handles.pop().remove()
+
+    return _Way(on, off)
+
+
+def _hook_output(module: nn.Module, inputs: Any, output: Any) -> None:
+    if isinstance(output, Tensor) and output.requires_grad:
+        on_gradient(output, _do_nothing)
+
+
+def _do_nothing(gradient: Tensor) -> None:
+    pass
+
+
+def _watched(model: nn.Module, paused: bool = False, **given: Any) -> _Way:
+    settings = replace(Settings.of({}, **_QUIET, budget=None), **given)
+    watcher, aside = Watcher(model, settings), ExitStack()
+    if paused:
+        watcher.pause()
+    return _Way(aside.close, lambda: aside.enter_context(detached()), watcher.flush, watcher.close)
+
+
+def _packed(model: nn.Module) -> _Way:
+    settings = Settings.of({}, **_QUIET, budget=None)
+    recorder = Recorder(settings, _Packs(new_run(settings, {})))
+    recorder.capture.models.watch(model)
+    detach = recorder.capture.placement.detach
+    return _Way(recorder.attach, detach, lambda: recorder.worker.flush(10.0), recorder.close)
+
+
+def _ways_of(model: nn.Module) -> Iterator[tuple[str, _Way]]:
+    yield "untouched", _Way()
+    yield "hooks", _plain_hooks(model)
+    yield "paused", _watched(model, paused=True)
+    yield "followed", _watched(model, every=NEVER)
+    yield "moments", _watched(model, sketch_values=0)
+    yield "captured", _watched(model)
+    yield "packed", _packed(model)
+
+
+def _take_turn(way: _Way, step: Callable[[], None], steps: int) -> Pair:
+    way.on()
+    step()
+    gc.collect()
+    gc.disable()
+    try:
+        everything, own = time.process_time(), time.thread_time()
+        for _ in range(steps):
+            step()
+        own = time.thread_time() - own
+        way.flush()
+        others = time.process_time() - everything - own
+    finally:
+        gc.enable()
+        way.off()
+    return own / steps, others / steps
+
+
+def measure_cost(name: str, seconds: float = 30.0) -> str:
+    """Return a table of what each part of watching adds to a step of the model that `module:callable` returns."""
+    model, inputs = _model_of(name, "--cost")
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if inputs is None or not weights:
+        lacks = "no inputs" if inputs is None else "a model without weights that train"
+        raise ArgumentError(
+            f"--cost {name!r} returned {lacks}: its steps are timed, so it must return a model that can be trained and "
+            "its inputs, as in `return model, torch.zeros(1, 3, 32, 32)`"
+        )
+    optimizer = torch.optim.SGD(weights, 0.0)  # which changes no weight
+
+    def step() -> None:
+        _run_once(model, inputs)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others would wait for each other, which looks like work
+    ways = dict[str, _Way]()
+    try:
+        step()
+        for called, way in _ways_of(model):
+            ways[called] = way
+            way.off()
+        return _table_of(name, _measure(ways, step, seconds), len(weights))
+    finally:
+        for way in ways.values():
+            way.close()
+        torch.set_num_threads(threads)
+
+
+def _measure(ways: Mapping[str, _Way], step: Callable[[], None], seconds: float) -> dict[str, NDArray[np.float64]]:
+    """Return for each way the seconds of a step in each round [round, whose]."""
+    step_s = min(_take_turn(ways["untouched"], step, 1)[0] for _ in range(3))
+    steps = max(MIN_STEPS, math.ceil(TURN_S / step_s))
+    for way in ways.values():
+        _take_turn(way, step, min(WARM_STEPS, math.ceil(WARM_S / step_s)))
+    rounds, began = list[list[Pair]](), time.perf_counter()
+    while len(rounds) < LEAST_ROUNDS or time.perf_counter() - began < seconds:
+        rounds.append([_take_turn(way, step, steps) for way in ways.values()])
+    return dict(zip(ways, np.moveaxis(np.array(rounds), 1, 0), strict=True))
+
+
+def _table_of(name: str, found: Mapping[str, NDArray[np.float64]], weights: int) -> str:
+    untouched = float(np.median(found["untouched"][:, 0]))
+
+    def added(way: str, base: str, whose: int) -> NDArray[np.float64]:
+        return (found[way][:, whose] - found[base][:, whose]) / untouched
+
+    lines = [
+        f"Cost of watching {name} here. A step (forward, backward, SGD of {counted(weights, 'tensor')}) takes "
+        f"{untouched * 1e3:.3g} ms of processor time, with one thread. Medians of turns; what is smaller than its "
+        "quartiles are apart is noise.",
+        "",
+        f"{'':48} {'us a step':>10} {'quartiles':>18} {'of a step':>10}",
+    ]
+    for words, way, base, is_own in COST_PARTS:
+        low, median, high = np.quantile(added(way, base, 0 if is_own else 1), [0.25, 0.5, 0.75]) * untouched * 1e6
+        ends = f"[{low:.0f} to {high:.0f}]"
+        lines.append(f"{words:48} {median:10.0f} {ends:>18} {median / untouched / 1e4:9.1f}%")
+    captured, followed = (
+        max(0.0, float(np.median(added(way, "untouched", 0) + added(way, "untouched", 1))))
+        for way in ("captured", "followed")
+    )
+    budget = Settings.of({}).budget
+    stride = stride_within(budget, max(0.0, captured - followed), followed) if budget else 1
+    often = "every step" if stride == 1 else f"every {stride}th step" if stride > 2 else "every 2nd step"
+    more = f"; following the steps alone takes more than budget={budget:g}" if budget and followed > budget else ""
+    words = f". With budget={budget:g}, {often} is captured once the allowance is used{more}" if budget else ""
+    lines += ["", f"A captured step takes {captured:.0%} longer, another one {followed:.1%}{words}."]
+    return "\n".join(lines)

@@ -269,10 +269,14 @@ class Cadence:
     def _estimate(self, budget: float) -> None:
         if self._captured and self._plain:
             self._compare()
-            room = max(LEAST * budget, AIM * budget - self.following)
-            wanted = self.cost / room / self.every
-            power = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
-            self.stride = self.every * min(MAX_STRIDE, power)
+            self.stride = stride_within(budget, self.cost, self.following, self.every)
+
+
+def stride_within(budget: float, cost: float, following: float, every: int = 1) -> int:
+    """Return the steps from one captured step to the next, by the shares that capturing and every step add."""
+    wanted = cost / max(LEAST * budget, AIM * budget - following) / every
+    power = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
+    return every * min(MAX_STRIDE, power)
 
 
 def _lower_quartile(times: deque[float]) -> float:
