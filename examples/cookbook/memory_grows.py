@@ -14,12 +14,11 @@ MEMORY, sizes = "hookcore/system/memory/process", []
 
 @hookcore.rule
 def memory_grows(frame):
-    """The memory of the process grows from sample to sample, and is half as large again as three samples ago."""
+    """The process takes half as much memory again as in the first sample."""
     if MEMORY in frame.scalars:
         sizes.append(frame.scalars[MEMORY] / 1e6)
-    last = sizes[-4:]
-    if len(last) == 4 and last == sorted(last) and last[-1] > 1.5 * last[0]:
-        return f"the memory of the process grew from {last[0]:.0f} to {last[-1]:.0f} MB"
+    if len(sizes) > 2 and sizes[-1] > 1.5 * sizes[0]:
+        return f"the memory of the process grew from {sizes[0]:.0f} to {sizes[-1]:.0f} MB"
 
 
 def validate(model, inputs):
@@ -30,7 +29,7 @@ def validate(model, inputs):
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-validation, losses = torch.randn(2048, 64), []
+validation, losses = torch.randn(3072, 64), []
 with hookcore.watch(model, budget=None) as watcher:
     for _ in range(100):
         time.sleep(0.02)  # loads the batch
