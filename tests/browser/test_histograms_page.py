@@ -99,6 +99,11 @@ def test_the_pointer_and_the_arrow_keys_read_step_bin_and_count(visit: Open, pat
         expect(tab.page.locator("#announcer")).to_contain_text("step 58")
         tab.page.keyboard.press("Shift+ArrowLeft")
         expect(tab.page.locator("#announcer")).to_contain_text("step 48")
+        tab.page.keyboard.press("Home")
+        expect(tab.page.locator("#announcer")).to_contain_text(re.compile(r"^step 0\n"))
+        expect(tip).to_contain_text("step 0")
+        tab.page.keyboard.press("Escape")
+        expect(tip).to_have_count(0)
 
 
 @pytest.mark.rota

@@ -66,12 +66,12 @@ function callOf({ path, query }) {
   return `${answer} = {\n    ${keys}: ${call}\n${header}}`;
 }
 
-/** Whether there is a call for it. @param {Query[]} asked */
+/** Returns whether the client has a method for these queries. @param {Query[]} asked */
 export function hasPython(asked) {
   return asked.length > 0 && asked.every(({ path }) => path in CALLS);
 }
 
-/** A script that asks the same. @param {Query[]} asked @param {string} url of the server */
+/** Returns a script that asks the same. @param {Query[]} asked @param {string} url of the server */
 export function pythonOf(asked, url) {
   return `import hookcore\n\nclient = hookcore.Client(${literal(url)})\n${asked.map(callOf).join("\n")}\n`;
 }
@@ -229,7 +229,7 @@ export class Card {
     this.refresh();
   }
 
-  /** Another subject names the card, its tools, and its files. @param {string} title */
+  /** Names the card, its tools, and its files after another subject. @param {string} title */
   rename(title) {
     if (title === this.options.title) return;
     this.options.title = title;

@@ -72,14 +72,14 @@ export class Profile extends CanvasChart {
     page.state.on("module", () => this.draw());
   }
 
-  /** The values of the layers that are shown. */
+  /** Collects the values of the shown layers. */
   #gather() {
     this.bits = this.values.map(({ bits }, place) =>
       Uint32Array.from(this.shown, ({ rows }) => (rows[place] < 0 ? MISSING : (bits[rows[place]] ?? MISSING))),
     );
   }
 
-  /** Numbers came, or others are asked for. */
+  /** Takes new values, or other layers. */
   changed() {
     if (this.values.some(({ rows }, place) => rows !== this.#named[place])) {
       this.#named = this.values.map(({ rows }) => rows);
@@ -89,7 +89,7 @@ export class Profile extends CanvasChart {
     this.draw();
   }
 
-  /** The filter is another one. */
+  /** Applies another filter. */
   filter() {
     this.shown = this.layers.filter(this.options.fits);
     this.#decades = [null, null];
@@ -167,7 +167,7 @@ export class Profile extends CanvasChart {
     return this.shown.findIndex((layer) => layer.module === module);
   }
 
-  /** The numbers of a layer, in words. @param {number} place */
+  /** Returns the values of a layer in words. @param {number} place */
   #words(place) {
     const parts = TITLES.map(
       (title, panel) =>
@@ -187,7 +187,7 @@ export class Profile extends CanvasChart {
     return { place: this.#worstIn(from, to), sharing: to - from };
   }
 
-  /** Of layers that share a bar: the one with the worst gradient, or activation if there are no gradients.
+  /** Returns, of layers that share a bar, the one with the worst gradient, or activation if there are no gradients.
    * @param {number} from @param {number} to */
   #worstIn(from, to) {
     const [activations, gradients] = this.bits;
@@ -261,7 +261,7 @@ function layerOf(row, rows) {
   return { label: labelOf(row), module: row.module, type: row.type ?? "", rows };
 }
 
-/** One stat of every layer at the step that is looked at: the newest ones as they come, or those of the held step. */
+/** One stat of every layer: the newest values as they come, or those of the held step. */
 class Values {
   /** @type {readonly Row[]} */
   rows = [];
@@ -304,7 +304,7 @@ class Values {
     return { ...query, ...follow.values };
   }
 
-  /** What was not seen since stays as it was. @param {Frame} frame */
+  /** Takes values; layers that aren't in the frame keep theirs. @param {Frame} frame */
   #take(frame) {
     if (frame.kind === "snapshot" || this.bits.length !== frame.n) this.bits = frame.bits.slice(0, frame.n);
     else for (let row = 0; row < frame.n; row += 1) if (frame.bits[row] !== MISSING) this.bits[row] = frame.bits[row];

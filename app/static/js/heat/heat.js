@@ -73,17 +73,17 @@ export class Heat {
     page.clock.on("change", () => this.draw());
   }
 
-  /** What a row is. */
+  /** What a row is called. */
   get noun() {
     return this.options.noun ?? "layer";
   }
 
-  /** What holds the picture. */
+  /** The element with the picture. */
   get plot() {
     return this.screen.plot;
   }
 
-  /** What the colors are of, in words. */
+  /** The quantity and the scale of the colors, in words. */
   get words() {
     const { kind = "", stat = "" } = this.options;
     const of = [stat, kindWords(kind)].filter(Boolean).join(" of ");
@@ -97,7 +97,7 @@ export class Heat {
     return [this.columns.first(0), this.columns.last(this.columns.length - 1)];
   }
 
-  /** The captured step that a step stands for, or the one so many columns further.
+  /** Returns the captured step that a step stands for, or the one that is `by` columns further.
    * @param {number} step @param {number} [by] */
   stopAt(step, by) {
     const { columns, span } = this;
@@ -129,7 +129,7 @@ export class Heat {
     this.screen.changed(frame.kind === "snapshot" ? null : changed);
   }
 
-  /** Which rows are shown, and in what order.
+  /** Sets the shown rows and their order.
    * @param {number[]} shown in the model's order @param {{sort?: Sort, pinned?: number[]}} [how] */
   setOrder(shown, { sort = "model", pinned = [] } = {}) {
     const alone = new Set(pinned);
@@ -182,12 +182,12 @@ export class Heat {
     this.screen.forget();
   }
 
-  /** Draws in the next frame, if it can be seen. */
+  /** Draws in the next frame, if the picture is visible. */
   draw() {
     this.screen.draw();
   }
 
-  /** The rows that are shown, with their newest value, extremes, and since when they are not finite. */
+  /** Returns the shown rows, with their newest value, their extremes, and since when they are non-finite. */
   table() {
     return tableOf(this);
   }

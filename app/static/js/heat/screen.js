@@ -136,13 +136,13 @@ export class Screen extends CanvasChart {
     this.heat.card?.soon();
   }
 
-  /** Rows are elsewhere, or there is another room for them. */
+  /** Computes the layout again: the rows or the size have changed. */
   arrange() {
     this.layout = null;
     this.draw();
   }
 
-  /** Marks all cells as outdated. */
+  /** Computes all cells again. */
   forget() {
     this.grid.forget();
     this.#relative.convert = null;
@@ -240,7 +240,7 @@ export class Screen extends CanvasChart {
     return held.convert;
   }
 
-  /** A copy of the picture, on a canvas of its own. @returns {HTMLCanvasElement} */
+  /** Returns a copy of the picture. @returns {HTMLCanvasElement} */
   copy() {
     const canvas = document.createElement("canvas");
     Object.assign(canvas, { width: this.canvas.width, height: this.canvas.height });
@@ -307,7 +307,7 @@ export class Screen extends CanvasChart {
     return [xOf(scene.layout, scene.span, step), boxOf(scene.layout, place).y];
   }
 
-  /** The position of a row among the shown ones; -1 if it is hidden. @param {number} row */
+  /** Returns the position of a row among the shown ones; -1 if it is hidden. @param {number} row */
   placeOf(row) {
     return this.scene?.layout.shown.indexOf(row) ?? -1;
   }
@@ -399,7 +399,7 @@ export class Screen extends CanvasChart {
     return true;
   }
 
-  /** The layer and the step that are pointed at, here or in another chart. @override */
+  /** Draws the layer and the step that the reader points at, here or in another chart. @override */
   paintCursor() {
     const { scene, over } = this;
     if (!scene) return;
@@ -420,12 +420,12 @@ class Coloring {
   painter = null;
   #range = new Range();
 
-  /** Another quantity: the earlier range no longer applies. */
+  /** Forgets the range, which belongs to another quantity. */
   forget() {
     this.#range.forget();
   }
 
-  /** The painter of now; the same one as long as its colors hold.
+  /** Returns the painter, which is the same one as long as its colors hold.
    * @param {Heat} heat @param {Grid} grid @param {number} now */
   choose({ kind, range, relative }, grid, now) {
     const shown = relative ? "linear" : kind;

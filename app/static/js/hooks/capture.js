@@ -193,7 +193,7 @@ export class Capture {
     try {
       sessionStorage.setItem(this.#key, JSON.stringify(settings));
     } catch {
-      // It is known until the page closes.
+      // Without a storage, they are kept until the page closes.
     }
     this.buttons.undo.hidden = !settings;
   }

@@ -90,7 +90,7 @@ export class Picture extends CanvasChart {
     });
   }
 
-  /** The box in the address. */
+  /** The number of the box in the address. */
   get selected() {
     return this.structure.tree?.numbers.get(this.page.state.get("box")) ?? null;
   }
@@ -127,7 +127,7 @@ export class Picture extends CanvasChart {
     this.draw();
   }
 
-  /** The reader has moved the picture. */
+  /** Draws the picture after the reader has moved it. It isn't fitted by itself from then on. */
   moved() {
     this.place.isMoved = true;
     this.draw();
@@ -151,7 +151,7 @@ export class Picture extends CanvasChart {
     return this.structure.arranged?.rects.find((rect) => rect.number === number) ?? null;
   }
 
-  /** Opens the boxes around a box, and scrolls it into the window. @param {number} number */
+  /** Opens the boxes around a box, and brings it into the window. @param {number} number */
   reveal(number) {
     this.place.wanted = number;
     const rect = this.rectOf(number);
@@ -161,7 +161,7 @@ export class Picture extends CanvasChart {
     this.draw();
   }
 
-  /** Opens all boxes, and shows all of it. */
+  /** Opens all boxes, and fits the whole picture. */
   unfoldAll() {
     if (this.structure.openAll()) this.place.fitSoon();
     else this.fit(true);
@@ -176,7 +176,7 @@ export class Picture extends CanvasChart {
     this.page.announce(`${tree.titleOf(number)} ${opens ? "unfolded" : "folded"}`);
   }
 
-  /** Selects a box, and says so. @param {number | null} number */
+  /** Selects a box. @param {number | null} number */
   select(number) {
     const { tree } = this.structure;
     const { state } = this.page;

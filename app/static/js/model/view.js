@@ -25,7 +25,7 @@ export class View {
     this.#keep();
   }
 
-  /** All of it, or at least its width, if names can be read then. @param {boolean} [all] even if they can't */
+  /** Fits the whole picture, or its width if names couldn't be read otherwise. @param {boolean} [all] the whole one */
   fit(all = false) {
     const [wide, high] = this.picture;
     const whole = Math.min((this.width - 2 * MARGIN) / wide, (this.height - 2 * MARGIN) / high, 1.2);
@@ -66,18 +66,18 @@ export class View {
     this.#keep();
   }
 
-  /** Brings a point of the picture to where another one was. @param {[number, number]} now
+  /** Moves the picture so that a point is where one was. @param {[number, number]} now
    * @param {[number, number]} before */
   anchor([x, y], [beforeX, beforeY]) {
     this.move((beforeX - x) * this.scale, (beforeY - y) * this.scale);
   }
 
-  /** A place in the window as one of the picture. @param {number} x @param {number} y @returns {[number, number]} */
+  /** Returns what of the picture is at a place. @param {number} x @param {number} y @returns {[number, number]} */
   at(x, y) {
     return [(x - this.x) / this.scale, (y - this.y) / this.scale];
   }
 
-  /** What of the picture is in the window: left, top, right, bottom. @returns {[number, number, number, number]} */
+  /** The visible part of the picture: left, top, right, bottom. @returns {[number, number, number, number]} */
   get seen() {
     return [...this.at(0, 0), ...this.at(this.width, this.height)];
   }
@@ -88,7 +88,7 @@ export class View {
     return left <= 0 && top <= 0 && right >= this.picture[0] && bottom >= this.picture[1];
   }
 
-  /** A part of the picture stays in the window. */
+  /** Keeps a part of the picture in the window. */
   #keep() {
     const edge = (/** @type {number} */ size, /** @type {number} */ room) => Math.min(EDGE, size, room / 2);
     const [wide, high] = [this.picture[0] * this.scale, this.picture[1] * this.scale];
@@ -128,9 +128,9 @@ export function neighbor(rects, from, right, down) {
   return best;
 }
 
-/** What is in the window after boxes have been rearranged. */
+/** Decides what is in the window after boxes have been rearranged. */
 export class Place {
-  /** What stays where it is. @type {Rect | null} */
+  /** The box that stays where it is. @type {Rect | null} */
   anchor = null;
   /** The box to bring into the window once it stands somewhere. @type {number | null} */
   wanted = null;
@@ -143,19 +143,19 @@ export class Place {
     this.view = view;
   }
 
-  /** Shows all of it, with names or whatever it takes. @param {boolean} all */
+  /** Fits the picture now. @param {boolean} all */
   fit(all) {
     this.#next = "keep";
     this.isMoved = false;
     this.view.fit(all);
   }
 
-  /** Shows all of it once it is arranged. */
+  /** Fits the whole picture once it is arranged. */
   fitSoon() {
     this.#next = "all";
   }
 
-  /** Takes a picture. @param {Arranged} arranged */
+  /** Takes a rearranged picture. @param {Arranged} arranged */
   take(arranged) {
     const { view, anchor } = this;
     view.picture = [arranged.width, arranged.height];

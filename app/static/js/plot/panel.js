@@ -58,7 +58,7 @@ export class Panel {
     this.#followPointer();
   }
 
-  /** Its size before the observer's first word, which comes a frame late. */
+  /** Reads the size before the observer reports it, which is a frame late. */
   measure() {
     if (!this.width) [this.width, this.height] = [this.plot.clientWidth, this.plot.clientHeight];
   }
@@ -71,7 +71,7 @@ export class Panel {
     this.onSize();
   }
 
-  /** The pointer is the page's cursor; a click holds the page of a run at its step. */
+  /** Moves the page's cursor with the pointer, and holds the page at the step of a click. */
   #followPointer() {
     const { plot, page } = this;
     let [downAt, downY, clickAt] = [NaN, NaN, -Infinity];
@@ -111,7 +111,7 @@ export class Panel {
     if (this.page.run !== null) this.page.follow.hold(step);
   }
 
-  /** The step that is drawn nearest to another one. @param {number} step */
+  /** Returns the drawn step that is nearest to another one. @param {number} step */
   #captured(step) {
     const steps = this.figure?.drawn.flatMap((points) => points.last[nearest(points, step)] ?? []) ?? [];
     return steps.reduce(
@@ -152,7 +152,7 @@ export class Panel {
     return MARGIN.l + ((clock.place(step) - left) / (right - left || 1)) * (this.width - MARGIN.l - MARGIN.r);
   }
 
-  /** A line at each annotated step. @param {LineFigure} figure */
+  /** Draws a line at each annotated step. @param {LineFigure} figure */
   showNotes(figure) {
     this.range = figure.range;
     const [from, to] = this.range;
@@ -206,7 +206,7 @@ export class Panel {
     write(this.summary, summary);
   }
 
-  /** Words in the place of the chart. @param {string} words */
+  /** Shows words in place of the chart. @param {string} words */
   say(words) {
     this.words = words;
     this.empty.replaceChildren(...breakable(words));

@@ -24,12 +24,12 @@ const MAX_LIVE = 4; // and no more than four of a page are there at once
 /** How much more of the values a key shows, and how far up. @type {Record<string, [number, number]>} */
 const ZOOMS = { "+": [0.5, 0], "=": [0.5, 0], "-": [2, 0], ArrowUp: [1, 0.2], ArrowDown: [1, -0.2] };
 
-/** Those that are drawn now; who was drawn last is last. @type {Set<LineChart>} */
+/** The charts that Plotly has drawn, the newest last. @type {Set<LineChart>} */
 const live = new Set();
 
 let isListening = false;
 
-/** Drops the charts of Plotly when the reader leaves the page, and draws them again at the way back to it. */
+/** Frees Plotly's charts when the reader leaves the page, and draws them again when the reader comes back. */
 function listenToPage() {
   if (isListening) return;
   isListening = true;
@@ -134,14 +134,14 @@ export class LineChart {
     if (this.#alive) this.point();
   }
 
-  /** Another subject, which names the chart and its files. @param {string} title */
+  /** Names the chart and its files after another subject. @param {string} title */
   rename(title) {
     this.figure.options.title = title;
     this.panel.plot.setAttribute("aria-label", title);
     this.card.rename(title);
   }
 
-  /** Words in the place of the chart: why there is none. @param {string} words */
+  /** Shows words in place of the chart. @param {string} words */
   say(words) {
     this.figure.lines = [];
     this.purge();
@@ -223,7 +223,7 @@ export class LineChart {
     plot.on("plotly_doubleclick", () => this.resetZoom());
   }
 
-  /** A box was drawn: its width is the range of all charts, its height is of this one. @param {any} change */
+  /** Zooms to a box: its width is the range of all charts, its height that of this one. @param {any} change */
   #zoom(change) {
     const { figure, page } = this;
     const [low, high] = [change["yaxis.range[0]"], change["yaxis.range[1]"]];
@@ -277,7 +277,7 @@ export class LineChart {
     return blobOf(url);
   }
 
-  /** Gives back what Plotly holds; it is drawn again when it comes into sight. */
+  /** Frees what Plotly holds. The chart is drawn again when it comes into view. */
   purge() {
     this.#showSketch(null);
     if (!live.delete(this)) return;
@@ -289,7 +289,7 @@ export class LineChart {
     this.#drawing.then(purge, purge);
   }
 
-  /** It is no more. */
+  /** Removes the chart. */
   remove() {
     this.#alive = false;
     clearTimeout(this.#timer);
@@ -305,7 +305,7 @@ function mark(name) {
   if (!performance.getEntriesByName(name).length) performance.mark(name);
 }
 
-/** Of more than four those make room that are out of sight. */
+/** Frees charts that are out of view, as long as there are more than four. */
 function makeRoom() {
   for (const chart of [...live]) {
     if (live.size <= MAX_LIVE) return;

@@ -10,7 +10,7 @@ import { AUTO_COLUMNS, NO_COLUMNS, VIEW_NAMES } from "../vocabulary.js";
 
 /** @typedef {{run: string, name: string}} Chosen a run and its name */
 
-/** Replaces the name by a form. @param {HTMLElement} row @param {() => void} refresh */
+/** Replaces a run's name by a form. @param {HTMLElement} row @param {() => void} refresh */
 export async function edit(row, refresh) {
   const cell = /** @type {HTMLElement} */ (row.querySelector(".name"));
   if ("editing" in row.dataset) return;
@@ -289,7 +289,7 @@ export class Selection {
     this.state.set({ runs: this.#text });
   }
 
-  /** Drops those that are not there, and says whether there were any. @param {Set<string>} there all runs */
+  /** Unselects runs that no longer exist, and returns whether there were any. @param {Set<string>} there all runs */
   keep(there) {
     const gone = this.runs.filter(({ run }) => !there.has(run)).map(({ run }) => run);
     if (gone.length) this.set(gone, false);

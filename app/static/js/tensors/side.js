@@ -169,7 +169,7 @@ export class Side {
     );
   }
 
-  /** Asks for what a look needs. @param {Look} look @param {AbortSignal} signal */
+  /** Requests what a look needs. @param {Look} look @param {AbortSignal} signal */
   async load(look, signal) {
     const { run } = this.page;
     const shape = this.entry.kept_shape;
@@ -212,7 +212,7 @@ export class Side {
     this.why.hidden = !names.why;
   }
 
-  /** Words in the place of the picture: it was not of this look. @param {string} words */
+  /** Shows words in place of the picture, which was not of this look. @param {string} words */
   say(words) {
     this.picture?.close();
     this.picture = null;

@@ -42,7 +42,7 @@ export function layoutOf(width, most, tiles, rows, columns) {
   return /** @type {Layout} */ (chosen ?? { across: 1, tileWidth: width, tileHeight: 4, gap, width, height: 4 });
 }
 
-/** Where a tile begins. @param {Layout} layout @param {number} tile @returns {[number, number]} */
+/** Returns the corner of a tile. @param {Layout} layout @param {number} tile @returns {[number, number]} */
 export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
   return [(tile % across) * (tileWidth + gap), Math.floor(tile / across) * (tileHeight + gap)];
 }
@@ -66,7 +66,7 @@ export function cellAt(layout, x, y, [tiles, rows, columns]) {
 
 const CLIPPED = 0.005; // of the values, at each end: one outlier must not make all others one color
 
-/** The range of colors. Signed values get one that is as far below zero as above.
+/** Returns the range of colors. That of signed values is as far below zero as above.
  * @param {ArrayLike<number>} values @param {boolean} [whole] to the very ends @returns {{low: number, high: number,
  * signed: boolean, clipped: [boolean, boolean]}} `clipped`: whether values lie beyond its ends */
 export function rangeOf(values, whole = false) {
@@ -133,7 +133,7 @@ const NAME_GAP = 4;
 /** @type {Names} */
 export const NONE = { axes: [], tokens: [], shared: false, labels: [], why: "" };
 
-/** Every how many names one has room. Pure. @param {number} size pixels of a cell */
+/** Returns the distance between two names that have room. Pure. @param {number} size pixels of a cell */
 export function strideOf(size) {
   return Math.max(1, Math.ceil(LINE / Math.max(size, 1e-9)));
 }
@@ -169,7 +169,7 @@ export function besides(names, { dimensions, sample, cells, factors, part }) {
   return rows.length || columns.length ? { rows, columns } : undefined;
 }
 
-/** How much room names need. @param {CanvasRenderingContext2D} pen
+/** Returns the room that names need. @param {CanvasRenderingContext2D} pen
  * @param {{rows: string[], columns: string[]}} names @param {number} width of the whole */
 function edgesOf(pen, { rows, columns }, width) {
   pen.font = FONT;
