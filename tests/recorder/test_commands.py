@@ -161,6 +161,28 @@ def test_what_steps_take_that_are_not_captured_belongs_to_the_budget() -> None:
     assert strides == [32, 64, 128]  # 6 %, 2 %, and at least 1 % are left for capturing
 
 
+def test_a_cost_that_is_measured_as_more_than_the_step_is_never_said_to_be_none() -> None:
+    cadence = Cadence(1, 0.1)
+    for step in range(200):
+        captured = cadence.wants(step)
+        if not captured:
+            cadence.followed(1.2)  # of a step that took 1.0: other work came in between
+        cadence.step_ended(captured, 2.0 if captured else 1.0)
+    assert cadence.following > 1
+    assert cadence.effective_cost > 1
+
+
+def test_steps_that_went_the_short_way_and_others_count_by_their_numbers() -> None:
+    cadence = Cadence(1, 0.1)
+    for step in range(400):
+        captured = cadence.wants(step)
+        if not captured:
+            cadence.followed(0.21, 7)
+            cadence.followed(0.11)
+        cadence.step_ended(captured, 2.0 if captured else 1.0)
+    assert cadence.following == pytest.approx(0.04 / 0.96)
+
+
 def test_frames_of_steps_that_were_not_captured_are_no_part_of_the_cost_of_capturing() -> None:
     cadence = Cadence(1, 0.1)
     for _ in range(200):
@@ -172,7 +194,7 @@ def test_frames_of_steps_that_were_not_captured_are_no_part_of_the_cost_of_captu
 def test_the_cost_of_following_is_measured_in_a_training_and_sent_to_readers() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with watch(model, every=4, budget=0.5, allowance=0) as watcher:
+    with watch(model, every=4, budget=None) as watcher:
         for _ in range(200):
             model(torch.randn(3, 4)).square().mean().backward()
             optimizer.step()

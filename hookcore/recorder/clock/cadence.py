@@ -24,6 +24,7 @@ WARM_UP: Final = 3  # first steps, which are slow because of compiling and alloc
 TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
 AIM: Final = 0.6  # targeted share of the budget, because an estimate is noisy
 LEAST: Final = 0.1  # share of the budget for capturing, even if following the steps takes all of it
+MOST_FOLLOWED: Final = 0.9  # of the time of a step that isn't captured; more is an error of measurement
 PROBE_EVERY: Final = 32  # if every step is captured, one block in this many is skipped to keep measuring
 TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this many is timed;
 TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
@@ -66,8 +67,10 @@ class Cadence:
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._finders: dict[str, JumpFinder] = {}  # by name of a scalar
-        self._following = 0.0, 0  # seconds of steps that weren't captured, and how many
-        self._followed: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of steps that weren't captured
+        # Hookcore's time in steps that weren't captured: those that went the short way, in means, and the others.
+        self._short: deque[float] = deque(maxlen=WINDOW)
+        self._long: deque[float] = deque(maxlen=WINDOW)
+        self._went = 0, 0  # how many went each way
         self._spent: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of timed steps
         self._rest: deque[float] = deque(maxlen=WINDOW)  # the user's share
 
@@ -132,14 +135,15 @@ class Cadence:
             self._light_s += 0.1 * (background_s / others - self._light_s)
 
     def followed(self, spent_s: float, steps: int = 1) -> None:
-        """Record how long hookcore took the training's thread in steps that weren't captured; 0 if that is unknown."""
+        """Record how long hookcore took the training's thread in steps that weren't captured; 0 if that is unknown.
+
+        More than one step went the short way.
+        """
         if spent_s <= 0:
             return
-        seconds, number = self._following[0] + spent_s, self._following[1] + steps
-        if number >= WINDOW:  # because one step in a few takes the long way
-            self._followed.append(seconds / number)
-            seconds = number = 0
-        self._following = seconds, number
+        (self._long if steps == 1 else self._short).append(spent_s / steps)
+        short, long = self._went
+        self._went = short + steps * (steps > 1), long + (steps == 1)
 
     def alarm(self, why: str) -> None:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
@@ -258,8 +262,11 @@ class Cadence:
         return self._seen % every == 0
 
     def _compare(self) -> None:
-        plain, followed = _lower_quartile(self._plain), _lower_quartile(self._followed) if self._followed else 0.0
+        plain = _lower_quartile(self._plain)
         extra = _lower_quartile(self._captured) - plain
+        ways = zip(self._went, (self._short, self._long), strict=True)
+        shares = [many / sum(self._went) * _lower_quartile(times) for many, times in ways if times]
+        followed = min(sum(shares), MOST_FOLLOWED * plain)
         self._measure(extra, plain - followed, followed + self._light_s)
 
     def _measure(self, extra: float, plain: float, following: float = 0.0) -> None:
