@@ -45,7 +45,7 @@ SLOW = $(filter-out $(SCHEMA),$(shell grep -rl 'mark\.slow' $(FILES)))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu docs bench image release format clean
+.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu docs site bench image release format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -112,8 +112,11 @@ gpu: $(STAMP)  ## the tests of a GPU, and the zoo's trainings with every tensor 
 	$(PYTEST) --all -m '' tests/recorder/test_gpu.py tests/recorder/test_gpu_odd.py tests/observe/test_triton_kernel.py
 	$(PYTEST) --all -m '' -p tests.on_gpu tests/recorder/test_harmless.py tests/recorder/test_truth.py tests/capsules/test_capsules_zoo.py
 
-docs: $(STAMP)  ## run the code and the commands of the documentation, and follow its links
+docs: site  ## build the site of the documentation, run its code and its commands, and follow its links
 	$(PYTEST) -n $(AT_ONCE) --dist worksteal $(AGAIN) tests/repository/test_docs.py tests/repository/test_docs_commands.py
+
+site: $(STAMP)  ## build the site of the documentation, build/site; any warning is an error
+	PYTHONPATH=$(CURDIR) $(BIN)/python .ci/website.py
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.coldstart
@@ -142,7 +145,7 @@ $(STAMP): pyproject.toml constraints.txt $(KERNEL)
 	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
-	$(PIP_INSTALL) -e '.[demo,dev,frameworks]'
+	$(PIP_INSTALL) -e '.[demo,dev,docs,frameworks]'
 	touch $@
 
 # The checkers of the scripts: a formatter, and a compiler that only checks. Neither is part of a page.

@@ -140,6 +140,14 @@ def test_the_files_of_this_project_that_a_page_names_exist(page: Path) -> None:
             assert (ROOT / code).exists(), f"{name_of(page)} names {code}"
 
 
+def test_every_page_has_a_place_in_the_navigation_of_the_site() -> None:
+    groups = re.findall(
+        r'"([\w./*-]+)"', (ROOT / ".ci/website.py").read_text().partition("GROUPS = {")[2].partition("\n}")[0]
+    )
+    pages = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in PAGES if page.parent.name == "docs"}
+    assert pages <= set(groups), "add these pages to a group of `.ci/website.py`"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_make_targets_that_a_page_names_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -1,0 +1,114 @@
+"""The site of the documentation: built without warnings, complete, and whole without a network or a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import hookcore
+from tests.manual import PAGES
+
+ROOT = Path(__file__).parents[2]
+MAX_PACKED = 3_000_000  # bytes of all files, compressed one by one as in a wheel
+LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}
+pytestmark = [pytest.mark.slow, pytest.mark.all]
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, its anchors, and its inline scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links, self.loaded, self.anchors, self.inline = list[str](), list[str](), set[str](), list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        self.inline += [f"{tag} {name}" for name in values if name.startswith("on")]
+        if tag == "script" and "src" not in values:
+            self.inline.append("script")
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in LOADED and LOADED[tag] in values:
+            self.loaded.append(values[LOADED[tag]])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a site that was built from these sources. A warning is an error."""
+    folder = tmp_path_factory.mktemp("website")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, ROOT / ".ci/website.py", folder], check=True, env=environment)
+    return folder / "site" / hookcore.__version__
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path.read_text()) for path in site.rglob("*.html")}
+
+
+def test_each_page_of_the_documentation_is_there_as_html_and_as_markdown(site: Path, pages: dict[Path, Page]) -> None:
+    reference = list(site.glob("reference/*.md"))
+    assert len(pages) == len(PAGES) + len(reference) + 1  # and the search
+    assert {path.with_suffix(".md") for path in pages if path.name != "search.html"} == set(site.rglob("*.md"))
+
+
+def test_every_link_inside_the_site_leads_to_a_page_and_to_its_anchor(pages: dict[Path, Page]) -> None:
+    broken = []
+    for path, page in pages.items():
+        for link in (each for each in (*page.links, *page.loaded) if not urlsplit(each).scheme):
+            parts = urlsplit(link)
+            target = Path(os.path.normpath(path.parent / unquote(parts.path))) if parts.path else path
+            anchors = pages[target].anchors if target in pages else {""}
+            if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append(f"{path.name}: {link}")
+    assert not broken
+
+
+def test_every_link_in_the_markdown_of_the_site_leads_to_a_file(site: Path) -> None:
+    for path in [*site.rglob("*.md"), site / "llms.txt"]:
+        for link in re.findall(r"\]\(([\w./-]+\.(?:md|png))(?:#[\w-]+)?\)", path.read_text()):
+            assert (path.parent / link).is_file(), f"{path.name}: {link}"
+
+
+def test_a_page_loads_nothing_from_another_host_and_has_no_inline_script(site: Path, pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        assert not [each for each in page.loaded if urlsplit(each).scheme or each.startswith("//")], path.name
+        assert not page.inline, path.name
+    for style in site.rglob("*.css"):
+        addresses = re.findall(r"""(?:url\(|@import\s)["']?([^"')]+)""", style.read_text())
+        assert all(each.startswith("data:") or (style.parent / each).is_file() for each in addresses), style.name
+
+
+def test_the_search_index_is_a_script_so_that_it_works_from_files(site: Path) -> None:
+    assert 'src="searchindex.js"' in (site / "search.html").read_text()
+    assert (site / "searchindex.js").read_text().startswith("Search.setIndex(")
+
+
+def test_the_list_for_language_models_has_each_page_with_a_description(site: Path) -> None:
+    lines = [line for line in (site / "llms.txt").read_text().splitlines() if line.startswith("- ")]
+    listed = [re.fullmatch(r"- \[[^\]]+\]\(([\w./-]+)\): \S.{9,}", line) for line in lines]
+    assert all(listed), lines
+    assert {found[1] for found in listed if found} == {str(path.relative_to(site)) for path in site.rglob("*.md")}
+
+
+def test_the_reference_has_all_public_names_with_their_docstrings(site: Path) -> None:
+    text = "\n".join(path.read_text() for path in site.glob("reference/*.md"))
+    modules = {"hooks", "probes", "__version__"}
+    named = {*hookcore.__all__, *hookcore.hooks.__all__, *hookcore.probes.__all__} - modules
+    assert not {name for name in named if f"\n## {name}\n" not in text}
+    assert hookcore.Watcher.step.__doc__ is not None
+    assert f"### Watcher.step\n\n```python\nWatcher.step() -> None\n```\n\n{hookcore.Watcher.step.__doc__[:40]}" in text
+
+
+def test_the_site_says_its_version_and_the_folder_of_sites_lists_it(site: Path) -> None:
+    assert f"hookcore {hookcore.__version__}" in (site / "guide.html").read_text()
+    assert f'href="{site.name}/index.html"' in (site.parent / "index.html").read_text()
