@@ -181,5 +181,6 @@ EXCEPTIONS: Final = {
     "GET /healthz": "is about this process",
     "GET /readyz": "is about this process",
     "GET /metrics": "is about this process",
+    "SOCKET /mcp": "asks the reader that all other routes ask (tests of agents)",
     "GET /static/{of_version}/{name:path}": "is the same file whatever the runs are",
 }
