@@ -6,7 +6,8 @@ from pathlib import Path
 
 import hookcore
 from hookcore.delivery.dashboard import capsules
+from tests.inside import run_id_of
 
 
 def capsules_of(watcher: hookcore.Watcher) -> list[Path]:
-    return sorted(capsules.folder_of(watcher._delivery.run.id).glob("*.capsule"))
+    return sorted(capsules.folder_of(run_id_of(watcher)).glob("*.capsule"))

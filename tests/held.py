@@ -11,6 +11,7 @@ from torch import nn
 
 import hookcore
 from tests.guilty import BAD, Net, batches
+from tests.inside import recorder_of
 
 NEVER = 1 << 20  # steps between two captured ones, so that only step 0 is captured
 
@@ -23,7 +24,7 @@ def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
 
 
 def fire(watcher: hookcore.Watcher, module: str | None = None) -> bool:
-    return watcher._recorder.capture.keeping.fire("non-finite values in the loss", module)
+    return recorder_of(watcher).capture.keeping.fire("non-finite values in the loss", module)
 
 
 def train(

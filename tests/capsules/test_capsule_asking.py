@@ -29,6 +29,7 @@ from hookcore_app.pages.views.incident import capsule_of
 from hookcore_app.runs.alerts import Explainer
 from tests.build import frame, make_info, stats_of
 from tests.harness import digest, random_state, seed_all
+from tests.inside import delivery_of, recorder_of, run_id_of
 from tests.serving import TOKEN, World, make_batch, make_taps, make_world, served
 from tests.waiting import wait_for
 
@@ -74,7 +75,7 @@ def events_of(watcher: hookcore.Watcher, *names: str) -> list[Event]:
 
 
 def abouts_of(watcher: hookcore.Watcher) -> list[dict[str, Any]]:
-    return [each.about for each in saved(folder_of(watcher._delivery.run.id))]
+    return [each.about for each in saved(folder_of(run_id_of(watcher)))]
 
 
 def line_of(found: Replay) -> str:
@@ -90,7 +91,7 @@ def test_a_later_step_is_saved_after_an_explosion_and_says_so() -> None:
         train(model, watcher)
         (event,) = events_of(watcher, "capsule", "capsule-missed")
         incident = next(each for each in watcher.store.incidents() if each.rule == "exploding")
-        (kept,) = saved(folder_of(watcher._delivery.run.id))
+        (kept,) = saved(folder_of(run_id_of(watcher)))
         assert not watcher.errors
     assert (incident.severity, incident.first_step) == ("error", BAD)
     step = kept.about["step"]
@@ -147,7 +148,7 @@ def test_the_capsule_setting_decides_whether_an_explosion_is_saved(when: Any) ->
 
 def step_of(model: nn.Module, watcher: hookcore.Watcher, command: Command | None = None) -> None:
     if command is not None:
-        watcher._recorder.on_command(command)
+        recorder_of(watcher).on_command(command)
     model(torch.ones(2, 4)).sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
@@ -186,7 +187,7 @@ def test_no_batch_is_kept_alive_for_an_incident() -> None:
         for number in range(6):
             batch = torch.ones(2, 4) + number
             batches.append(weakref.ref(batch))
-            watcher._recorder.on_command(asked(number, step=number))
+            recorder_of(watcher).on_command(asked(number, step=number))
             model(batch).sum().backward()
             torch.optim.SGD(model.parameters(), lr=0.1).step()
             del batch
@@ -208,10 +209,10 @@ def test_the_model_of_the_culprit_is_saved_and_no_other(named: str) -> None:
     with watch(nn.ModuleDict(models)) as watcher:
         models["third"](torch.ones(2, 4))
         play(2)
-        watcher._recorder.on_command(asked(0, module=named))
+        recorder_of(watcher).on_command(asked(0, module=named))
         play(keeper_module.MAX_TURNS)
         missed = events_of(watcher, "capsule-missed")
-        found = saved(folder_of(watcher._delivery.run.id))
+        found = saved(folder_of(run_id_of(watcher)))
     assert len(found) == (named != "third")
     assert len(missed) == (named == "third")
     for each in found:
@@ -397,7 +398,7 @@ def test_an_incident_shows_the_step_requested_after_it() -> None:
     model = make_model()
     with watch(model) as watcher:
         train(model, watcher)
-        found, run = watcher.store.incidents(), watcher._delivery.run
+        found, run = watcher.store.incidents(), delivery_of(watcher).run
     world = make_world()
     kept = world.runs.open(run)
     assert kept is not None
@@ -421,7 +422,7 @@ def test_a_server_asks_a_real_trainer_and_its_page_shows_the_step(monkeypatch: p
         (found,) = (each for each in client.incidents() if each.id == kept.incident)
         assert (found.rule, found.first_step) == ("exploding", BAD)
         assert kept.step > found.found_step
-        page = server.get(f"/runs/{watcher._delivery.run.id}/incident?id={found.id}").decode()
+        page = server.get(f"/runs/{run_id_of(watcher)}/incident?id={found.id}").decode()
     assert f"after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
     assert f'data-explain="{kept.id}"' in page
     assert "A replay looks for" in page

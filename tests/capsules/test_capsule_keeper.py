@@ -28,6 +28,7 @@ from tests.build import stats_of
 from tests.capsule_files import capsules_of
 from tests.guilty import BAD, Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
+from tests.inside import run_id_of
 from tests.warm import python
 
 
@@ -257,7 +258,7 @@ def test_a_step_that_cannot_be_saved_is_reported() -> None:
         (event,) = events_of(watcher, "capsule-missed")
         assert "Local" in event.message
         assert not capsules_of(watcher)
-        assert not list(folder_module.folder_of(watcher._delivery.run.id).iterdir())
+        assert not list(folder_module.folder_of(run_id_of(watcher)).iterdir())
     model = nn.Sequential(nn.Linear(4, 4), Standardize())
     with watch(model, capsule_size="10B") as watcher:
         model(torch.zeros(4, 4) * torch.nan).sum().backward()

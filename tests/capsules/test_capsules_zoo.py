@@ -14,6 +14,7 @@ from hookcore import hooks
 from hookcore.capsules import Recording, record, replay
 from hookcore.delivery.dashboard.capsules import folder_of
 from tests.harness import run_case
+from tests.inside import run_id_of
 from tests.late import late_device
 from tests.zoo import CASES, Case, Trial
 
@@ -65,7 +66,7 @@ def test_a_watch_that_keeps_steps_changes_no_bit_and_what_it_saves_is_replayed_t
     @contextmanager
     def attach(trial: Trial) -> Iterator[None]:
         with hookcore.watch(trial.model, server=None, budget=None, capsule="error") as watcher:
-            folders.append(folder_of(watcher._delivery.run.id))
+            folders.append(folder_of(run_id_of(watcher)))
             watcher.capsule()
             yield
             assert not watcher.errors

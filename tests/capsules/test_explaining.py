@@ -31,6 +31,7 @@ from hookcore_app.runs import alerts
 from hookcore_app.runs.alerts import Explainer
 from hookcore_app.runs.parts import End
 from tests.archive_world import make_info
+from tests.inside import recorder_of, run_id_of
 from tests.serving import READ_TOKEN, TOKEN, Served, make_world, served
 from tests.waiting import wait_for
 from tests.warm import python
@@ -97,7 +98,7 @@ def save(model: nn.Module, batch: torch.Tensor) -> str:
         model(batch.requires_grad_()).sum().backward()
         optimizer.step() if optimizer is not None else watcher.step()
         watcher.flush()
-        return watcher._delivery.run.id
+        return run_id_of(watcher)
 
 
 def replays_of(run: str) -> list[str]:
@@ -309,13 +310,11 @@ def test_no_odd_capsule_breaks_the_pages_of_its_run() -> None:
 def test_a_reader_can_request_the_next_step() -> None:
     model = nn.Linear(4, 4)
     with hookcore.watch(model, server=None, budget=None) as watcher:
-        watcher._recorder.on_command(Command(1, "capsule"))
+        recorder_of(watcher).on_command(Command(1, "capsule"))
         model(torch.ones(2, 4)).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
         watcher.flush()
-        assert [each.about["reason"] for each in folder.saved(folder.folder_of(watcher._delivery.run.id))] == [
-            "asked for"
-        ]
+        assert [each.about["reason"] for each in folder.saved(folder.folder_of(run_id_of(watcher)))] == ["asked for"]
 
 
 def test_rest_needs_a_live_trainer_to_save_a_step(server: Served) -> None:

@@ -21,6 +21,7 @@ from tests.capsule_files import capsules_of
 from tests.guilty import Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
 from tests.held import watch
+from tests.inside import keeper_of, late_steps_of, recorder_of
 from tests.late import LATENESS, Device, late_device
 
 BAD = 5
@@ -49,7 +50,7 @@ def train(model: nn.Module, bad: int = BAD, steps: int = STEPS, optimizer: Any =
 def settle(watcher: hookcore.Watcher, device: Device) -> None:
     """Let the device compute everything, and the watcher take note of it, as a close does."""
     device.finish()
-    watcher._recorder.settle_late(10.0)
+    recorder_of(watcher).settle_late(10.0)
     assert not watcher.errors, watcher.errors[-1].message
 
 
@@ -66,8 +67,7 @@ def the_capsule(watcher: hookcore.Watcher, device: Device) -> Path:
 
 
 def used(watcher: hookcore.Watcher) -> int:
-    keeper: Any = watcher._recorder.capture.dispatcher.keeper
-    return int(keeper._late_steps.used)
+    return int(late_steps_of(watcher).used)
 
 
 @pytest.mark.parametrize("bad", [0, 1, BAD])
@@ -152,9 +152,9 @@ def test_nothing_is_kept_after_the_close(device: Device) -> None:
     model = Net()
     with watch(model) as watcher:
         train(model, bad=-1)
-        keeper: Any = watcher._recorder.capture.dispatcher.keeper
+        late = late_steps_of(watcher)
         device.finish()
-    assert keeper._late_steps.used == 0
+    assert late.used == 0
     weight = weakref.ref(model.first)
     del model
     gc.collect()
@@ -259,8 +259,7 @@ def test_micro_batches_share_the_copy_of_their_weights(device: Device) -> None:
             for _ in range(8):
                 model(torch.randn(1, 64)).sum().backward()
             optimizer.step()
-        keeper: Any = watcher._recorder.capture.dispatcher.keeper
-        assert len(keeper._late_steps._slots) <= 2
+        assert len(late_steps_of(watcher)._slots) <= 2
 
 
 def test_calls_of_one_step_share_the_copy_of_their_weights(device: Device) -> None:
@@ -476,7 +475,7 @@ def test_a_step_whose_captured_values_are_bad_is_saved_before_its_loss_is_known(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with watch(model) as watcher:
         train(model, steps=BAD + 1, optimizer=optimizer)
-        keeper: Any = watcher._recorder.capture.dispatcher.keeper
+        keeper = keeper_of(watcher)
         keeper.alarm(BAD)
         train(model, bad=-1, steps=1, optimizer=optimizer)
         found = replay(the_capsule(watcher, device))
@@ -505,11 +504,11 @@ def test_a_pause_copies_nothing(device: Device) -> None:
         train(model, bad=-1)
         watcher.pause()
         train(model, bad=-1, steps=40)
-        keeper: Any = watcher._recorder.capture.dispatcher.keeper
-        before = keeper._late_steps._unasked
+        late = late_steps_of(watcher)
+        before = late._unasked
         assert before == late_module.MAX_HELD
         watcher.resume()
         train(model, bad=-1, steps=2)
-        assert keeper._late_steps._unasked < before
+        assert late._unasked < before
         train(model)
         assert the_capsule(watcher, device)

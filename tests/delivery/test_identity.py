@@ -28,6 +28,7 @@ from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ServerError
 from hookcore.reading import Client
 from hookcore_app import cli
+from tests.inside import delivery_of, pause_of, thread_of
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.serving import READ_TOKEN, TOKEN, make_world, served
 from tests.waiting import wait_for
@@ -101,15 +102,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def _sending_to(address: Address) -> Iterator[HttpSink]:
     """Yield a sink with a frame to send, and end it with its thread."""
     sink = HttpSink(a_run(), request_s=1.0, close_s=0.1)
-    sink._sender._retries.pause.failures = 100  # as after a long outage
+    pause_of(sink).failures = 100  # as after a long outage
     sink.start(address)
     sink.send(a_frame(0))
     try:
         yield sink
     finally:
         sink.close()
-        assert sink._sender._thread is not None
-        sink._sender._thread.join(DEADLINE_S)
+        assert thread_of(sink) is not None
+        thread_of(sink).join(DEADLINE_S)
 
 
 def _train(model: nn.Module, steps: int) -> None:
@@ -134,18 +135,18 @@ def test_a_process_that_takes_the_port_of_a_dead_dashboard_gets_neither_token_no
         wait_for(lambda: not status().running)
         with impostor(port) as other:
             _train(model, 3)
-            wait_for(lambda: watcher._delivery.sink._sender._retries.pause.failures > 3)  # type: ignore[attr-defined]
+            wait_for(lambda: pause_of(delivery_of(watcher).sink).failures > 3)
             heard = bytes(other.heard)
             assert f"GET {PROOF_PATH}".encode() in heard
             assert b"POST" not in heard
-            for secret in (said["token"], "secret-name", watcher._delivery.run.key):
+            for secret in (said["token"], "secret-name", delivery_of(watcher).run.key):
                 assert secret.encode() not in heard
-            assert "did not prove" in watcher._delivery.sink.trouble  # type: ignore[attr-defined]
+            assert "did not prove" in delivery_of(watcher).sink.trouble  # type: ignore[attr-defined]
         counters = watcher.delivery
         assert counters is not None
         assert counters.acknowledged >= 3
         assert counters.waiting + counters.in_flight >= 3
-        watcher._delivery.sink.limit_close_time(0.1)
+        delivery_of(watcher).sink.limit_close_time(0.1)
 
 
 def test_frames_that_waited_for_an_impostor_to_leave_reach_the_next_dashboard(
@@ -161,7 +162,7 @@ def test_frames_that_waited_for_an_impostor_to_leave_reach_the_next_dashboard(
         wait_for(lambda: not status().running)
         with impostor(int(said["url"].rpartition(":")[2])):
             _train(model, 3)
-            wait_for(lambda: watcher._delivery.sink._sender._retries.pause.failures > 1)  # type: ignore[attr-defined]
+            wait_for(lambda: pause_of(delivery_of(watcher).sink).failures > 1)
             with hookcore.watch(nn.Linear(2, 2)) as other:
                 assert other.url is not None
                 assert not other.url.startswith(said["url"])
@@ -190,7 +191,7 @@ def test_without_a_valid_proof_a_server_gets_no_token(answer: bytes) -> None:
             with pytest.raises(ServerError):
                 next(client.tail("run"))
         with _sending_to(Address(other.url, TOKEN)) as sink:
-            wait_for(lambda: sink._sender._retries.pause.failures > 101)
+            wait_for(lambda: pause_of(sink).failures > 101)
         assert cli.main(["link", other.url, "--token", TOKEN]) == 2
         assert TOKEN.encode() not in other.heard
         assert all(request.startswith(b"GET " + PROOF_PATH.encode()) for request in _requests(other.heard))
@@ -214,7 +215,7 @@ def test_a_server_that_disconnects_after_its_proof_gets_no_token_on_a_new_connec
         with Client(url, TOKEN) as client, pytest.raises(ServerError, match="closed the connection"):
             client.health()
         with _sending_to(Address(url, TOKEN)) as sink:
-            wait_for(lambda: sink._sender._retries.pause.failures > 101)
+            wait_for(lambda: pause_of(sink).failures > 101)
     assert not receiver.batches
 
 
@@ -260,5 +261,5 @@ def test_a_local_server_that_returns_after_a_long_absence_is_contacted_quickly()
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with _sending_to(Address(url)) as sink:
         for failures in range(101, 110):
-            wait_for(lambda failures=failures: sink._sender._retries.pause.failures > failures)
-            assert sink._sender._retries.pause.until <= time.monotonic() + 1.0
+            wait_for(lambda failures=failures: pause_of(sink).failures > failures)
+            assert pause_of(sink).until <= time.monotonic() + 1.0

@@ -26,6 +26,7 @@ from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
 from hookcore.records.wire import Batch, DeliveryCounters, EndItem
 from hookcore_app.runs import limits
+from tests.inside import pause_of, sender_of, thread_of
 from tests.ports import free_port
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.waiting import wait_for
@@ -52,7 +53,7 @@ def sink() -> Iterator[HttpSink]:
     yield made
     made.close_s = 0.0
     made.close()
-    thread = made._sender._thread
+    thread = thread_of(made)
     if thread is not None:
         thread.join(DEADLINE_S)
 
@@ -136,7 +137,7 @@ def test_a_token_that_no_header_can_contain_does_no_harm(receiver: Receiver, url
     receiver.tokens = ("two\nlines",)
     sink.start(Address(url, "two\nlines"))
     _send(sink, range(2))
-    wait_for(lambda: sink._sender._retries.pause.failures > 2)
+    wait_for(lambda: pause_of(sink).failures > 2)
     assert sink.counters == DeliveryCounters(produced=2, waiting=2)
     assert not receiver.batches
 
@@ -335,7 +336,7 @@ def test_a_server_that_asks_for_a_pause_gets_one(receiver: Receiver, url: str, s
     receiver.extra = {"Retry-After": "99999"}
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
-    rest = sink._sender._retries.pause.until - time.monotonic()
+    rest = pause_of(sink).until - time.monotonic()
     assert 20 < rest <= retries.MAX_PAUSE_S  # the server asked for a day; this is the most that any server can get
 
 
@@ -467,7 +468,7 @@ def test_an_absent_server_is_reported_once_and_at_the_end_how_much_was_lost(
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{free_port()}"), advice="Look into the log.")
     _send(sink, range(2))
-    wait_for(lambda: sink._sender._retries.pause.failures > 3)
+    wait_for(lambda: pause_of(sink).failures > 3)
     sink.close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
     first, last = (record.getMessage() for record in caplog.records)
@@ -488,7 +489,7 @@ def test_a_server_that_disappears_after_receiving_data_is_reported_with_the_loss
         _send(sink, range(2))
         wait_for(lambda: sink.counters.acknowledged == 2)
     sink.send(a_frame(2))
-    wait_for(lambda: sink._sender._retries.pause.failures > 3)
+    wait_for(lambda: pause_of(sink).failures > 3)
     sink.close()
     first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "isn't accepting frames" in first
@@ -566,10 +567,10 @@ def _hanging_up() -> Iterator[str]:
 def test_unsent_items_are_reported_even_if_the_sender_thread_is_gone(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink._sender, "_run", lambda: None)  # nothing prevents a thread from ending
+    monkeypatch.setattr(sender_of(sink), "_run", lambda: None)  # nothing prevents a thread from ending
     sink.start(Address("http://127.0.0.1:1"))
     _send(sink, range(3))
-    wait_for(lambda: sink._sender._thread is not None and not sink._sender._thread.is_alive())
+    wait_for(lambda: thread_of(sink) is not None and not thread_of(sink).is_alive())
     sink.close()
     sink.close()
     (record,) = caplog.records
@@ -657,7 +658,7 @@ def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(3))
     wait_for(lambda: sink.trouble)
-    sink._sender._retries.pause.until = time.monotonic() + 3600
+    pause_of(sink).until = time.monotonic() + 3600
     with serving(receiver, port):
         sink.close()
     assert sink.counters == DeliveryCounters(produced=3, acknowledged=3)

@@ -26,6 +26,7 @@ from hookcore.records import Event, ModuleRecord, Snapshot, Tap
 from hookcore_app.api.ingest import take_into_runs
 from hookcore_app.cli import main
 from hookcore_app.runs.undelivered import Undelivered
+from tests.inside import delivery_of, sender_of
 from tests.ports import free_port
 from tests.receiver import Receiver, a_frame, a_run, serving
 from tests.serving import World, make_world
@@ -71,7 +72,7 @@ def send(sink: HttpSink, steps: range) -> None:
 
 
 def _is_warned(sink: HttpSink) -> bool:
-    return sink._sender._warned and sink._sender.spooling.path is not None
+    return sender_of(sink)._warned and sender_of(sink).spooling.path is not None
 
 
 def dead() -> Address:
@@ -274,7 +275,7 @@ def test_without_a_writable_folder_the_warning_says_that_frames_are_lost(
 def test_a_run_that_must_not_be_written_is_not_spooled() -> None:
     for keep in (None, "auto"):
         with hookcore.watch(torch.nn.Linear(1, 1), server=dead().url, keep=keep) as watcher:
-            watcher._delivery.sink.limit_close_time(0.1)
+            delivery_of(watcher).sink.limit_close_time(0.1)
         assert bool(spools_in(undelivered_folder())) == (keep == "auto")
 
 

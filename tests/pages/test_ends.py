@@ -12,6 +12,7 @@ from hookcore.records import Failure
 from hookcore.records.wire import EndItem
 from hookcore_app.pages.views.span import progress_of
 from tests.build import make_info
+from tests.inside import recorder_of
 from tests.serving import World, make_frame, make_taps, make_world
 
 HTML = {"Accept": "text/html"}
@@ -115,7 +116,7 @@ def test_an_abrupt_end_sends_all_that_was_made_and_the_last_step() -> None:
     for _ in range(63):
         model(torch.ones(3, 2)).sum().backward()
         optimizer.step()
-    watcher._recorder.stop(60.0)
+    recorder_of(watcher).stop(60.0)
     assert watcher.store.steps().newest == 62
     watcher.close()
 

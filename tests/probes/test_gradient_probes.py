@@ -13,6 +13,7 @@ import hookcore
 from hookcore import probes
 from hookcore.errors import ArgumentError
 from tests.harness import digest, random_state, seed_all
+from tests.inside import recorder_of
 
 Gradients = list[dict[str, Tensor]]
 
@@ -115,7 +116,7 @@ def test_nothing_is_compared_across_a_pause_or_another_parameter() -> None:
         told = series_of(watcher, "0 probe [cosine param_grad weight]")
         assert min(told) > 3
         assert len(told) == 1
-        (probe,) = watcher._recorder.capture.observers.probes.added
+        (probe,) = recorder_of(watcher).capture.observers.probes.added
         train(model, 3)
         assert len(probe.states) <= 2
     one = probes.GradientCosine()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.recorder.known.roots import find_tensors
 from tests.harness import process_state, read_step, seed_all, watch
+from tests.inside import recorder_of
 from tests.zoo.case import mean_square, mlp, noise, sgd
 
 
@@ -74,14 +75,14 @@ def test_keys_that_change_in_every_step_take_no_rows_from_other_modules() -> Non
         assert ("other", "output_grad", "", 0) in read_step(watcher, 900)
         taps = [tap for tap in watcher.store.taps().taps if tap.module == "odd"]
         assert 0 < len(taps) <= 600
-        assert sum(len(plan.rows.slots) for plan in watcher._recorder.context.plans.live()) <= 600
+        assert sum(len(plan.rows.slots) for plan in recorder_of(watcher).context.plans.live()) <= 600
         assert any("odd" in item.path and item.reason for item in watcher.coverage())
         assert watcher.errors == []
 
 
 def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -> None:
     def sizes(watcher: hookcore.Watcher) -> int:
-        recorder = watcher._recorder
+        recorder = recorder_of(watcher)
         statistics = recorder.context.statistics
         table, steps = statistics.table, recorder.steps
         tables: list[Any] = [

@@ -24,6 +24,7 @@ from hookcore.store import Store
 from hookcore.store.bounded import MAX_COLUMNS
 from tests.api_world import World, make_frame
 from tests.harness import digest, process_state, random_state, seed_all
+from tests.inside import recorder_of
 
 TAP = Tap("conv", "probe", "size")
 
@@ -202,7 +203,7 @@ def test_the_setting_captures_channels_from_the_start_and_can_be_changed_in_a_ru
     model = Net()
 
     def change(number: int, *patterns: str) -> None:
-        watcher._recorder.on_command(Command(number, "settings", changes={"channels": list(patterns)}))
+        recorder_of(watcher).on_command(Command(number, "settings", changes={"channels": list(patterns)}))
 
     with hookcore.watch(model, server=None, budget=None, channels="act") as watcher:
         watcher.probe("mine", torch.mean, include="conv", every=1)
@@ -219,7 +220,7 @@ def test_the_setting_captures_channels_from_the_start_and_can_be_changed_in_a_ru
         assert [reader.channels(label).first_step.tolist() for label in labels] == [[0, 10]] * 2 + [[13, 23]] * 2
         (refused,) = [event for event in store.events() if event.name == "settings-refused"]
         assert "nothing.like.it" in refused.message
-        assert watcher._recorder.capture.control.current_settings()["channels"] == []
+        assert recorder_of(watcher).capture.control.current_settings()["channels"] == []
         assert not watcher.errors
         assert len(reader.series("conv probe [mine]").first_step) == 36
 

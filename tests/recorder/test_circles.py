@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import hookcore
+from tests.inside import recorder_of
 from tests.zoo.case import sgd
 
 
@@ -38,7 +39,7 @@ def _train(**given: Any) -> hookcore.Watcher:
 
 
 def _parts(watcher: hookcore.Watcher) -> dict[str, weakref.ref[Any]]:
-    recorder = watcher._recorder
+    recorder = recorder_of(watcher)
     parts = {
         "watcher": watcher,
         "store": watcher.store,

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 import hookcore
 from hookcore.records import Tap
 from tests.harness import assert_stats, read_step, seed_all, watch
+from tests.inside import recorder_of
 from tests.zoo.case import mean_square, noise, sgd
 
 
@@ -408,7 +409,7 @@ def test_a_kept_output_keeps_neither_store_nor_recorder_alive_after_close() -> N
     model = _net()
     watcher = watch(model)
     kept = model(noise(1, 4))
-    references = weakref.ref(watcher.store), weakref.ref(watcher._recorder)
+    references = weakref.ref(watcher.store), weakref.ref(recorder_of(watcher))
     watcher.close()
     del watcher
     gc.collect()

@@ -24,6 +24,7 @@ from hookcore.recorder.recorder import Recorder
 from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store
 from tests.harness import process_state, watch
+from tests.inside import recorder_of
 from tests.waiting import wait_for
 
 
@@ -32,7 +33,7 @@ class Training:
 
     def __init__(self, watcher: hookcore.Watcher, model: nn.Module) -> None:
         self.watcher, self.model = watcher, model
-        self.recorder = watcher._recorder
+        self.recorder = recorder_of(watcher)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.number = 0
 
@@ -87,7 +88,7 @@ def test_excluding_and_including_take_effect_at_the_next_step(attach: str) -> No
         assert run.steps_of("0", "output_grad") == [0, 1, 2, 5]
         assert run.steps_of("0", "param_grad") == [0, 1, 2, 5]
         assert run.steps_of("2") == [0, 1, 2, 3, 4, 5]
-        assert run.watcher._recorder.context.settings.exclude == ()
+        assert recorder_of(run.watcher).context.settings.exclude == ()
         assert {row.path: row.captured for row in run.watcher.coverage()}["0"]
 
 
@@ -200,7 +201,7 @@ def test_the_cost_of_following_is_measured_in_a_training_and_sent_to_readers() -
             optimizer.step()
             optimizer.zero_grad()
         assert watcher.flush()
-        told = watcher._recorder.capture.control.current_settings()
+        told = recorder_of(watcher).capture.control.current_settings()
         sent = watcher.store.scalars("hookcore/following_cost")
     assert told["following_cost"] > 0
     assert told["effective_cost"] > told["following_cost"]
@@ -480,7 +481,7 @@ def test_the_number_of_listed_hooks_is_limited(monkeypatch: pytest.MonkeyPatch) 
     model = net()
     handles = [hooks.on_forward(model[0], lambda *_: None) for _ in range(20)]
     with watch(model) as watcher:
-        assert len(listing.list_hooks(watcher._recorder.context.plans.roots, ())) == 7
+        assert len(listing.list_hooks(recorder_of(watcher).context.plans.roots, ())) == 7
     for handle in handles:
         handle.remove()
 

@@ -38,6 +38,7 @@ from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import TENSOR_KINDS
 from hookcore.store import Store
 from tests.harness import digest, process_state, read_step, seed_all, watch
+from tests.inside import recorder_of
 from tests.zoo.case import mean_square, mlp, noise, sgd
 
 STEPS: Final = 6
@@ -329,7 +330,7 @@ def test_a_dead_recorder_thread_delays_nothing(monkeypatch: pytest.MonkeyPatch, 
     watcher = run.watcher
     assert run.steps == untouched
     assert not watcher.flush(0.05)
-    assert watcher._recorder.worker.queue.dropped >= 1
+    assert recorder_of(watcher).worker.queue.dropped >= 1
 
 
 def test_a_slow_sink_delays_nothing_and_drops_are_counted(
@@ -350,16 +351,16 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
     with watch(model) as watcher:
         for step in range(STEPS + 3):
             for _ in range(60):
-                watcher._recorder.context.emit("own", str(step))
+                recorder_of(watcher).context.emit("own", str(step))
             mean_square(model(inputs)).backward()
             optimizer.step()
-            waiting = [len(each.events) for each in watcher._recorder.worker.queue.frames]
+            waiting = [len(each.events) for each in recorder_of(watcher).worker.queue.frames]
             assert max(waiting, default=0) <= 100 + 60 + 5  # none are waiting if the thread has just taken them
         go_on.set()
         assert watcher.flush()
         kept_steps = watcher.store.steps()
         assert kept_steps.newest == STEPS + 2
-        dropped = watcher._recorder.worker.queue.dropped
+        dropped = recorder_of(watcher).worker.queue.dropped
         assert dropped + kept_steps.count >= STEPS + 3  # frames about the machine, between steps, are dropped, too
         own = watcher.store.events(name="own")
         assert own[-1].message == str(STEPS + 2)

@@ -21,6 +21,7 @@ from hookcore.findings.losses import Losses
 from hookcore.recorder.clock import clock
 from hookcore.recorder.measured.scalars import FIRST_STEPS, FoundLoss, Sum, read_memory, scalar_of
 from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss, losses_among
+from tests.inside import recorder_of
 
 STEPS = 6
 SECOND = f"{FOUND_LOSS}2"
@@ -366,7 +367,7 @@ def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
             yield optimizer.step()
 
     watcher, _ = trained(loop)
-    finder = watcher._recorder.capture.collector.loss
+    finder = recorder_of(watcher).capture.collector.loss
     finder.begin_pass([torch.empty((), device="meta")], [torch.ones(())])
     finder.end_pass(counts=True)
     assert finder.take(FIRST_STEPS, None) is None
@@ -508,7 +509,7 @@ def test_the_loss_of_every_step_is_found_if_the_script_ends_steps_or_the_optimiz
 
 def test_a_pause_records_no_loss() -> None:
     watcher, _ = train_alone(3)
-    finder = watcher._recorder.capture.collector.loss
+    finder = recorder_of(watcher).capture.collector.loss
     finder.begin_step(paused=True)
     assert not finder.reads
 

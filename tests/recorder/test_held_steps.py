@@ -26,6 +26,7 @@ from tests.capsule_files import capsules_of
 from tests.guilty import BAD, Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
 from tests.held import NEVER, fire, train, watch
+from tests.inside import keeper_of, recorder_of
 
 CALLS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
     lambda model, x: model(x),
@@ -83,7 +84,7 @@ class Counting(nn.Module):
 
 
 def holds(watcher: hookcore.Watcher) -> bool:
-    keeper: Any = watcher._recorder.capture.dispatcher.keeper
+    keeper = keeper_of(watcher)
     return any(each.held is not None for each in keeper._models.values())
 
 
@@ -132,7 +133,7 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
                 for _ in range(1 + step % 2):
                     output = model(torch.randn(3, 4))
                     nn.MSELoss()(output, torch.zeros(3, 4)).backward()
-                    keeper: Any = watcher._recorder.capture.dispatcher.keeper
+                    keeper = keeper_of(watcher)
                     held = keeper.newest.held
                     assert (held is None) == (step == 0), way  # a captured one
                     if held is not None:
@@ -142,7 +143,7 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
                         assert [type(hook) for hook in output._backward_hooks.values()] == [calls.Arrival]
                 optimizer.step()
                 optimizer.zero_grad()
-            quick = watcher._recorder.capture.placement.holding._quick  # type: ignore[union-attr]
+            quick = recorder_of(watcher).capture.placement.holding._quick  # type: ignore[union-attr]
             assert (quick.facts is not None) == by_extension
             assert not watcher.errors
         return found
@@ -275,7 +276,7 @@ def test_the_model_of_the_module_that_went_bad_is_saved() -> None:
                 first[0].bias.data.zero_()
             loss = second(first(x)).sum()
             if step == 3:
-                name = next(root.name for root in watcher._recorder.context.plans.roots if root.ref() is first)
+                name = next(root.name for root in recorder_of(watcher).context.plans.roots if root.ref() is first)
                 fire(watcher, f"{name}/0")
             loss.backward()
             optimizer.step()

@@ -39,6 +39,7 @@ from hookcore.store import Store
 from hookcore.store.parts import SHARES
 from tests.build import frame, stats_of
 from tests.gpus import GIB, Nvml, NvmlError, device
+from tests.inside import recorder_of
 
 Times = namedtuple("Times", "user system idle guest")
 
@@ -279,7 +280,7 @@ def test_samples_are_part_of_the_step_in_which_they_are_taken(monkeypatch: pytes
     monkeypatch.setattr("hookcore.recorder.clock.pace.Sampler", Given)
     model = nn.Linear(2, 1)
     watcher = hookcore.watch(model, server=None, every=2, budget=None)
-    machine: Any = watcher._recorder.capture.collector.machine
+    machine: Any = recorder_of(watcher).capture.collector.machine
     assert machine.is_open
     train(model)  # step 0
     machine.waiting.append(Sample({CPU_PROCESS: 1.5}, {MACHINE_LABEL: "2 cores"}))
@@ -317,8 +318,8 @@ def test_a_batch_is_counted_with_its_parts_and_keywords_and_not_in_evaluation() 
         optimizer.step()
     watcher.close()
     other.close()
-    assert [root.samples for root in watcher._recorder.context.plans.roots] == [18]
-    assert [root.samples for root in other._recorder.context.plans.roots] == [5]
+    assert [root.samples for root in recorder_of(watcher).context.plans.roots] == [18]
+    assert [root.samples for root in recorder_of(other).context.plans.roots] == [5]
 
 
 def test_throughput_counts_the_samples_of_the_model_that_received_the_fewest() -> None:
@@ -391,7 +392,7 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
 
 def test_the_machine_is_not_sampled_while_the_end_waits_for_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = hookcore.watch(nn.Linear(4, 1), server=None)
-    sampler = watcher._recorder.capture.collector.machine
+    sampler = recorder_of(watcher).capture.collector.machine
     ended: list[bool] = []
     monkeypatch.setattr(watcher._explainer, "wait", lambda: ended.append(not sampler._thread.is_alive()))
     watcher.close()

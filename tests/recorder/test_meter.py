@@ -13,6 +13,7 @@ from torch import nn
 from hookcore.recorder.clock.cadence import TIME_EVERY, WARM_UP, Cadence
 from hookcore.recorder.clock.steptimes import Meter
 from tests.harness import watch
+from tests.inside import recorder_of
 
 
 class Ticks:
@@ -97,7 +98,7 @@ def test_the_cost_of_capturing_every_step_is_reported_for_every_kind_of_attachme
     model[0].register_forward_hook(lambda *_: None)  # the module's own hook, so that a companion hook follows it
     with watch(model, budget=None, **settings) as watcher:
         train(model, 40, torch.randn(4, 8))
-        told = watcher._recorder.capture.control.current_settings()
+        told = recorder_of(watcher).capture.control.current_settings()
         assert watcher.flush()
         assert watcher.errors == []
         scalars = watcher.store.scalars("hookcore/effective_cost")
@@ -113,8 +114,8 @@ def test_a_timed_step_has_the_same_values_and_bits_as_an_untimed_one() -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
         with watch(model, budget=None) as watcher:
             if not timed:
-                watcher._recorder.context.cadence._spent.extend([0.0] * 15)
-                watcher._recorder.context.cadence._seen = 1_000_000 * TIME_EVERY + 1
+                recorder_of(watcher).context.cadence._spent.extend([0.0] * 15)
+                recorder_of(watcher).context.cadence._seen = 1_000_000 * TIME_EVERY + 1
             train(model, 30, torch.randn(4, 8))
             assert watcher.flush()
             latest = watcher.store.latest()

@@ -23,6 +23,7 @@ from hookcore.store.incidents.incident import SCALER_SEARCH
 from hookcore.watcher.callbacks import Callbacks
 from hookcore_app.serving import server_thread
 from tests.harness import digest, seed_all, watch
+from tests.inside import recorder_of, run_id_of
 from tests.serving import TOKEN, served
 from tests.waiting import wait_for
 
@@ -106,7 +107,7 @@ def test_a_muted_incident_calls_no_callback(place: str | None) -> None:
         train(model, 1)
         watcher.flush()
         if place is not None:
-            watcher.client().mute("nonfinite", "frag*", run=watcher._delivery.run.id)
+            watcher.client().mute("nonfinite", "frag*", run=run_id_of(watcher))
         train(model, BAD + 10)
         watcher.flush()
         wait_for(lambda: len(watcher.incidents()), "the incident")
@@ -131,7 +132,7 @@ def test_the_training_thread_calls_when_a_step_ends_and_stop_training_leaves_it(
     def wait(step: int) -> None:
         before.append(weights())
         if step == BAD:
-            wait_for(lambda: watcher._recorder.steps.clock.boundary.waiting, "the incident")
+            wait_for(lambda: recorder_of(watcher).steps.clock.boundary.waiting, "the incident")
 
     with pytest.raises(StopTraining, match=f"bad since {BAD}"), watcher:
         train(model, 100, wait)
@@ -207,7 +208,7 @@ def test_a_fault_in_a_callback_is_counted_and_shown_and_others_are_still_called(
         watcher.on_incident(calls.append, at=at)
         train(model, BAD + 1)
         if at == "step":
-            wait_for(lambda: len(watcher._recorder.steps.clock.boundary.waiting) >= 2)
+            wait_for(lambda: len(recorder_of(watcher).steps.clock.boundary.waiting) >= 2)
         train(model, 3)
         wait_for(lambda: calls, "the other callback")
     (error, *_) = watcher.errors

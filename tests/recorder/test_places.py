@@ -24,6 +24,7 @@ from hookcore.delivery.archive import read_archive
 from hookcore.records.wire import Place
 from hookcore.watcher import watcher
 from tests.commanding import PATIENCE_S
+from tests.inside import delivery_of
 from tests.ports import free_port
 from tests.ranks import run_ranks
 from tests.warm import python
@@ -222,7 +223,7 @@ def test_a_watch_that_only_one_rank_makes_is_not_mistaken_for_the_training(
         found = []
         for model in models:
             with hookcore.watch(model, server=None) as watched:
-                place = watched._delivery.run.place
+                place = delivery_of(watched).run.place
             assert place is not None
             found.append(place.job)
         return found

@@ -20,6 +20,7 @@ from hookcore.recorder.calls import coverage as unseen
 from hookcore.recorder.calls.coverage import NO_ROOM
 from hookcore.recorder.calls.plans import Plan
 from tests.harness import watch
+from tests.inside import recorder_of
 from tests.zoo.case import mean_square
 
 
@@ -167,7 +168,7 @@ def test_an_uncaptured_step_is_not_reported_as_reaching_nothing() -> None:
 def test_a_gradient_without_room_is_not_reported_as_missing() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     with watch(model) as watcher:
-        watcher._recorder.context.statistics.table._capacity = 19  # 16 for the weights, and 18 for the modules
+        recorder_of(watcher).context.statistics.table._capacity = 19  # 16 for the weights, and 18 for the modules
         coverage = train(model, watcher, torch.randn(3, 4))
     partly = [item for item in coverage.values() if "output" in item.kinds and "output_grad" not in item.kinds]
     assert partly
@@ -314,7 +315,7 @@ def test_a_gpu_without_triton_is_an_event(monkeypatch: pytest.MonkeyPatch) -> No
     model, gpu = nn.Linear(2, 2), torch.device("cuda", 0)
     with watch(model) as watcher:
         arena = device.DeviceArena(gpu, 64, None)  # it touches no GPU before it measures something
-        watcher._recorder.context.statistics.devices.arenas[gpu, 0] = arena
+        recorder_of(watcher).context.statistics.devices.arenas[gpu, 0] = arena
         train(model, watcher, torch.ones(1, 2))
         watcher.close()
         (event,) = (each for each in watcher.store.events() if each.name == "slow-kernel")
@@ -350,7 +351,7 @@ def test_only_the_training_thread_reads_gradients() -> None:
                 optimizer.zero_grad()
                 (model[1](torch.randn(2, 4)).sum() * model[0].weight.sum()).backward()
                 optimizer.step()
-            described = threading.Thread(target=watcher._recorder.description.send)
+            described = threading.Thread(target=recorder_of(watcher).description.send)
             described.start()
             described.join()
             told = {each.path: each.reason for each in watcher.coverage()}

@@ -30,6 +30,7 @@ from hookcore.hooks.internals import root_mesh_of
 from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
 from hookcore.store.rankstep import Repeated, StepOfRanks
 from hookcore.store.segments import merge_stats
+from tests.inside import delivery_of, recorder_of
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
@@ -71,7 +72,7 @@ def recorded(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[Rows]
         yield rows
         return
     with hookcore.watch(model, server=None, budget=None, kinds=kinds) as watcher:  # type: ignore[arg-type]
-        sink = watcher._delivery.sink
+        sink = delivery_of(watcher).sink
         send = sink.send
 
         def keep(record: Frame | Snapshot) -> None:
@@ -83,7 +84,7 @@ def recorded(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[Rows]
         model.__dict__["seen"] = watcher.observe
         yield rows
         watcher.flush()
-        model.__dict__["place"] = watcher._recorder.description._ranks.place
+        model.__dict__["place"] = recorder_of(watcher).description._ranks.place
         assert not watcher.errors
     names: list[Tap] = []
     for frame in frames:

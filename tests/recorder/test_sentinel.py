@@ -22,6 +22,7 @@ from hookcore.recorder.measured.sentinel import first_of_flow
 from hookcore.records import Event
 from hookcore.records.flow import FlowCall
 from tests.harness import seed_all
+from tests.inside import recorder_of
 from tests.zoo.case import mean_square, noise, sgd
 
 BAD = 21
@@ -386,7 +387,7 @@ def test_a_step_whose_device_spoke_after_its_update_is_said_to_be_beyond_saving(
     model = _net(lambda x: x)
     with _watched(model, capsule="error") as watcher:
         _train(model, 3)
-        keeping = watcher._recorder.capture.keeping
+        keeping = recorder_of(watcher).capture.keeping
         keeper = keeping._dispatcher.keeper
         assert keeper is not None
         keeper.alarm(1)

@@ -24,11 +24,12 @@ from hookcore.recorder.measured import snapshots as limits
 from hookcore.recorder.measured import snapshots as snapshot_copies
 from hookcore.records import TENSOR_KINDS, Command, Event, Kind, Snapshot, Tap
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, watch
+from tests.inside import recorder_of
 from tests.zoo import CASES, Case, Trial
 
 
 def ask(watcher: hookcore.Watcher, module: str, kind: str = "output", index: str = "", call: int = 0) -> None:
-    watcher._recorder.requests.take_snapshot(Tap(module, cast(Kind, kind), index, call))
+    recorder_of(watcher).requests.take_snapshot(Tap(module, cast(Kind, kind), index, call))
 
 
 def taken(watcher: hookcore.Watcher) -> list[Snapshot]:
@@ -148,7 +149,7 @@ def test_evaluation_is_a_separate_phase() -> None:
     model, inputs = net(), torch.randn(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model) as watcher:
-        watcher._recorder.requests.take_snapshot(Tap("2", "output", phase="eval"))
+        recorder_of(watcher).requests.take_snapshot(Tap("2", "output", phase="eval"))
         step(model, optimizer, inputs)
         model.eval()
         with torch.no_grad():
@@ -358,7 +359,7 @@ def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPat
         for _ in range(6):
             step(model, optimizer, torch.randn(3, 4))
         said = _missed(watcher)
-        assert not watcher._recorder.capture.observers.snapshots.active
+        assert not recorder_of(watcher).capture.observers.snapshots.active
     assert "did not arrive within 5 steps: there is no output '7'; the module has ''" in said
     assert "there is no parameter 'wieght'; the module has 'weight', 'bias'" in said
 
@@ -401,7 +402,7 @@ def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.Mon
         monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1500)
     model, optimizer = net(), torch.optim.SGD(net().parameters(), lr=0.1)
     with watch(model) as watcher:
-        snapshots = watcher._recorder.capture.observers.snapshots
+        snapshots = recorder_of(watcher).capture.observers.snapshots
         for call in range(limits.MAX_PENDING + 3):
             ask(watcher, "0", call=call)
         assert len(snapshots._pending) == limits.MAX_PENDING
@@ -458,8 +459,8 @@ def test_a_step_that_the_cadence_skips_is_captured_for_a_snapshot() -> None:
     with watch(model, every=1000) as watcher:
         for number in range(6):
             if number == 2:
-                watcher._recorder.on_command(Command(1, "snapshot", tap=Tap("0", "output")))
-                watcher._recorder.on_command(Command(1, "snapshot", tap=Tap("0", "output")))
+                recorder_of(watcher).on_command(Command(1, "snapshot", tap=Tap("0", "output")))
+                recorder_of(watcher).on_command(Command(1, "snapshot", tap=Tap("0", "output")))
             step(model, optimizer, torch.randn(3, 4))
         (snapshot,) = taken(watcher)
     assert (snapshot.step, snapshot.number) == (3, 1)
@@ -496,7 +497,7 @@ def _asking(settings: dict[str, Any], watchers: list[hookcore.Watcher]) -> Attac
 
 
 def _ask_for_everything(watcher: hookcore.Watcher) -> None:
-    for plan in watcher._recorder.context.plans.live():
+    for plan in recorder_of(watcher).context.plans.live():
         for kind in ("output", "output_grad", "input", "input_grad"):
             ask(watcher, plan.path, kind, "0" if kind.startswith("input") else "")
         module = plan.ref()

@@ -21,6 +21,7 @@ from hookcore.hooks.loading import observe_loading
 from hookcore.recorder.clock.pace import FACTOR, FIRST_STEP, LOOK_S, MIN_S, QUIET_S, WORK, Stalls
 from hookcore.recorder.context import Context
 from hookcore.records.vocabulary import ENDED, STALLED
+from tests.inside import recorder_of
 
 
 class World:
@@ -280,7 +281,7 @@ def test_a_watched_model_rests_in_eval_mode_and_while_paused() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with hookcore.watch(model, server=None, budget=None) as watcher:
-        stalls = watcher._recorder.steps.stalls
+        stalls = recorder_of(watcher).steps.stalls
         for _ in range(3):
             model(torch.randn(2, 4)).sum().backward()
             optimizer.step()
@@ -305,16 +306,16 @@ def test_a_stall_is_an_incident_immediately_and_ends_when_training_resumes() -> 
             watcher.flush()
 
         train(20)
-        watcher._recorder.context.emit(STALLED, "no step has ended for 6 min")
+        recorder_of(watcher).context.emit(STALLED, "no step has ended for 6 min")
         train(1)
         (told,) = [each for each in findings_of(watcher.store) if each.rule == STALLED]
         assert (told.severity, told.since_step) == ("warning", 20)
         (incident,) = [each for each in watcher.store.incidents() if each.rule == STALLED]
         assert incident.sentence == "No step has ended for 6 min."
-        watcher._recorder.context.emit(ENDED[STALLED], "the training continues")
+        recorder_of(watcher).context.emit(ENDED[STALLED], "the training continues")
         train(1)
         assert [each for each in findings_of(watcher.store) if each.rule == STALLED] == []
-        watcher._recorder.context.emit(STALLED, "no step has ended for 9 min")
+        recorder_of(watcher).context.emit(STALLED, "no step has ended for 9 min")
         train(1)
         (told,) = [each for each in findings_of(watcher.store) if each.rule == STALLED]
         assert told.message == "no step has ended for 9 min"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.records import TENSOR_KINDS, Command
 from tests.harness import Key, assert_stats, digest, read_step, watch
+from tests.inside import recorder_of
 
 ATTACH = ("global", "module")
 
@@ -239,7 +240,7 @@ def test_a_pattern_matches_a_shared_module_by_each_of_its_paths() -> None:
         watcher.flush()
         assert {key[0] for key in read_step(watcher, 0)} == {"encoder.0", "decoder.1"}
         assert {key[0] for key in read_step(watcher, 1)} >= {"encoder.0", "encoder.2", "decoder.1"}
-        watcher._recorder.on_command(Command(1, "settings", changes={"exclude": ["decoder.0"]}))
+        recorder_of(watcher).on_command(Command(1, "settings", changes={"exclude": ["decoder.0"]}))
         train(model)
         train(model)
         watcher.flush()

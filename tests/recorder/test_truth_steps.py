@@ -21,6 +21,7 @@ from hookcore.hooks.backward import IN_ANY_ORDER
 from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
+from tests.inside import recorder_of
 from tests.zoo.case import mean_square, noise, sgd
 from tests.zoo.graphs import block
 
@@ -537,7 +538,7 @@ def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest
     model, other = (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
     inputs, second = noise(5, 6), threading.Barrier(2)
     with watch(server=None) as watcher:
-        clock = watcher._recorder.steps.clock
+        clock = recorder_of(watcher).steps.clock
         compared: list[int] = []
 
         def marks_of(tensors: list[Tensor]) -> list[Any]:

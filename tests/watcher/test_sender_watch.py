@@ -28,6 +28,7 @@ from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.watcher import NullWatcher, Watcher
 from hookcore_app.serving import server_thread
+from tests.inside import delivery_of, pause_of
 from tests.ports import free_port
 from tests.receiver import Receiver, a_run, serving
 from tests.waiting import wait_for
@@ -188,7 +189,7 @@ def test_training_is_bit_equal_whatever_the_server_does(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = {"dead": dead, "broken": url, "silent": f"http://127.0.0.1:{silent.getsockname()[1]}"}[fault]
         watcher = hookcore.watch(watched, server=address)
-        watcher._delivery.sink.limit_close_time(0.2)
+        delivery_of(watcher).sink.limit_close_time(0.2)
         assert _train(watched, 30) == losses
         watcher.close()
     assert _bytes(watched) == _bytes(alone)
@@ -328,9 +329,9 @@ def test_a_stopped_dashboard_is_not_started_again(home: Path, caplog: pytest.Log
         assert watcher.flush(60.0)
         stop_dashboard()
         _train(model, 2)
-        wait_for(lambda: watcher._delivery.sink._sender._retries.pause.failures > 3)  # type: ignore[attr-defined]
+        wait_for(lambda: pause_of(delivery_of(watcher).sink).failures > 3)
         assert not status().running
-        watcher._delivery.sink.limit_close_time(0.1)
+        delivery_of(watcher).sink.limit_close_time(0.1)
     assert not status().running
     counters = watcher.delivery
     assert counters is not None

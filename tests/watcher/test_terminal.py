@@ -18,6 +18,7 @@ from hookcore.delivery.sinks import StoreSink
 from hookcore.records.wire import Place
 from hookcore.store import Store
 from hookcore.watcher.callbacks import MAX_LINES, MINUTE_S, Terminal
+from tests.inside import run_id_of
 from tests.serving import TOKEN, served
 from tests.waiting import wait_for
 
@@ -113,7 +114,7 @@ def test_a_training_says_when_an_error_begins_and_what_its_problems_were(
             watcher.flush()
             wait_for(lambda: watcher._callbacks.newest, "the incident")
         said = capsys.readouterr().err
-    page = f"hookcore: {server.url}/runs/{watcher._delivery.run.id}"
+    page = f"hookcore: {server.url}/runs/{run_id_of(watcher)}"
     first, *lines = said.splitlines()
     assert first == page
     begun = [line for line in lines if "/incident?id=" in line]
