@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
 from hookcore.hooks.internals import LOADER_METHODS
-from hookcore.watcher.watcher import _close_all
+from hookcore.watcher import close_all
 from tests.lanes import examples
 from tests.waiting import PATIENCE_S
 
@@ -79,7 +79,7 @@ def no_leaked_hooks() -> Iterator[None]:
     after = _process_state()
     left = {name: after[name] for name in before if after[name] != before[name]}
     if left:
-        _close_all()  # so that no other test fails because of it
+        close_all()  # so that no other test fails because of it
     assert not left, f"the test left hooks behind: {left}"
     started = _threads() - threads
     deadline = time.monotonic() + PATIENCE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import hookcore
@@ -46,3 +47,8 @@ def pause_of(sink: Any) -> Any:
 def thread_of(sink: Any) -> Any:
     """Return the thread of a sink's sender, or None before it starts and after it ends."""
     return sender_of(sink)._thread
+
+
+def threads_named(name: str) -> list[threading.Thread]:
+    """Return the running threads of hookcore with a name, such as "hookcore-machine"."""
+    return [each for each in threading.enumerate() if each.name == name]

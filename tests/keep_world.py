@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hookcore
+from hookcore.delivery.archive import ArchiveWriter
 from hookcore.records.wire import Batch, RunInfo, frame_item
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.settings import ServerSettings
@@ -35,6 +36,12 @@ def start(settings: ServerSettings, count: int) -> World:
     world = make_world(**{each.name: getattr(settings, each.name) for each in fields(settings)})
     wait_for(lambda: len(world.runs.all()) == count)
     return world
+
+
+def writer_of(world: World) -> ArchiveWriter:
+    """Return the writer of the only run that a server is saving."""
+    ((_, writer),) = world.app.state.keeper._writers.values()
+    return writer
 
 
 def threads_of(keeper: Keeper) -> list[threading.Thread]:

@@ -16,9 +16,8 @@ from hookcore.reading import answers
 from hookcore.reading.answers import Number, RankSpread
 from hookcore.records import Tap
 from hookcore.records.vocabulary import LATE_RANK
-from hookcore.store import Store, TapList
+from hookcore.store import MAX_ROWS, RowsOf, Store, TapList, rows_of_all
 from hookcore.store.rows import Rows
-from hookcore.store.store import MAX_ROWS, RowsOf, rows_of_all
 
 from ..runs import Joint
 from ..runs.rounds import Member

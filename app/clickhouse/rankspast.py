@@ -213,7 +213,7 @@ class RanksPast(StoredPast):
         leaves_out: Callable[[Tap], bool] = lambda tap: False,
     ) -> None:
         super().__init__("old steps of all ranks")
-        self._attempts = attempts
+        self.attempts = attempts
         self._known: dict[int, Progress] = {}  # by run
         self._taps, self._leaves_out = taps, leaves_out
         self._recent = Recent(nbytes_of)
@@ -419,7 +419,7 @@ class RanksPast(StoredPast):
 
     def _look(self) -> None:
         stored = -1
-        for attempt in self._attempts():
+        for attempt in self.attempts():
             for shard, ranks in by_shard(attempt.ranks):
                 runs = " OR ".join(f"(run = {rank.run} AND number >= {self.progress_of(rank).after})" for rank in ranks)
                 found = shard.read(
@@ -484,7 +484,7 @@ class RanksPast(StoredPast):
     def _within(self, span: Span) -> Iterator[tuple[Attempt, tuple[int, int]]]:
         """Yield the attempts that have steps of a span, with their own steps in it."""
         first, last = span[0] or 0, self._stored if span[1] is None else span[1]
-        for attempt in self._attempts():
+        for attempt in self.attempts():
             steps = attempt.within(first, last)
             if steps is None:
                 continue

@@ -230,15 +230,15 @@ class RunPast(StoredPast):
 
     def __init__(self, shard: Shard, run_id: str, steps: Callable[[], StepRange]) -> None:
         super().__init__("old steps")
-        self._shard, self._run, self._steps = shard, number_of_run(run_id), steps
+        self.shard, self._run, self._steps = shard, number_of_run(run_id), steps
         self._number = 0
 
     @property
     def together(self) -> RunsOfShard:
-        return RunsOfShard(self._shard)
+        return RunsOfShard(self.shard)
 
     def _look(self) -> None:
-        self._take_look(self._shard.read(newest_sql([self.seen])))
+        self._take_look(self.shard.read(newest_sql([self.seen])))
 
     @property
     def seen(self) -> tuple[int, int]:
@@ -351,7 +351,7 @@ class RunPast(StoredPast):
         return tuple(pieces_of(first, last, level, levels)) if first <= last else ()
 
     def _read(self, question: str, sql: str) -> Answer | None:
-        return Answer({}) if not sql else self._troubles.attempt(question, lambda: self._shard.read(sql))
+        return Answer({}) if not sql else self._troubles.attempt(question, lambda: self.shard.read(sql))
 
 
 @dataclass(frozen=True, slots=True)

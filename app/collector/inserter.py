@@ -34,7 +34,7 @@ class Inserter:
     ) -> None:
         self.segments = self.rows = 0  # inserted
         self.seconds = 0.0  # in which ClickHouse inserted them
-        self._cluster = cluster
+        self.cluster = cluster
         self._cutter = Cutter(lanes, cluster, insert_s, clock)
         self._stopping = threading.Event()
         self._troubles: dict[int, str] = {}
@@ -54,7 +54,7 @@ class Inserter:
 
     def metrics(self) -> Iterator[Metric]:
         """Yield what only a collector before ClickHouse has."""
-        reachable = [({"shard": str(shard.number)}, float(shard.is_reachable)) for shard in self._cluster.shards]
+        reachable = [({"shard": str(shard.number)}, float(shard.is_reachable)) for shard in self.cluster.shards]
         yield Metric(
             "clickhouse_reachable", "gauge", "Whether a server of the shard answered the last request.", reachable
         )
@@ -75,7 +75,7 @@ class Inserter:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        self._cluster.close()
+        self.cluster.close()
 
     # -- cutting ----------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Inserter:
             if lost := slot.take_lost():
                 self._cutter.give_up(lost)
         is_busy = False
-        for shard, slot, pause in zip(self._cluster.shards, self._slots, self._pauses, strict=True):
+        for shard, slot, pause in zip(self.cluster.shards, self._slots, self._pauses, strict=True):
             with self._trying(pause) as is_due:
                 while is_due and slot.is_free and (job := self._next(shard)) is not None:
                     slot.put(job)

@@ -89,7 +89,7 @@ class Notifications:
     """The notifier of a server, and the runs that it watches."""
 
     notifier: Notifier
-    _lookout: Lookout
+    lookout: Lookout
 
     @classmethod
     def of(cls, runs: Runs, settings: ServerSettings) -> Notifications:
@@ -105,7 +105,7 @@ class Notifications:
 
     def start(self, url: str) -> None:
         """Start to send, with links to this address."""
-        self._lookout.url = url
+        self.lookout.url = url
         self.notifier.start()
 
 

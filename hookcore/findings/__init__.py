@@ -19,7 +19,7 @@ from hookcore.findings.follower import (
 )
 from hookcore.findings.keyfigures import Course
 from hookcore.findings.ranking import FindingsCache
-from hookcore.findings.rules import THRESHOLDS, Rule
+from hookcore.findings.rules import THRESHOLDS, Rule, RuleName
 from hookcore.findings.scope import ScopeOfRule, reach_of, without_data
 
 from .finding import Finding
@@ -41,6 +41,7 @@ __all__ = [
     "KeyFigures",
     "Reading",
     "Rule",
+    "RuleName",
     "Scope",
     "ScopeOfRule",
     "Unjudged",

@@ -15,10 +15,11 @@ from hookcore.store.answers import (
     Usage,
 )
 from hookcore.store.ledger import NonfiniteTaps
-from hookcore.store.store import DEFAULT_BYTES, STAT_NAMES, Store
+from hookcore.store.store import DEFAULT_BYTES, MAX_ROWS, STAT_NAMES, RowsOf, Store, rows_of_all
 
 __all__ = [
     "DEFAULT_BYTES",
+    "MAX_ROWS",
     "STAT_NAMES",
     "Channels",
     "Heatmap",
@@ -27,9 +28,11 @@ __all__ = [
     "NonfiniteTaps",
     "PartUsage",
     "Quantiles",
+    "RowsOf",
     "Series",
     "StepRange",
     "Store",
     "TapList",
     "Usage",
+    "rows_of_all",
 ]

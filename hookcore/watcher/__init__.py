@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hookcore.watcher.entry import watch
 
 if TYPE_CHECKING:
-    from hookcore.watcher.watcher import NullWatcher, Watcher, detached
+    from hookcore.watcher.watcher import NullWatcher, Watcher, close_all, detached
 
-__all__ = ["NullWatcher", "Watcher", "detached", "watch"]
+__all__ = ["NullWatcher", "Watcher", "close_all", "detached", "watch"]
 
 
 def __getattr__(name: str) -> Any:

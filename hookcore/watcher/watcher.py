@@ -588,7 +588,8 @@ def detached() -> Iterator[None]:
                 watcher._recorder.attach(captured)
 
 
-def _close_all() -> None:
+def close_all() -> None:
+    """Close every open watcher, as at the end of the process."""
     for watcher in list(_watchers):
         watcher._end_explaining()
     deadline, error = time.monotonic() + CLOSE_TIMEOUT_S, uncaught()
@@ -616,6 +617,6 @@ def _abandon_all() -> None:
 
 
 guard_functions(Watcher.step, Watcher.log, Watcher.observe)
-atexit.register(_close_all)
+atexit.register(close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_all)

@@ -22,8 +22,7 @@ from hookcore.capsules.content import read_step
 from hookcore.delivery.dashboard.capsules import folder_of, saved
 from hookcore.reading import Mute
 from hookcore.records import Command, Event, Kind, Occasion, Tap, wire
-from hookcore.store.incidents import FirstError, Incident
-from hookcore.store.incidents.incident import Link
+from hookcore.store.incidents import FirstError, Incident, Link
 from hookcore.store.incidents.occasions import occasion_of
 from hookcore_app.pages.views.incident import capsule_of
 from hookcore_app.runs.alerts import Explainer

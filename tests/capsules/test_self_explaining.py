@@ -12,12 +12,12 @@ from tests.capsule_files import capsules_of
 from tests.guilty import BAD, Net
 from tests.harness import seed_all
 from tests.held import train, watch
+from tests.inside import threads_named
 
 
 def explained(watcher: hookcore.Watcher) -> dict[str, Event]:
-    thread = watcher._explainer._thread
-    assert thread is not None
-    thread.join(240)
+    for thread in threads_named("hookcore-explain"):
+        thread.join(240)
     watcher.close()
     return {each.name: each for each in watcher.store.events()}
 
@@ -44,7 +44,7 @@ def test_nothing_is_explained_by_itself_if_the_setting_says_never() -> None:
     model = Net()
     with watch(model, explain="never") as watcher:
         train(model, watcher)
-        assert watcher._explainer._thread is None
+        assert threads_named("hookcore-explain") == []
 
 
 def test_a_capsule_that_is_too_large_is_not_replayed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ class Ranks(Alike):
 
 def reads_of(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which each query is added."""
-    shard = ranks.past._attempts()[0].ranks[0].shard
+    shard = ranks.past.attempts()[0].ranks[0].shard
     read, asked = shard.read, list[str]()
 
     def noted(sql: str) -> Answer:
@@ -186,6 +186,11 @@ def past_of(shard: Shard, *runs: str, taps: Sequence[Tap] = (BATCH,)) -> RanksPa
     numbers = {tap: number for number, tap in enumerate(taps)}
     ranks = [RankRun(shard, run, rank, lambda: numbers, is_over=True) for rank, run in enumerate(runs)]
     return RanksPast(lambda: [Attempt(0, None, len(runs), ranks)], lambda: taps)
+
+
+def ask_again(past: Any) -> None:
+    """Let a past ask ClickHouse how far it goes, although it has just asked."""
+    past._asked_at = -math.inf
 
 
 def counts_of(past: RanksPast, span: tuple[int, int], tap: int = 0) -> dict[int, float]:

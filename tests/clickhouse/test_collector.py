@@ -263,7 +263,7 @@ def test_runs_that_begin_together_are_named_in_one_insert_if_there_are_not_too_m
 def _restarted(old: Collector, folder: Path, url: str) -> Collector:
     """Return a collector that takes over where another one stopped."""
     os.close(old.lanes._lock_file)
-    old.inserter._cluster.close()
+    old.inserter.cluster.close()
     return Collector(folder, url)
 
 
@@ -274,7 +274,7 @@ def test_a_segment_partly_inserted_by_a_killed_collector_is_completed(
 ) -> None:
     monkeypatch.setattr(lane, "TRIM_BYTES", 0)
     first = Collector(tmp_path, url)
-    shard = first.inserter._cluster.shards[0]
+    shard = first.inserter.cluster.shards[0]
     first.send(range(10))
     first.inserter._insert(shard, _cut(first))
     first.send(range(8, 11))  # two of them again; the frame before them is in the spool twice, alone and in its batch
@@ -307,7 +307,7 @@ def test_a_restarted_collector_does_not_call_ranks_silent_before_they_report(
     second = _restarted(first, tmp_path, url)
     second.inserter.start()
     wait_for(lambda: not second.inserter._cutter._feeds["run"].items[1:], "all but the newest step")
-    (each,) = wait_for(lambda: listed(second.inserter._cluster.shards[0], 1), "the sign of life")
+    (each,) = wait_for(lambda: listed(second.inserter.cluster.shards[0], 1), "the sign of life")
     assert 0 <= each.sign.silent_s < 60
     assert each.sign.stored <= 8, "the newest step may have more parts"
     second.send(range(10, 11))
@@ -345,7 +345,7 @@ def test_the_newest_heartbeat_counts_even_if_clocks_go_back_or_differ(
 def _wait_for_sign(collector: Collector, acknowledged: int) -> None:
     """Insert the data that is due until the newest sign of life of the run says how much the collector has."""
     inserter = collector.inserter
-    shard = inserter._cluster.shards[0]
+    shard = inserter.cluster.shards[0]
 
     def is_given() -> bool:
         inserter.step()

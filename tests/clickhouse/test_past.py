@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.records.wire import frame_item
-from hookcore.store import Store
+from hookcore.store import RowsOf, Store, rows_of_all
 from hookcore.store.rows import Columns
-from hookcore.store.store import RowsOf, rows_of_all
 from hookcore_app.clickhouse import rankshares, rankspast, ranksquery, runpast
 from hookcore_app.clickhouse import runpast as past
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
@@ -39,6 +38,7 @@ from tests.clickhouse.ranks import (
     TAPS,
     Alike,
     Ranks,
+    ask_again,
     batches,
     counts_of,
     past_of,
@@ -287,7 +287,7 @@ def test_rules_read_only_memory_and_the_page_says_why_old_steps_are_coarse(clust
     with both.small.in_memory():
         found = both.small.series(1, "rms", points=3000)
     assert np.array_equal(found.first_step, memory.series(1, "rms", points=3000).first_step)
-    (node,) = both.past._shard.nodes
+    (node,) = both.past.shard.nodes
     address, node.address = node.address, type(node.address)("127.0.0.1", 9)
     node.close()
     try:
@@ -298,7 +298,7 @@ def test_rules_read_only_memory_and_the_page_says_why_old_steps_are_coarse(clust
         assert both.small.latest(last=10) is not None
     finally:
         node.address = address
-    both.past._asked_at = -math.inf
+    ask_again(both.past)
     assert len(both.small.series(1, "rms", points=3000).first_step) > len(found.first_step)
     both.small.heatmap("output", "rms", columns=50)
     both.small.latest(last=10)
@@ -307,7 +307,7 @@ def test_rules_read_only_memory_and_the_page_says_why_old_steps_are_coarse(clust
 
 def test_unreadable_rows_stay_missing_whatever_else_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(cluster, "partly", a_run(3000, seed=6))
-    shard, read = both.past._shard, both.past._shard.read
+    shard, read = both.past.shard, both.past.shard.read
 
     def reads_no_sketches(sql: str) -> Answer:
         if " FROM sketch" in sql:
@@ -318,7 +318,7 @@ def test_unreadable_rows_stay_missing_whatever_else_is_read(cluster: Cluster, mo
     both.small.histograms(1, columns=50, bins=20)
     assert "the disk is broken" in both.past.trouble
     both.small.series(1, "rms", points=3000)
-    both.past._asked_at = -math.inf
+    ask_again(both.past)
     both.past.stored_until()
     assert "the disk is broken" in both.past.trouble, "the histogram on the page still lacks its old steps"
     monkeypatch.setattr(past, "TROUBLED_S", 0.0)
@@ -332,7 +332,7 @@ def test_unreadable_rows_stay_missing_whatever_else_is_read(cluster: Cluster, mo
 def test_one_query_about_several_runs_gives_the_same_answers_as_one_query_each(
     short: Both, sparse: Both, long_one: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both, (shard, read, reads) = (short, sparse, long_one), (short.past._shard, short.past._shard.read, list[str]())
+    both, (shard, read, reads) = (short, sparse, long_one), (short.past.shard, short.past.shard.read, list[str]())
 
     def noted(sql: str) -> Answer:
         reads.append(sql)
@@ -346,7 +346,7 @@ def test_one_query_about_several_runs_gives_the_same_answers_as_one_query_each(
         ("loss", 1, (2, 5555)),
     ):
         for each in both:
-            each.past._asked_at = -math.inf
+            ask_again(each.past)
         reads.clear()
         together = rows_of_all([RowsOf(each.small, what, "rms", span) for each in both])
         if not isinstance(what, str):  # memory may have all values of a scalar
@@ -471,15 +471,15 @@ def test_the_sum_of_all_ranks_is_partial_if_it_is_too_large_or_a_rank_is_missing
     with monkeypatch.context() as patch:
         patch.setattr(ranks.past, "_rows", None)
         assert len(ranks.small.series(1, "rms", points=1000).mean) == len(exact.mean), "it isn't added up again"
-    missing = [replace(each, world=4) for each in ranks.past._attempts()]
-    monkeypatch.setattr(ranks.past, "_attempts", lambda: missing)
+    missing = [replace(each, world=4) for each in ranks.past.attempts()]
+    monkeypatch.setattr(ranks.past, "attempts", lambda: missing)
     ranks.small.series(1, "rms", points=1000)
     assert "1 of 4 ranks aren't in ClickHouse" in ranks.past.trouble
     without = [replace(missing[0], ranks=[]), missing[1]]
     ranks.past._troubles = past.Troubles("a test")
     assert ranks.past.rows("rms", [0], (0, 100), 1000) is not None
     assert "4 of 4 ranks" not in ranks.past.trouble
-    monkeypatch.setattr(ranks.past, "_attempts", lambda: without)
+    monkeypatch.setattr(ranks.past, "attempts", lambda: without)
     ranks.past.rows("rms", [0], (0, 100), 1000)
     assert "4 of 4 ranks aren't in ClickHouse" in ranks.past.trouble
 
@@ -583,7 +583,7 @@ def test_a_rank_that_stores_late_is_in_answers_from_then_on(cluster: Cluster) ->
     store_parts(shard, "late-1", 1, [(batches(1, range(2)), {})])
     found = past_of(shard, "early-0", "late-1")
     assert counts_of(found, (0, 5)) == {step: 128 if step < 2 else 64 for step in range(6)}, "it seems lost"
-    (attempt,) = found._attempts()
+    (attempt,) = found.attempts()
     first, second = attempt.ranks
     ended = RanksPast(lambda: [replace(attempt, ranks=[first, replace(second, trained=5)])], found._taps)
     assert counts_of(ended, (0, 5)) == {0: 128, 1: 128, 5: 64}, "it has trained more steps than it captured"
@@ -591,14 +591,14 @@ def test_a_rank_that_stores_late_is_in_answers_from_then_on(cluster: Cluster) ->
     piece = Piece(number_of_run("late-1"), 20_000, 1, 0, 1, 1, items)
     for table, block in blocks_of("late again", 0, [piece]).items():
         shard.insert(table.name, block)
-    found._asked_at = -math.inf
+    ask_again(found)
     assert counts_of(found, (0, 5)) == dict.fromkeys(range(6), 128)
-    (attempt,) = found._attempts()
-    found._attempts = lambda: [
+    (attempt,) = found.attempts()
+    found.attempts = lambda: [
         replace(attempt, ranks=[*attempt.ranks, replace(attempt.ranks[0], id="nothing yet", rank=2, is_over=False)])
     ]
     assert found.stored_until() == 5
-    found._asked_at = -math.inf
+    ask_again(found)
     assert found.stored_until() == -1, "a rank that joins late is waited for"
 
 
@@ -627,13 +627,13 @@ def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyP
     joint: Any = SimpleNamespace(sum=SimpleNamespace(shifts={0: 0, 1: 0}), rounds=SimpleNamespace(members=members))
     shard: Any = SimpleNamespace(number=0)
     sums = SumOfRanks(joint, lambda run: shard, {}, None)
-    found = [(each.shift, each.end, [rank.id for rank in each.ranks]) for each in sums._attempts()]
+    found = [(each.shift, each.end, [rank.id for rank in each.ranks]) for each in sums.attempts()]
     assert found == [(0, 0, ["00"]), (0, None, ["10", "11"])]
-    assert sums._attempts()[0].within(0, 100) is None
+    assert sums.attempts()[0].within(0, 100) is None
     asked: list[int] = []
     monkeypatch.setattr(ranks_of_cluster, "names_of", lambda _, run: (asked.append(run), ((BATCH,), ()))[1])
     for _ in range(3):
-        assert [dict(each.taps()) for each in sums._attempts()[1].ranks] == [{BATCH: 0}] * 2
+        assert [dict(each.taps()) for each in sums.attempts()[1].ranks] == [{BATCH: 0}] * 2
     assert len(asked) == 2, "the names of a live run aren't asked for by each question"
 
 
@@ -647,5 +647,5 @@ def test_a_lost_rank_may_still_store_something(state: str, silent_s: float, is_s
     member = SimpleNamespace(run=run, round=0, place=SimpleNamespace(rank=0, world=1))
     joint: Any = SimpleNamespace(sum=SimpleNamespace(shifts={0: 0}), rounds=SimpleNamespace(members={"run": member}))
     shard: Any = SimpleNamespace(number=0)
-    (attempt,) = SumOfRanks(joint, lambda run: shard, {}, None)._attempts()
+    (attempt,) = SumOfRanks(joint, lambda run: shard, {}, None).attempts()
     assert [(each.is_settled, each.day) for each in attempt.ranks] == [(is_settled, 1)]

@@ -85,21 +85,21 @@ def test_an_edit_is_not_lost_if_another_server_that_has_not_heard_of_it_writes_s
     one, two, late = (make_world(store=url) for _ in range(3))  # without threads: they poll when the test says so
     store_frames(url, a_run("run"), range(3))
     for world in (one, two):
-        world.app.state.shared._look(world.app.state.shared._cluster.shards[0])
+        world.app.state.shared.look(world.app.state.shared.cluster.shards[0])
     for world, key in ((one, "a"), (two, "b")):
         run = world.runs.get("run")
         assert run is not None
         run.acknowledge(key)
     assert one.client.patch("/api/v1/runs/run", json={"name": "renamed"}).status_code == 200
     assert two.client.patch("/api/v1/runs/run", json={"notes": "because"}).status_code == 200
-    late.app.state.shared._look(late.app.state.shared._cluster.shards[0])
+    late.app.state.shared.look(late.app.state.shared.cluster.shards[0])
     for world in (two, late):
         run = world.runs.get("run")
         assert run is not None
         assert (run.name, run.edits.notes, sorted(run.edits.quiet.acknowledged)) == ("renamed", "because", ["a", "b"])
     assert one.client.delete("/api/v1/runs/run").is_success
     assert two.client.patch("/api/v1/runs/run", json={"notes": "still here"}).status_code == 200
-    two.app.state.shared._look(two.app.state.shared._cluster.shards[0])
+    two.app.state.shared.look(two.app.state.shared.cluster.shards[0])
     assert _listed(two) == {}
     for world in (one, two, late):
         world.app.state.shared.close()
@@ -110,7 +110,7 @@ def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytes
 
     def look(*worlds: World) -> None:
         for world in worlds:
-            world.app.state.shared._look(world.app.state.shared._cluster.shards[0])
+            world.app.state.shared.look(world.app.state.shared.cluster.shards[0])
 
     store_frames(url, a_run("run"), range(3))
     look(one, two)
@@ -148,7 +148,7 @@ def test_several_edits_of_two_servers_at_the_same_moment_are_all_kept(
 
     def look(*worlds: World) -> None:
         for world in worlds:
-            world.app.state.shared._look(world.app.state.shared._cluster.shards[0])
+            world.app.state.shared.look(world.app.state.shared.cluster.shards[0])
 
     store_frames(url, a_run("run"), range(9))
     look(one, two)
@@ -548,12 +548,12 @@ class Polled:
     def __init__(self, url: str, now: Callable[[], float] = time.monotonic) -> None:
         self.world = make_world(now, store=url)
         self.shared = self.world.app.state.shared
-        (self._shard,) = self.shared._cluster.shards
+        (self._shard,) = self.shared.cluster.shards
         self.shared._listed.set()
 
     def look(self) -> None:
         """Read what is new and pass it on."""
-        self.shared._look(self._shard)
+        self.shared.look(self._shard)
         self.shared.advance(self._shard)
 
     def look_at_joint(self) -> Joint:

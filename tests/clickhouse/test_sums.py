@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -42,7 +41,7 @@ from hookcore_app.clickhouse.schema import (
     number_of_run,
 )
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from tests.clickhouse.ranks import LENGTHS, Ranks, batches, counts_of, past_of, reads_of, store_parts
+from tests.clickhouse.ranks import LENGTHS, Ranks, ask_again, batches, counts_of, past_of, reads_of, store_parts
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +109,7 @@ def add_all(past: RanksPast) -> int:
 
 
 def settled(past: RanksPast) -> Iterator[Attempt]:
-    for attempt in past._attempts():
+    for attempt in past.attempts():
         yield replace(attempt, ranks=[replace(each, is_settled=True) for each in attempt.ranks])
 
 
@@ -181,7 +180,7 @@ def test_a_heatmap_of_stored_sums_shows_every_extreme_and_counts_every_step(
         assert found.nonfinite[:, place].sum() == rows.nonfinite.sum()
         assert np.nanmax(found.high[:, place]) == np.nanmax(rows.high)
         assert np.nanmin(found.low[:, place]) == np.nanmin(rows.low)
-        column = columns.of(rows.first)
+        column = columns.columns_of(rows.first)
         for number in range(columns.number):
             known = rows.high[column == number, 0]
             assert np.nanmax(known) <= found.high[number, place], "a bucket in two columns shows in both"
@@ -276,7 +275,7 @@ def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: p
     for shard in homes(ranks):
         shard.do("SYSTEM START MERGES")
     again = Ranks.__new__(Ranks)
-    again.past = rankspast.RanksPast(ranks.past._attempts, lambda: ranks.small.taps().taps)
+    again.past = rankspast.RanksPast(ranks.past.attempts, lambda: ranks.small.taps().taps)
     after = again.past.rows("count", [1], (0, 399), 5)
     assert before is not None
     assert after is not None
@@ -291,7 +290,7 @@ def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: p
 
 
 def homes(ranks: Ranks) -> list[Shard]:
-    return [*{shard.number: shard for shard in map(ranksums.home_of, ranks.past._attempts())}.values()]
+    return [*{shard.number: shard for shard in map(ranksums.home_of, ranks.past.attempts())}.values()]
 
 
 # -- when they are stored ----------------------------------------------------------------------------------------------
@@ -316,7 +315,7 @@ def test_incomplete_steps_are_not_stored_and_the_others_are(cluster: object, sha
         parts = [(range(64), {}), (range(64, 128), lost), (range(128, 200), {})]
         store_parts(shard, run, rank, [(batches(rank, steps), times) for steps, times in parts])
     past = past_of(shard, *runs)
-    (attempt,) = past._attempts()
+    (attempt,) = past.attempts()
     add_all(past)
     assert leaves_of(attempt) == [0, 2, 3]
     assert counts_of(past, (0, 40)) == dict.fromkeys(range(41), 128.0)
@@ -340,7 +339,7 @@ def test_lost_histograms_are_not_stored_and_neither_are_the_others_of_their_step
         parts = [(range(64), {}), (range(64, 128), lost), (range(128, 200), {})]
         store_parts(shard, run, rank, [(batches(rank, steps, owner=owner), times) for steps, times in parts])
     past = past_of(shard, *runs)
-    (attempt,) = past._attempts()
+    (attempt,) = past.attempts()
     add_all(past)
     assert leaves_of(attempt) == [0, 1, 2, 3]
     assert leaves_of(attempt, RANK_SKETCH_ROLLUPS) == [0, 2, 3]
@@ -360,7 +359,7 @@ def test_histograms_of_too_many_layers_are_left_out_and_the_answer_says_so(
     for rank, run in enumerate(runs):
         store_parts(shard, run, rank, [(batches(rank, range(150)), {})])
     past = past_of(shard, *runs)
-    adder = Adder(past._attempts, past, settled_s=0.0)
+    adder = Adder(past.attempts, past, settled_s=0.0)
     while adder.advance():
         pass
     monkeypatch.setattr(rankspast, "MAX_SKETCHES_ADDED", 20)
@@ -391,13 +390,13 @@ def test_sums_of_a_release_without_summed_histograms_are_kept_and_histograms_are
         past = past_of(shard, *runs)
         with pytest.raises(HookcoreError, match="rank_sketch_rollups"):
             add_all(past)
-        (attempt,) = past._attempts()
+        (attempt,) = past.attempts()
         assert leaves_of(attempt) == [0, 1]
         rows = shard.read("SELECT count() AS found FROM rank_rollups").one("found")
     with closing(connect(address, "this release")) as new:
         past = past_of(new.shards[0], *runs)
         assert add_all(past) == len(SKETCH_LEVELS)
-        (attempt,) = past._attempts()
+        (attempt,) = past.attempts()
         assert leaves_of(attempt, RANK_SKETCH_ROLLUPS) == [0, 1]
         assert new.shards[0].read("SELECT count() AS found FROM rank_rollups").one("found") == rows
         found = past.sketches(0, (0, 127), 1)
@@ -413,9 +412,9 @@ def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
     for rank, (run, steps) in enumerate(zip(runs, (200, 100), strict=True)):
         store_parts(shard, run, rank, [(batches(rank, range(steps)), {})])
     past = past_of(shard, *runs)
-    (over,) = past._attempts()
-    adder = Adder(past._attempts, past, settled_s=0.0)
-    assert not Adder(past._attempts, past, settled_s=3600.0).advance()
+    (over,) = past.attempts()
+    adder = Adder(past.attempts, past, settled_s=0.0)
+    assert not Adder(past.attempts, past, settled_s=3600.0).advance()
     while adder.advance():
         pass
     assert leaves_of(over) == [0], "steps 64 to 99 are less than a bucket, and more may arrive, even from a lost rank"
@@ -433,17 +432,17 @@ def test_steps_of_a_live_training_are_summed_once_there_are_many_or_it_ends(
         monkeypatch.setattr(adders, name, 280)
     shard, runs = shards[0], ("few-0", "few-1")
     past, stored = past_of(shard, *runs), []
-    adder = Adder(past._attempts, past, settled_s=0.0)
+    adder = Adder(past.attempts, past, settled_s=0.0)
     for segment, steps in enumerate((range(130), range(130, 200), range(200, 270))):
         for rank, run in enumerate(runs):
             items = [frame_item(each.step, each) for each in batches(rank, steps)]
             piece = Piece(number_of_run(run), 20_000, rank, 0, 2, steps.start - 1, items)
             for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
                 shard.insert(table.name, block)
-        past._asked_at = -math.inf
+        ask_again(past)
         while adder.advance():
             pass
-        (attempt,) = past._attempts()
+        (attempt,) = past.attempts()
         stored.append([leaves_of(attempt, each) for each in OF_SUMS])
     assert stored == [[[], []], [[0, 1, 2], [0, 1, 2]], [[0, 1, 2], [0, 1, 2]]]
     add_all(past)
@@ -456,7 +455,7 @@ def test_nothing_is_stored_while_ranks_are_missing_or_taps_have_no_names(shards:
     for rank, run in enumerate(runs):
         store_parts(shard, run, rank, [(batches(rank, range(70), numbers=(0, 1)), {})])
     past = past_of(shard, *runs)  # names one of two taps
-    (attempt,) = past._attempts()
+    (attempt,) = past.attempts()
     add_all(past)
     assert leaves_of(attempt) == []
     assert not Adder(lambda: [replace(attempt, world=3)], past, settled_s=0.0).advance()

@@ -26,10 +26,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.delivery.archive import ArchiveSink, ArchiveWriter, folder_name, load_into, read_archive
+from hookcore.delivery.archive import SUFFIX, ArchiveSink, ArchiveWriter, Scribe, folder_name, load_into, read_archive
 from hookcore.delivery.archive import folder as archive_files
-from hookcore.delivery.archive.folder import MERGE_AT, SUFFIX, TABLES, parts_in, schemas
-from hookcore.delivery.archive.writer import HANG_S, Scribe, Writes
+from hookcore.delivery.archive.folder import MERGE_AT, TABLES, parts_in, schemas
+from hookcore.delivery.archive.writer import HANG_S, Writes
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import EndItem

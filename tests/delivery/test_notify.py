@@ -319,13 +319,13 @@ def test_a_run_from_disk_sends_nothing_and_a_continued_run_only_new_incidents(ho
     assert run is not None
     run.take(bad_batch(make_info("one"), range(5), bad=3))
     run.saved.from_disk = True
-    assert notifications._lookout.news() == []
+    assert notifications.lookout.news() == []
     run.saved.from_disk, run.saved.known_until = False, 4  # as after a restart
-    assert notifications._lookout.news() == []
+    assert notifications.lookout.news() == []
     run.take(bad_batch(make_info("one"), range(5, 9), bad=7))
-    (told,) = notifications._lookout.news()
+    (told,) = notifications.lookout.news()
     assert told.key == ("one", "nonfinite-7")
-    assert notifications._lookout.news() == []
+    assert notifications.lookout.news() == []
 
 
 def test_an_incident_of_step_0_that_was_read_from_disk_is_not_sent(hook: Webhook) -> None:
@@ -334,12 +334,12 @@ def test_an_incident_of_step_0_that_was_read_from_disk_is_not_sent(hook: Webhook
     assert run is not None
     run.take(bad_batch(make_info("one"), range(1), bad=0))
     run.saved.remember(run.store)
-    assert world.app.state.notifications._lookout.news() == []
+    assert world.app.state.notifications.lookout.news() == []
 
 
 def test_a_server_sends_a_crash_and_a_lost_run_once(hook: Webhook) -> None:
     world = make_world(notify=(hook.url,))
-    lookout = world.app.state.notifications._lookout
+    lookout = world.app.state.notifications.lookout
     run = world.runs.open(make_info("one", name="mine"))
     assert run is not None
     run.take(bad_batch(make_info("one"), range(5), bad=9))
@@ -366,7 +366,7 @@ def test_a_run_that_was_lost_before_a_restart_is_not_sent(hook: Webhook) -> None
     run.take(bad_batch(make_info("one"), range(5), bad=9))
     run.store.add_event(Event(4, 1.0, "lost", "The trainer stopped sending data after step 4.", "error"))
     run.saved.known_until, run.saved.seen_events = 4, run.store.events_after(0)[0]
-    lookout = world.app.state.notifications._lookout
+    lookout = world.app.state.notifications.lookout
     assert lookout.news() == []
     run.store.add_event(Event(4, 2.0, "lost", "The trainer came back, and stopped sending data again.", "error"))
     (told,) = lookout.news()

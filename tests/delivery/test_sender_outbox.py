@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hookcore.delivery.archive.writer import ArchiveWriter
+from hookcore.delivery.archive import ArchiveWriter
 from hookcore.delivery.http import parcels as parcels_module
 from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.sinks import size_of

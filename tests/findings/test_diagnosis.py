@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.diagnosis import BAD, HEALTHY, RANKED, SICK, Case, diagnose, judge, judge_ranks
 from hookcore.delivery.archive import load_into, read_archive
-from hookcore.findings import Finding, FindingsCache, examine, findings_of
-from hookcore.findings.scope import Unjudged
+from hookcore.findings import Finding, FindingsCache, Unjudged, examine, findings_of
 from hookcore.records import STAT_COLUMN, Coverage, Event, Frame, Tap
 from hookcore.store import Store
 from tests import build

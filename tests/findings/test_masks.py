@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.capsules import read_about
-from hookcore.findings import examine
-from hookcore.findings.keyfigures import key_figures_of
+from hookcore.findings import examine, key_figures_of
 from hookcore.records import Event, Kind
 from hookcore.records.masks import LARGE, Masks
 from tests.capsule_files import capsules_of

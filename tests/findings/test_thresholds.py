@@ -14,9 +14,19 @@ from torch import nn
 import hookcore
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
-from hookcore.findings import RULES, THRESHOLDS, chosen_in, findings_of, follow, read_choices, started_with
-from hookcore.findings.follower import MAX_CHANGES, changed, changes_in, words_of
-from hookcore.findings.rules import RuleName
+from hookcore.findings import (
+    RULES,
+    THRESHOLDS,
+    RuleName,
+    changed,
+    changes_in,
+    chosen_in,
+    findings_of,
+    follow,
+    read_choices,
+    started_with,
+)
+from hookcore.findings.follower import MAX_CHANGES, words_of
 from hookcore.records import Tap
 from hookcore.records.wire import Batch, EndItem
 from hookcore.store import Store

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hookcore.findings import Finding
-from hookcore.findings.rules import RuleName
+from hookcore.findings import Finding, RuleName
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.records import Event, Kind, Tap
 from hookcore.store import Store

@@ -18,9 +18,9 @@ from hookcore import hooks
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.hooks import internals
+from hookcore.recorder import Recorder
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.known import description as listing
-from hookcore.recorder.recorder import Recorder
 from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store
 from tests.harness import process_state, watch

@@ -39,7 +39,7 @@ from hookcore.store import Store
 from hookcore.store.parts import SHARES
 from tests.build import frame, stats_of
 from tests.gpus import GIB, Nvml, NvmlError, device
-from tests.inside import recorder_of
+from tests.inside import recorder_of, threads_named
 
 Times = namedtuple("Times", "user system idle guest")
 
@@ -222,7 +222,7 @@ def test_the_thread_samples_until_it_is_closed() -> None:
     sampler.start()
     assert seen.wait(10)
     sampler.close()
-    assert not sampler._thread.is_alive()
+    assert threads_named("hookcore-machine") == []
 
 
 def test_closing_waits_for_no_sensor_that_hangs() -> None:
@@ -237,10 +237,10 @@ def test_closing_waits_for_no_sensor_that_hangs() -> None:
     sampler.start()
     assert reading.wait(10)
     sampler.close()
-    assert sampler._thread.is_alive()
+    (thread,) = threads_named("hookcore-machine")
     answer.set()
-    sampler._thread.join(10)
-    assert not sampler._thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 # --- In a run
@@ -392,11 +392,11 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
 
 def test_the_machine_is_not_sampled_while_the_end_waits_for_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = hookcore.watch(nn.Linear(4, 1), server=None)
-    sampler = recorder_of(watcher).capture.collector.machine
-    ended: list[bool] = []
-    monkeypatch.setattr(watcher._explainer, "wait", lambda: ended.append(not sampler._thread.is_alive()))
+    assert len(threads_named("hookcore-machine")) == 1
+    waiting: list[list[threading.Thread]] = []
+    monkeypatch.setattr(watcher._explainer, "wait", lambda: waiting.append(threads_named("hookcore-machine")))
     watcher.close()
-    assert ended == [True]
+    assert waiting == [[]]
 
 
 def test_what_arrives_after_the_last_step_has_the_time_at_which_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:

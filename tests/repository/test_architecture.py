@@ -442,6 +442,130 @@ def test_no_part_of_the_recorder_is_given_more_than_a_few_others() -> None:
                 assert len(given) <= MAX_GIVEN, f"{file.relative_to(ROOT)}:{node.lineno} takes {given}"
 
 
+# What tests may import of hookcore: packages, rooms, and the modules here, which other rooms or users import, too. Each
+# one's docstring says what it offers. The other modules can be renamed, cut, and merged without a change in a test.
+FACES = {f"hookcore.{room}" for room in ROOMS} | {
+    # the contract: what is recorded
+    "hookcore.records.flow",
+    "hookcore.records.masks",
+    "hookcore.records.sketch",
+    "hookcore.records.vocabulary",
+    # the arithmetic of rows, which the server does as well, with what ClickHouse stores
+    "hookcore.store.past",
+    "hookcore.store.rankstep",
+    "hookcore.store.rows",
+    "hookcore.store.segments",
+    "hookcore.store.sketches",
+    "hookcore.store.unlike",
+    # questions about a run
+    "hookcore.findings.keyfigures",
+    "hookcore.findings.times",
+    "hookcore.reading.answers.base",
+    "hookcore.reading.answers.live",
+    "hookcore.reading.answers.series",
+    "hookcore.reading.exchange",
+    "hookcore.reading.pictures",
+    "hookcore.reading.replaying",
+    # the ways of frames; these packages load nothing, because commands import them, and must start fast
+    "hookcore.delivery.bridges",
+    "hookcore.delivery.delivery",
+    "hookcore.delivery.failures",
+    "hookcore.delivery.sinks",
+    "hookcore.delivery.archive.folder",
+    "hookcore.delivery.archive.spool",
+    "hookcore.delivery.dashboard.capsules",
+    "hookcore.delivery.dashboard.private",
+    "hookcore.delivery.dashboard.process",
+    "hookcore.delivery.dashboard.trust",
+    # what the recorder is built from, and what capsules use as well
+    "hookcore.hooks.compiled",
+    "hookcore.hooks.loading",
+    "hookcore.hooks.tensors",
+    "hookcore.observe.arena",
+    "hookcore.observe.copies",
+    "hookcore.observe.device",
+    "hookcore.observe.plain",
+    "hookcore.recorder.known.roots",
+    # for users: each imports its own framework
+    "hookcore.frameworks.accelerate",
+    "hookcore.frameworks.ignite",
+    "hookcore.frameworks.lightning",
+    "hookcore.frameworks.transformers",
+    "hookcore.commands.demo",
+}
+FOR_USERS = {"hookcore.frameworks", "hookcore.commands"}
+# What is left of the time before these rules: lower the numbers when you move a test, and never raise them.
+MAX_INNER_IMPORTS = 173
+MAX_INNER_NAMES = 183
+
+
+def _module_file(name: str) -> Path:
+    return ROOT / f"{name.replace('.', '/')}.py"
+
+
+@cache
+def _exported(package: str) -> str:
+    """Return the text of a package's own file, which is empty for a module."""
+    file = ROOT / package.replace(".", "/") / "__init__.py"
+    return file.read_text() if file.exists() else ""
+
+
+# By text, because parsing all tests takes seconds, and because some tests write scripts.
+IMPORTED = re.compile(r"\bfrom (hookcore[\w.]*) import (\([^)]*\)|[^\n;\\\"]*)")
+PRIVATE = re.compile(r"(?<!\bself)(?<!\bcls)\.(_(?!_)\w*[^\W_])\b|\bfrom hookcore[\w.]* import .*\b(_(?!_)\w+)")
+DEFINED = re.compile(r"(?:\bdef |\bclass |\bself\.|^ *)(_(?!_)\w+)\b(?! *\.)", re.MULTILINE)
+
+
+@cache
+def _modules_inside(file: Path) -> list[str]:
+    """Return the modules inside packages of hookcore that a file imports, or from which it imports."""
+    found = []
+    for package, names in IMPORTED.findall(file.read_text()):
+        if _is_module(package):
+            found.append(package)
+        else:
+            inner = {name for name in re.findall(r"\w+", names) if f'"{name}"' not in _exported(package)}
+            found += sorted(f"{package}.{name}" for name in inner if _is_module(f"{package}.{name}"))
+    return found
+
+
+@cache
+def _is_module(name: str) -> bool:
+    return _module_file(name).exists()
+
+
+def test_a_face_is_described_and_imported_from_another_room() -> None:
+    outside = {
+        name
+        for file in _files("hookcore") + _files("app")
+        for name in _modules_inside(file)
+        if _module_file(name).parent not in file.parents
+    }
+    faces = FACES - {f"hookcore.{room}" for room in ROOMS}
+    assert not {face for face in faces if face.rpartition(".")[0] not in FOR_USERS} - outside
+    assert all(_module_file(face).read_text().startswith('"""') for face in faces)
+
+
+def test_the_tests_import_no_more_modules_inside_packages_than_before() -> None:
+    inner = [f"{file.relative_to(ROOT)}: {name}" for file in _files("tests") for name in _modules_inside(file)]
+    inner = [each for each in inner if each.split(": ")[1] not in FACES]
+    assert len(inner) <= MAX_INNER_IMPORTS, "import from a package or a face instead:\n" + "\n".join(inner)
+
+
+def test_the_tests_read_no_more_private_names_than_before() -> None:
+    """The names of hookcore and its app. Others, such as `_forward_hooks`, are torch's."""
+    own = {name for file in _files("hookcore") + _files("app") for name in DEFINED.findall(file.read_text())}
+    inner = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in _files("tests")
+        for name in map("".join, PRIVATE.findall(file.read_text()))
+        if name in own
+    ]
+    assert len(inner) <= MAX_INNER_NAMES, (
+        "test behavior, or use a helper of tests/inside.py or a public property:\n" + "\n".join(inner)
+    )
+
+
 def test_the_legacy_backward_hook_is_never_registered() -> None:
     for file in _files("hookcore") + _files("app"):
         legacy = {"register_backward_hook", "register_module_backward_hook"} & set(_calls(file))

@@ -11,7 +11,7 @@ from hookcore.records import Tap
 from hookcore.records.wire import Batch, EndItem
 from hookcore_app.runs.keep import Growing
 from hookcore_app.runs.saved import show_all
-from tests.keep_world import INFO, TAPS, ServerProcess, batch, stop
+from tests.keep_world import INFO, TAPS, ServerProcess, batch, stop, writer_of
 from tests.receiver import a_frame, a_run
 from tests.serving import BEARER, TOKEN, make_world
 from tests.waiting import wait_for
@@ -20,7 +20,7 @@ from tests.waiting import wait_for
 def test_an_opened_run_that_another_process_is_writing_is_live_and_read_again_until_it_ends(tmp_path: Path) -> None:
     world = make_world(keep=str(tmp_path))
     world.take(batch(INFO, range(3), first=True))
-    (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
+    writer = writer_of(world)
     wait_for(lambda: writer.progress.written > 0)  # by the thread, which is now waiting for the next part
     writer.write()
     reader = make_world(keep="")

@@ -31,7 +31,7 @@ from hookcore_app.runs.shelf import bytes_below
 from hookcore_app.serving.server import _with_folder
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import TAPS, make_frame
-from tests.keep_world import INFO, batch, start, stop, threads_of, wait_for_end
+from tests.keep_world import INFO, batch, start, stop, threads_of, wait_for_end, writer_of
 from tests.serving import World, make_world
 from tests.waiting import wait_for
 
@@ -331,7 +331,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     settings = ServerSettings(keep=str(tmp_path))
     world = start(settings, 0)
     world.take(batch(INFO, range(10), first=True))
-    (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
+    writer = writer_of(world)
     wait_for(lambda: writer.progress.written > 0)  # by the thread, which now waits for the next part
     writer.write()
     world.take(batch(INFO, range(10, 13)))  # accepted, but not on disk when the server dies
@@ -364,7 +364,7 @@ def test_the_list_shows_all_steps_on_disk_of_a_run_whose_server_was_killed(tmp_p
     settings = ServerSettings(keep=str(tmp_path))
     world = start(settings, 0)
     world.take(batch(INFO, range(10), first=True))
-    (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
+    writer = writer_of(world)
     (folder,) = wait_for(lambda: [each for each in kept_in(tmp_path) if (each / "page.json").exists()])
     for steps in ((10, 11, 12), (20, 21)):  # after the summary, which is written again only later
         world.take(batch(INFO, steps))

@@ -406,8 +406,8 @@ def test_a_finished_script_leaves_its_run_on_the_dashboard(home: Path, tmp_path:
         "for _ in range(7):\n"
         "    optimizer.zero_grad(); model(torch.ones(2, 3)).sum().backward(); optimizer.step()\n"
         "import atexit, json\n"
-        "from hookcore.watcher import watcher as module\n"
-        "module._close_all()\n"
+        "from hookcore.watcher import close_all\n"
+        "close_all()\n"
         "print(json.dumps([watcher.url, watcher.delivery.produced, watcher.delivery.acknowledged]))\n"
     )
     ran = subprocess.run(
@@ -455,8 +455,8 @@ def test_closing_many_runs_with_a_dead_server_takes_no_longer_than_closing_one(d
         "import torch, hookcore, sys, time, atexit\n"
         "watchers = [hookcore.watch(torch.nn.Linear(3, 1), server=sys.argv[1]) for _ in range(6)]\n"
         "began = time.monotonic()\n"
-        "from hookcore.watcher.watcher import _close_all\n"
-        "_close_all()\n"
+        "from hookcore.watcher import close_all\n"
+        "close_all()\n"
         "assert time.monotonic() - began < 8, time.monotonic() - began\n"  # 6 times 2 s would be 12
     )
     subprocess.run([sys.executable, "-c", code, dead], check=True, capture_output=True)

@@ -18,7 +18,7 @@ from hookcore.delivery.sinks import StoreSink
 from hookcore.records.wire import Place
 from hookcore.store import Store
 from hookcore.watcher.callbacks import MAX_LINES, MINUTE_S, Terminal
-from tests.inside import run_id_of
+from tests.inside import run_id_of, threads_named
 from tests.serving import TOKEN, served
 from tests.waiting import wait_for
 
@@ -135,6 +135,6 @@ def test_a_run_without_a_page_says_nothing(
         model(torch.full((2, 4), float("nan"))).sum().backward()
         optimizer.step()
         watcher.flush()
-        assert watcher._callbacks._thread is None
+        assert threads_named("hookcore-incidents") == []
     assert capsys.readouterr().err == ""
     assert caplog.records == []

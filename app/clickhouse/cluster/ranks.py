@@ -45,11 +45,11 @@ class SumOfRanks:
         """
         joint = self.joint
         store, assembly = joint.run.store, joint.sum.assembly
-        past = RanksPast(self._attempts, lambda: store.taps().taps, assembly.leaves_out)
+        past = RanksPast(self.attempts, lambda: store.taps().taps, assembly.leaves_out)
         if self.begin is not None:
             self._begin_after(past, self.begin)
         store.recall_from(past)
-        return Adder(self._attempts, past, rest)
+        return Adder(self.attempts, past, rest)
 
     def _begin_after(self, past: RanksPast, begin: int) -> None:
         store = self.joint.run.store
@@ -80,7 +80,7 @@ class SumOfRanks:
             if member.round in shifts:
                 yield member, shifts[member.round]
 
-    def _attempts(self) -> Sequence[Attempt]:
+    def attempts(self) -> Sequence[Attempt]:
         """Return the attempts as they are now."""
         found: defaultdict[int, list[Member]] = defaultdict(list)
         shifts: dict[int, int] = {}

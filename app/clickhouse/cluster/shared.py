@@ -117,7 +117,7 @@ class SharedRuns:
     def __init__(
         self, runs: Runs, cluster: Cluster, settings: ServerSettings, summarize: Summarize = lambda run: {}
     ) -> None:
-        self._runs, self._cluster, self._settings = runs, cluster, settings
+        self._runs, self.cluster, self._settings = runs, cluster, settings
         self._entries: dict[str, Entry] = {}  # by run
         self._pages: dict[int, SharedPage] = {}  # edits of runs that aren't listed yet, by number
         self._troubles: dict[int, str] = {}  # by shard
@@ -140,14 +140,14 @@ class SharedRuns:
 
     def start(self) -> None:
         """List the runs, and follow them. Raises HookcoreError if this server can't use the database."""
-        for shard in self._cluster.shards:
+        for shard in self.cluster.shards:
             try:
-                self._look(shard)
+                self.look(shard)
             except UnreachableError as error:  # it may come back
                 self._note(shard, error)
         self._listed.set()
         retention = Retention(self._settings.retain)
-        for shard in self._cluster.shards:
+        for shard in self.cluster.shards:
             self._begin(f"hookcore-shard-{shard.number}", partial(self._follow, shard, retention))
         self._begin("hookcore-sums", self._add_up)
 
@@ -162,13 +162,13 @@ class SharedRuns:
         deadline = time.monotonic() + wait_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._cluster.close()
+        self.cluster.close()
 
     def _follow(self, shard: Shard, retention: Retention) -> None:
         looks = 0
         while not self._stopping.wait(LOOK_S):
             try:
-                self._look(shard)
+                self.look(shard)
                 self.advance(shard)
                 looks += 1
                 if retention.keep(shard) or looks % UNLIST_LOOKS == 0:
@@ -232,7 +232,7 @@ class SharedRuns:
     def partial(self) -> str:
         """Why runs may be missing, or may be older than they look."""
         away = [
-            f"Runs of {self._cluster.shards[number].name} may be missing or out of date: {text}"
+            f"Runs of {self.cluster.shards[number].name} may be missing or out of date: {text}"
             for number, text in sorted(self._troubles.items())
             if text
         ]
@@ -241,7 +241,7 @@ class SharedRuns:
             away.append(f"{more:,} older runs aren't listed; their links work")
         return ". ".join(away)
 
-    def _look(self, shard: Shard) -> None:
+    def look(self, shard: Shard) -> None:
         """Read the news in the list of runs."""
         is_first = shard.number not in self._unlisted
         within_s = None if is_first else RECENT_S
@@ -304,8 +304,8 @@ class SharedRuns:
 
     def find(self, run_id: str) -> Run | None:
         """Return a run that wasn't listed because there were too many, or that has just begun."""
-        for number in rank_shards(run_id, len(self._cluster.shards)):
-            shard = self._cluster.shards[number]
+        for number in rank_shards(run_id, len(self.cluster.shards)):
+            shard = self.cluster.shards[number]
             try:
                 found = listed(shard, 1, run=number_of_run(run_id))
                 for page in pages_of(shard, run=number_of_run(run_id)) if found else ():
@@ -394,7 +394,7 @@ class SharedRuns:
         attempts: dict[int, list[tuple[StoredRun, Extent]]] = {}
         joint = joint_in(runs[0])
         members = {} if joint is None else joint.rounds.members
-        for shard in self._cluster.shards:
+        for shard in self.cluster.shards:
             here = [entry for entry in entries.values() if entry.shard is shard]
             extents = extents_of(shard, [entry.number for entry in here])
             for entry in here:
