@@ -22,6 +22,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 FOLDER = "hookcore/observe"
 LIMITED_API = "cp310"  # the oldest Python that loads the extension; newer ones load it too
@@ -82,6 +83,17 @@ class BuildKernel(build_ext):
         return CompileError(reason)
 
 
+class AddSite(build_py):
+    """Adds the site of the documentation, which the dashboard shows, if `make site` has built it for this version."""
+
+    def run(self) -> None:
+        """Copy the code, and the site next to it."""
+        super().run()
+        site = Path("build/site", self.distribution.get_version())
+        if site.is_dir() and not self.editable_mode:
+            shutil.copytree(site, Path(self.build_lib, "hookcore_app/site"), dirs_exist_ok=True)
+
+
 class TagWheel(bdist_wheel):
     """Tags the wheel with its requirements: any Python since 3.10 and, if zig built it, any glibc since 2.17."""
 
@@ -115,6 +127,6 @@ SIGNALS = Extension(
 
 setup(
     ext_modules=[KERNEL, SIGNALS] if CAN_BUILD else [],
-    cmdclass={"build_ext": BuildKernel, "bdist_wheel": TagWheel},
+    cmdclass={"build_ext": BuildKernel, "build_py": AddSite, "bdist_wheel": TagWheel},
     options={"bdist_wheel": {"py_limited_api": LIMITED_API}},
 )

@@ -21,8 +21,9 @@ from fastapi import APIRouter, Request
 from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
+import hookcore
 from hookcore.delivery.dashboard.private import PrivateFolder
 from hookcore.delivery.dashboard.process import make_private
 
@@ -325,6 +326,34 @@ async def asset(request: Request, of_version: str, name: str) -> Response:
         headers["Content-Encoding"] = "gzip"
         return Response(found.squeezed, media_type=found.type, headers=headers)
     return Response(found.content, media_type=found.type, headers=headers)
+
+
+# The site of the documentation of this version: part of a wheel, or built in a checkout.
+
+SITES: Final = FOLDER.parent / "site", FOLDER.parents[1] / "build/site" / hookcore.__version__
+NO_SITE: Final = (
+    "this installation doesn't contain the documentation: in a checkout, build it with `make site`, or read the same "
+    "pages in docs/"
+)
+
+
+@router.get("/docs")
+async def documentation_folder() -> Response:
+    """Redirect to the folder. The address is relative, because a proxy may add a prefix."""
+    return RedirectResponse("docs/")
+
+
+@router.get("/docs/{name:path}")
+async def documentation(request: Request, name: str) -> Response:
+    """Return a file of the documentation. Browsers ask again each time, because another version has the same names."""
+    folder = next((each for each in SITES if each.is_dir()), None)
+    if folder is None:
+        raise HTTPException(404, NO_SITE)
+    from starlette.staticfiles import StaticFiles  # only for readers of the documentation
+
+    response = await StaticFiles(directory=folder, html=True).get_response(name, request.scope)
+    response.headers["Cache-Control"] = "private, no-cache"
+    return response
 
 
 TEMPLATES = Path(__file__).parent / "templates"

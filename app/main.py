@@ -264,7 +264,7 @@ async def _explain_invalid(request: Request, error: Exception) -> Response:
 async def _explain_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, RecursionError):  # which FastAPI doesn't name
-        return _problem(request, "the body is nested too deeply: send the JSON object that /docs describes", 400)
+        return _problem(request, "the body is nested too deeply: send the JSON object in docs/http-api.md", 400)
     return _problem(request, str(error.detail), error.status_code, error.headers)
 
 

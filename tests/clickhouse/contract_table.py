@@ -183,4 +183,6 @@ EXCEPTIONS: Final = {
     "GET /metrics": "is about this process",
     "SOCKET /mcp": "asks the reader that all other routes ask (tests of agents)",
     "GET /static/{of_version}/{name:path}": "is the same file whatever the runs are",
+    "GET /docs": "is the documentation of this version, whatever the runs are",
+    "GET /docs/{name:path}": "is the documentation of this version, whatever the runs are",
 }

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -107,6 +108,10 @@ def test_the_reference_has_all_public_names_with_their_docstrings(site: Path) ->
     assert not {name for name in named if f"\n## {name}\n" not in text}
     assert hookcore.Watcher.step.__doc__ is not None
     assert f"### Watcher.step\n\n```python\nWatcher.step() -> None\n```\n\n{hookcore.Watcher.step.__doc__[:40]}" in text
+
+
+def test_the_site_is_small_enough_to_be_part_of_the_wheel(site: Path) -> None:
+    assert sum(len(zlib.compress(path.read_bytes())) for path in site.rglob("*") if path.is_file()) < MAX_PACKED
 
 
 def test_the_site_says_its_version_and_the_folder_of_sites_lists_it(site: Path) -> None:

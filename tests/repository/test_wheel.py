@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+import hookcore
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
+DOCUMENTATION = "<!doctype html><title>The documentation of this wheel</title>"
 pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 TRAIN = """
@@ -56,6 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         _copy_of_the_source(folder / "source"),
     ]
+    _write_a_site(folder / "source/build/site" / hookcore.__version__)
     subprocess.run([*pip, *build], check=True)
     (found,) = folder.glob("*.whl")
     return found
@@ -95,6 +99,12 @@ def _copy_of_the_source(folder: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.read_bytes())
     return folder
+
+
+def _write_a_site(folder: Path) -> None:
+    """Write what stands for the documentation that `make site` builds."""
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text(DOCUMENTATION)
 
 
 def _call(python: Path, user: Path, *arguments: str) -> str:
@@ -177,6 +187,8 @@ def test_serve_run_demo_and_the_client_work_there(python: Path, user: Path) -> N
         command = ("-m", "hookcore_app.cli")
         told = _call(python, user, *command, "run", "--server", url, "train.py", "--lr", "3")
         assert "arguments ['--lr', '3']" in told
+        with urllib.request.urlopen(f"{url}/docs/") as page:
+            assert page.read().decode() == DOCUMENTATION
         told = _call(python, user, *command, "demo", "--server", url, "--steps", "30")
         assert url in told.splitlines()[0]
         assert _call(python, user, "read.py", url).split() == ["2", "True"]

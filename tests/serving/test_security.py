@@ -203,7 +203,7 @@ def test_a_websocket_without_a_token_is_closed_on_a_remote_server(remote: World)
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/api/v1/openapi.json", "/metrics", "/readyz", "/static/app.css", "/api/v1/live"]
+    "path", ["/", "/api/v1/openapi.json", "/metrics", "/readyz", "/static/app.css", "/docs/", "/api/v1/live"]
 )
 def test_a_remote_server_shows_nothing_without_a_token(remote: World, path: str) -> None:
     for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": ""}):
@@ -484,7 +484,18 @@ def test_every_answer_forbids_foreign_scripts_framing_and_sniffing(local: World,
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/settings", "/help", "/compare", "/metrics", "/readyz", "/api/v1/runs", "/api/v1/report", "/static/x/y"],
+    [
+        "/",
+        "/settings",
+        "/help",
+        "/compare",
+        "/metrics",
+        "/readyz",
+        "/api/v1/runs",
+        "/api/v1/report",
+        "/static/x/y",
+        "/docs/",
+    ],
 )
 def test_no_shared_cache_keeps_a_private_answer(path: str) -> None:
     client = make_world(token=TOKEN, read_token=READ_TOKEN).client
@@ -530,7 +541,7 @@ def test_a_preflight_of_another_origin_gets_no_permission(local: World) -> None:
     "path",
     ["/static/%2e%2e/files.py", "/static/..%2ffiles.py", "/static//etc/passwd", "/static/%2fetc/passwd",
      "/static/..\\files.py", "/runs/..%2f..%2fetc%2fpasswd", "/runs/%2e%2e", "/runs/%00",
-     "/static/%00", "/static/app.css%00.py"],
+     "/static/%00", "/static/app.css%00.py", "/docs/%2e%2e/", "/docs/..%2fassets.py", "/docs//etc/passwd", "/docs/%00"],
 )  # fmt: skip
 def test_no_path_leads_out_of_the_served_folders(path: str) -> None:
     with served() as server:
