@@ -32,7 +32,7 @@ PORTABLE = "any"
 EXTENSIONS = ("hookcore/observe/_kernel.abi3.so", "hookcore/delivery/_signals.abi3.so")
 FOR_IMAGES = ("buildah", "podman", "runc", "mmdebstrap")
 # What a wheel contains of app/ besides code: the same as package-data in pyproject.toml, told apart to compare both.
-PAGES = re.compile(r"app/(static/.+|templates/.+|py\.typed|api/examples\.json)")
+PAGES = re.compile(r"app/(skills/.+|static/.+|templates/.+|py\.typed|api/examples\.json)")
 # The commands of the README run as they are. Only what never ends by itself is given an end.
 PRELUDE = """
 set -euo pipefail
@@ -69,10 +69,11 @@ def main(version: str) -> None:
         source = clone(work / "source")
         check_version(source, version)
         tools = make_environment(work / "tools", source, *TOOLS, *BUILDERS)
-        wheels = build(tools, source, work)
+        site = build_site(source, work)
+        wheels = build(tools, source, site, work)
         say("contents")
         for wheel in wheels:
-            check_contents(wheel, source)
+            check_contents(wheel, source, site)
         check_symbols(tools, wheels)
         call(tools / "twine", "check", "--strict", *wheels, *DIST.glob("*.tar.gz"))
         native = next(wheel for wheel in wheels if os.uname().machine in wheel.name)
@@ -154,7 +155,16 @@ def make_environment(folder: Path, source: Path, *wanted: str) -> Path:
     return folder / "bin"
 
 
-def build(tools: Path, source: Path, work: Path) -> list[Path]:
+def build_site(source: Path, work: Path) -> Path:
+    """Build the site of the documentation, from a copy of the source, and return its folder."""
+    shutil.copytree(source, work / "documented")
+    binaries = make_environment(work / "documenting", source, "torch==2.13.0", f"{work / 'documented'}[docs]")
+    say("the site of the documentation")
+    print(call(binaries / "python", source / ".ci/website.py", work, PYTHONPATH=str(source)).strip())
+    return work / "site"
+
+
+def build(tools: Path, source: Path, site: Path, work: Path) -> list[Path]:
     """Build the source, and from it the wheels, so that it is complete."""
     say("sdist, and the wheels from it")
     command = [tools / "python", "-m", "build", "--no-isolation", "--outdir", DIST]
@@ -165,6 +175,7 @@ def build(tools: Path, source: Path, work: Path) -> list[Path]:
         with tarfile.open(packed) as archive:
             archive.extractall(work / target, filter="data")
         (unpacked,) = (work / target).iterdir()
+        shutil.copytree(site, unpacked / "build/site")
         call(*command, "--wheel", folder=unpacked, WHEEL_FOR=target)
     found = sorted(DIST.glob("*.whl"))
     need(len(found) == len(MACHINES) + 1, f"expected {len(MACHINES) + 1} wheels, got {found}")
@@ -185,14 +196,17 @@ def check_source(packed: Path, source: Path) -> None:
     compare(packed.name, others, ["LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg", "setup.py"])
 
 
-def check_contents(wheel: Path, source: Path) -> None:
-    """Check that a wheel has the code, the pages, and its extension, and nothing else."""
+def check_contents(wheel: Path, source: Path, site: Path) -> None:
+    """Check that a wheel has the code, the pages, the documentation, and its extension, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         files = set(archive.namelist())
     stem = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     code = [name for name in tracked(source) if name.endswith(".py") or PAGES.fullmatch(name)]
     wanted = [re.sub("^app/", "hookcore_app/", name) for name in code] + ["hookcore/py.typed"]
     wanted += [] if wheel.name.endswith("-any.whl") else EXTENSIONS
+    (documentation,) = (each for each in site.iterdir() if each.is_dir())
+    shown = (each.relative_to(documentation) for each in documentation.rglob("*") if each.is_file())
+    wanted += [f"hookcore_app/site/{each}" for each in shown]
     about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
     compare(wheel.name, files, [*wanted, *(f"{stem}/{name}" for name in about)])
     print(f"{len(files)} files in {wheel.name}")
