@@ -20,7 +20,7 @@ import numpy as np
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import RULES
 from hookcore.reading import Client, answers
-from hookcore.records import SEVERITIES, Kind, Value
+from hookcore.records import ROOT, SEVERITIES, Kind, Value
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, counted
 
 from .analysis.numerals import duration, pace, percent, shown, size, title_of_rule
@@ -512,7 +512,7 @@ def coverage(client: Client, run: str | None = None) -> Told:
     for each in missing:
         by_reason[each.reason].append(each.path)
     for reason, paths in sorted(by_reason.items(), key=lambda each: -len(each[1]))[:10]:
-        some = ", ".join(named(path or "(root)") for path in paths[:_LISTED])
+        some = ", ".join(named(path or ROOT) for path in paths[:_LISTED])
         lines.append(f"- {counted(len(paths), 'module')} not captured: {quoted(reason, 200)}, such as {some}")
     lines += ["Nothing was left out."] if not missing else []
     lost = ", ".join(f"{many:,} {named(why)}" for why, many in overview.dropped.items() if many)

@@ -351,6 +351,7 @@ class RunsView(BaseModel):
     band: Literal["", "0", "1"] = ""
     result: SavedText = ""
     setting: SavedText = ""
+    row: Annotated[str, Field(pattern=r"^\d{0,9}$")] = ""
     smooth: Annotated[str, Field(pattern=r"^\d{0,4}$")] = ""
     y: Literal["", "log"] = ""
     steps: _Short = ""

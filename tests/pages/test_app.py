@@ -89,7 +89,7 @@ def test_the_first_page_lists_the_newest_runs_first(world: World, client: TestCl
     newer = world.runs.open(RunInfo(id="two", key="key", name="", started_s=5.0))
     assert newer is not None
     newer.end = End(0)
-    names = [row[1] for row in _read(client, "/").rows[1:]]
+    names = [row[1] for row in _read(client, "/").rows[1:] if len(row) > 1]  # the other table says what differs
     assert [name.split()[0] for name in names] == ["two", "first"]
     text = client.get("/").text
     assert text.index('href="runs/two"') < text.index('href="runs/one"')

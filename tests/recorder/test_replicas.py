@@ -81,6 +81,7 @@ def recorded(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[Rows]
             send(record)
 
         sink.send = keep  # type: ignore[method-assign]
+        sink.send_together = lambda _: False  # type: ignore[method-assign]
         model.__dict__["seen"] = watcher.observe
         yield rows
         watcher.flush()
