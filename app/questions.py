@@ -138,8 +138,8 @@ def list_runs(client: Client, query: str = "", limit: int = 20) -> Told:
         for run in runs
     ]
     head = ("run", "name", "state", "step", "recent loss", "tags")
-    which = f"that match {quoted(query)}" if query else "newest first"
-    opening = f"{counted(len(runs), 'run')}, {which}{f' (the first {limit})' if len(runs) == limit else ''}."
+    which = f" {'matches' if len(runs) == 1 else 'match'} {quoted(query)}" if query else ", newest first"
+    opening = f"{counted(len(runs), 'run')}{which}{f' (the first {limit})' if len(runs) == limit else ''}."
     return told([opening, *(table(head, rows) if runs else []), *link(client)], runs=runs)
 
 

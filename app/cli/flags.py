@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hookcore.config import SETTINGS, Setting, Settings
+from hookcore.delivery.dashboard.process import data_folder, find
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 
@@ -114,7 +117,10 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 def add_server_or_runs(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a server, or saved runs."""
     parser.add_argument(
-        "source", nargs="?", default="", help="saved run, or address of a server (default: your own dashboard)"
+        "source",
+        nargs="?",
+        default="",
+        help="saved run, or address of a server (default: your own dashboard, or what it has saved)",
     )
     parser.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
 
@@ -144,14 +150,26 @@ def run_of_server(given: argparse.Namespace) -> Iterator[tuple[Client, str]]:
         yield client, id_of(client, given.run_id)
 
 
+def _saved_by_dashboards() -> str:
+    """Return the folder of what this user's dashboards have saved, if none runs; nothing if one does, or none has."""
+    folder = data_folder() / "runs"
+    if os.environ.get("HOOKCORE_URL") or not any(folder.glob("*.hookcore")) or find() is not None:
+        return ""
+    print(
+        f"hookcore: no dashboard is running, so this is about the runs that it has saved in {folder}", file=sys.stderr
+    )
+    return str(folder)
+
+
 @contextmanager
 def client_of(given: argparse.Namespace) -> Iterator[Client]:
     """Give a client of the server that the arguments name, or of saved runs, about which this process answers."""
-    if not given.source or given.source.startswith(("http://", "https://")):
-        with Client(given.source or None, given.token or None, timeout_s=TIMEOUT_S) as client:
+    source = given.source or _saved_by_dashboards()
+    if not source or source.startswith(("http://", "https://")):
+        with Client(source or None, given.token or None, timeout_s=TIMEOUT_S) as client:
             yield client
         return
-    path = Path(given.source)
+    path = Path(source)
     if not path.exists():
         raise ArgumentError(_NEITHER.format(str(path)))
     from ..main import client_inside, create_app  # needs more than a request to a server
