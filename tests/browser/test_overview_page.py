@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from hookcore.records import wire
-from tests.build import make_info
+from hookcore.records import Tap, wire
+from tests.build import frame, make_info, stats_of
 from tests.serving import (
     BATCH,
     make_batch,
@@ -236,6 +236,28 @@ def test_a_run_without_steps_says_what_it_is_waiting_for(empty_site: Site, brows
         tab.page.get_by_label("Step", exact=True).press("Enter")
         expect(tab.page).to_have_url(re.compile("step=3"))
         assert tab.axe() == []
+
+
+def test_a_page_that_was_open_before_the_first_loss_draws_it_also_if_the_list_of_scalars_is_out_of_view(
+    empty_site: Site, browser: Any
+) -> None:
+    def send(batch: wire.Batch) -> None:
+        urllib.request.urlopen(
+            urllib.request.Request(f"{empty_site.url}/api/v1/ingest", wire.encode(batch), BATCH)
+        ).close()
+
+    info = make_info("waiting")
+    send(make_batch(info, [], taps=0))
+    with visiting(browser, empty_site.url, size=(1180, 720)) as tab:
+        tab.goto("runs/waiting")
+        expect(tab.page.locator("#chart .empty")).to_contain_text("No scalars logged")
+        stats = stats_of(1, 1.0, nan=0, inf=0)
+        frames = [frame(step, stats, (), scalars={"loss": 1.0 / (1 + step)}) for step in range(9)]
+        items = tuple(wire.frame_item(each.step, each) for each in frames)
+        send(wire.Batch(run=info, items=items, taps=(Tap("layer", "output"),)))
+        expect(tab.page.locator("#chart .empty")).to_be_hidden()
+        expect(tab.page.locator("#chart svg").first).to_be_attached()
+        assert tab.page.evaluate("scrollY") == 0
 
 
 @pytest.mark.all
