@@ -337,6 +337,11 @@ NO_SITE: Final = (
 )
 
 
+def site() -> Path | None:
+    """Return the folder with the site; None if this installation has none."""
+    return next((each for each in SITES if each.is_dir()), None)
+
+
 @router.get("/docs")
 async def documentation_folder() -> Response:
     """Redirect to the folder. The address is relative, because a proxy may add a prefix."""
@@ -346,7 +351,7 @@ async def documentation_folder() -> Response:
 @router.get("/docs/{name:path}")
 async def documentation(request: Request, name: str) -> Response:
     """Return a file of the documentation. Browsers ask again each time, because another version has the same names."""
-    folder = next((each for each in SITES if each.is_dir()), None)
+    folder = site()
     if folder is None:
         raise HTTPException(404, NO_SITE)
     from starlette.staticfiles import StaticFiles  # only for readers of the documentation

@@ -185,5 +185,6 @@ class HelpPage(Page):
             "rules": RULES.values(),
             "thresholds": THRESHOLDS,
             "begin": BEGIN,
+            "has_site": assets.site() is not None,
             "nothing": NOTHING,
         }

@@ -58,8 +58,7 @@ class Losses:
     def fell(self) -> bool | None:
         """Whether every loss is well below its first value; None if none is logged often enough."""
         known = [series for series in self.series if len(series.mean) > _NEWEST]
-        # A loss that rises at once, and comes back, hasn't fallen.
-        return all(np.median(each.mean[-_NEWEST:]) < _FELL * abs(each.mean[0]) for each in known) if known else None
+        return all(np.median(each.mean[-_NEWEST:]) < _FELL * self._start_of(each) for each in known) if known else None
 
     def jumped(self, step: int) -> bool | None:
         """Return whether a loss around a step was above its first values; None if no loss shows it."""
@@ -80,6 +79,11 @@ class Losses:
     def first_of(series: Series) -> float:
         """Return the largest of the first values, which may be merged by now."""
         return float(np.abs(series.max[:_NEWEST]).max())
+
+    def _start_of(self, series: Series) -> float:
+        """Return the first value: a loss that rises at once and comes back hasn't fallen. If merged, the largest."""
+        is_single = series.first_step[0] == series.last_step[0]
+        return abs(float(series.mean[0])) if is_single else self.first_of(series)
 
     def now(self, series: Series) -> Series:
         """Return the newest steps of a loss, unmerged if the store still has them."""

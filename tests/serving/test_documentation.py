@@ -72,6 +72,7 @@ def test_an_installation_without_the_site_says_how_to_get_it(
     response = world.client.get("/docs/", headers={"Accept": "text/html"})
     assert response.status_code == 404
     assert "make site" in response.text
+    assert 'href="docs/"' not in world.client.get("/help").text
 
 
 @pytest.mark.usefixtures("site")
