@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hookcore.errors import ArgumentError
-from hookcore.observe.generators import generators_kept
+from hookcore.observe.plain import generators_kept
 
 __all__ = [
     "GradientCosine",

@@ -25,8 +25,7 @@ from hookcore.hooks.internals import (
     tree_map,
 )
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.observe.generators import device_generators, generators
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import device_generators, generators, unseen
 from hookcore.recorder.known.roots import find_tensors
 
 # The gradient that arrives at an output of a kept call.

@@ -48,8 +48,7 @@ from hookcore.errors import CapsuleError, WireError
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import is_capturing
 from hookcore.observe.finite import is_elsewhere
-from hookcore.observe.generators import device_generators
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import device_generators, unseen
 from hookcore.recorder.calls.plans import FirstBad, Place, Routine
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors

@@ -25,8 +25,7 @@ from hookcore.capsules.operators import OperatorTracer, Suspect
 from hookcore.delivery.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
 from hookcore.hooks.internals import next_node_number, node_number
-from hookcore.observe.generators import generators_kept, set_generators
-from hookcore.observe.plain import make_plain, unseen
+from hookcore.observe.plain import generators_kept, make_plain, set_generators, unseen
 from hookcore.reading.answers import TensorFacts
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.records.flow import MAX_LAYERS, ReplayedTap

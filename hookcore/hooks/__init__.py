@@ -16,8 +16,13 @@ from hookcore.hooks.modules import (
     on_module_registration,
     on_parameter_registration,
 )
-from hookcore.hooks.optimizers import on_optimizer_step, on_optimizer_step_pre
-from hookcore.hooks.packaging import PackageDecision, PackageHandle, on_package
+from hookcore.hooks.optimizers import (
+    PackageDecision,
+    PackageHandle,
+    on_optimizer_step,
+    on_optimizer_step_pre,
+    on_package,
+)
 from hookcore.hooks.tensors import (
     on_gradient,
     on_gradient_accumulated,

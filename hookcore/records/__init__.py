@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records.flow import Flow
-from hookcore.records.texts import escaped_in as escaped_in
-from hookcore.records.texts import plain as plain
-from hookcore.records.texts import text_of as text_of
-from hookcore.records.texts import write_plainly
-from hookcore.records.vocabulary import KIND_WORDS, is_media
+from hookcore.records.vocabulary import KIND_WORDS, is_media, write_plainly
+from hookcore.records.vocabulary import escaped_in as escaped_in
+from hookcore.records.vocabulary import plain as plain
+from hookcore.records.vocabulary import text_of as text_of
 
 Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
 Phase = Literal["train", "eval"]

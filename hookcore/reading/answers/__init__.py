@@ -29,8 +29,9 @@ from hookcore.reading.answers.findings import (
     Threshold,
     Unjudged,
 )
-from hookcore.reading.answers.flow import Flow, FlowCall
 from hookcore.reading.answers.model import (
+    Flow,
+    FlowCall,
     Media,
     MediaList,
     Model,

@@ -1,4 +1,4 @@
-"""A model as a picture, and what was kept of its tensors and media."""
+"""A model as a picture, the data flow between its calls, and what was kept of its tensors and media."""
 
 from __future__ import annotations
 
@@ -12,11 +12,45 @@ from hookcore import records
 from hookcore.reading.anatomy import OUTSIDE, Box, Level, Total, anatomy_of
 from hookcore.reading.answers.base import Answer, FloatMatrix, Nested, Number, Page, Tabular, Tap
 from hookcore.records import ModuleRecord, Phase
-from hookcore.records.flow import Flow, How, TensorForm, flow_at
-
-# A model as a picture: its boxes, their connections, and their sizes.
+from hookcore.records.flow import How, TensorForm, flow_at
 
 Numbers = tuple[int, ...]
+
+# The data flow between module calls.
+
+
+class FlowCall(Answer, frozen=True):
+    """One call of a module, and the calls that feed it, by their places in the list of calls."""
+
+    module: str
+    call: int
+    phase: Phase
+    fed_by: Annotated[Numbers, Meta(description="the calls whose outputs it directly computed its own from")]
+    returns: Annotated[Numbers, Meta(description="the calls inside it whose outputs it returned as they were")]
+    how: Annotated[How, Meta(description="how this is known; `order` is a guess from the order of execution")]
+
+
+class Flow(Answer, frozen=True):
+    """The calls of a step with their sources, in the order in which the calls returned. Empty if unknown."""
+
+    run: str
+    step: Annotated[int | None, Meta(description="the step in which it was learned; null if it isn't known")]
+    steps: Annotated[tuple[int, ...], Meta(description="all steps in which a structure of the model was learned")]
+    seconds: Annotated[Number, Meta(description="the time that learning it cost the training")]
+    calls: tuple[FlowCall, ...]
+
+    @classmethod
+    def of(cls, run: str, flows: tuple[records.flow.Flow, ...], step: int | None) -> Flow:
+        """Return the answer for the newest flow, or for the newest one up to a step."""
+        steps = tuple(flow.step for flow in flows)
+        found = flow_at(flows, step)
+        if found is None:
+            return cls(run, None, steps, Number(0.0), ())
+        calls = (FlowCall(*(getattr(call, name) for name in FlowCall.__struct_fields__)) for call in found.calls)
+        return cls(run, found.step, steps, Number(found.seconds), tuple(calls))
+
+
+# A model as a picture: its boxes, their connections, and their sizes.
 
 
 class ModelEdge(Answer, frozen=True):
@@ -79,7 +113,12 @@ class Model(Tabular, frozen=True):
 
     @classmethod
     def of(
-        cls, run: str, modules: Sequence[ModuleRecord], flows: Sequence[Flow], step: int | None, why: str = ""
+        cls,
+        run: str,
+        modules: Sequence[ModuleRecord],
+        flows: Sequence[records.flow.Flow],
+        step: int | None,
+        why: str = "",
     ) -> Model:
         """Return the answer for the newest structure, or for the newest one up to a step."""
         flow = flow_at(flows, step)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hookcore.hooks.handle import HookHandle
 from hookcore.hooks.tensors import hook_leaves
-from hookcore.observe.generators import generators_kept
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import generators_kept, unseen
 from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root

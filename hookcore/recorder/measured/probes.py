@@ -19,8 +19,7 @@ from hookcore.errors import ArgumentError
 from hookcore.hooks.internals import DisableTorchFunction, version_of
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import Copy, take_copy
-from hookcore.observe.generators import generators_kept
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import generators_kept, unseen
 from hookcore.probes import channel_rms, channel_zeros
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.errors import ErrorLog
