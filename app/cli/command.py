@@ -31,6 +31,7 @@ FAMILIES: Final = (
     servers.add_skills,
     asking.add_check,
     asking.add_report,
+    training.add_look,
     training.add_replay,
     training.add_doctor,
 )

@@ -96,7 +96,7 @@ def add_watch_flags(parser: argparse.ArgumentParser) -> None:
 
 def watch_variables(given: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the flags as environment variables, or raise ArgumentError for an invalid value."""
-    texts = {setting.variable: getattr(given, f"watch_{setting.name}") for setting in SETTINGS}
+    texts = {setting.variable: getattr(given, f"watch_{setting.name}", None) for setting in SETTINGS}
     variables = {name: text for name, text in texts.items() if text is not None}
     Settings.of({**environment, **variables})
     return variables

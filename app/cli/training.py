@@ -1,4 +1,4 @@
-"""`run`, `demo`, `replay`, and `doctor`: what happens in a training of this machine."""
+"""`run`, `demo`, `replay`, and `doctor`: a training of this machine. `look` and `import`: what others have written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 from hookcore.commands.run import UNTIL, become
-from hookcore.config import bytes_of
+from hookcore.config import SETTINGS, Settings, bytes_of
 from hookcore.errors import ArgumentError
 
-from .flags import Commands, add_command, add_watch_flags, watch_variables
+from .flags import Commands, add_command, add_flags, add_watch_flags, watch_variables
 
 RUN_EXAMPLES: Final = """
   hookcore run train.py --epochs 3                 runs `python train.py --epochs 3` and watches it
@@ -214,3 +216,50 @@ def _doctor(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     findings = doctor.examine(given.model, environment)
     print(doctor.as_text(findings))
     return SICK if any(finding.level == "wrong" for finding in findings) else 0
+
+
+OF_IMPORTS: Final = ("server", "keep", "name", "group", "tags", "notes", "memory")
+LOOK_EXAMPLES: Final = """
+  hookcore look model.safetensors                  its weights, as a run of one step on your dashboard
+  hookcore look base.safetensors tuned.safetensors
+                                                   which tensors differ, and by how much
+  hookcore look checkpoint.pt                      a checkpoint of torch, read with weights_only
+  hookcore look model-folder                       shards with an index, or a distributed checkpoint
+  hookcore look model.safetensors --server none --keep runs
+                                                   without a server, as a saved run in a folder
+"""
+IMPORT_EXAMPLES: Final = """
+  hookcore import tensorboard runs                 each folder with event files becomes a run
+  hookcore import wandb wandb/offline-run-1        a run of W&B on this disk; or a folder of them
+  hookcore import trackio my-project               the runs of a project; or the path of its .db
+  hookcore import tensorboard runs --server none --keep imported
+                                                   without a server, as saved runs in a folder
+"""
+IMPORT_MEMORY: Final = "200MB"
+
+
+def add_look(commands: Commands) -> None:
+    look = add_command(
+        commands,
+        "look",
+        "Show the weights in a file as a run of one step: types, norms, ranks, non-finite values, histograms. With two "
+        "files, say which tensors differ, by how much, and which are equal. No code of a file is run.",
+        LOOK_EXAMPLES,
+    )
+    look.add_argument("model", type=Path, help="file or folder with weights")
+    look.add_argument("other", type=Path, nargs="?", help="file or folder to compare it with")
+    add_flags(look, [each for each in SETTINGS if each.name in OF_IMPORTS], prefix="watch_")
+    look.set_defaults(run=_look)
+
+
+def _look(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    looking = import_module("hookcore.commands.intake.look")
+    paths = [given.model] if given.other is None else [given.model, given.other]
+    return str(looking.look(paths, _import_settings(given, environment)))
+
+
+def _import_settings(given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+    """Return the settings of an imported run: without a name and with a small store, unless they are given."""
+    variables = {"HOOKCORE_MEMORY": IMPORT_MEMORY, **environment, **watch_variables(given, environment)}
+    settings = Settings.of(variables)
+    return settings if "HOOKCORE_NAME" in variables else replace(settings, name="")

@@ -173,10 +173,15 @@ class _Finder:
             logger.warning("hookcore: the dashboard stopped unexpectedly and was restarted: %s", self.delivery.url)
 
 
-def deliver(settings: Settings, versions: dict[str, str], place: Place | None = None) -> Delivery:
-    """Return the delivery for the settings. Raises ArgumentError if they contradict each other."""
+def deliver(
+    settings: Settings, versions: dict[str, str], place: Place | None = None, run: RunInfo | None = None
+) -> Delivery:
+    """Return the delivery for the settings, of a new run or of a given one.
+
+    Raises ArgumentError if the settings contradict each other.
+    """
     chosen = read_choices(settings.rules.thresholds)
-    run = new_run(settings, versions, place)
+    run = run or new_run(settings, versions, place)
     if settings.server == "thread":
         return _in_this_process(run, settings)
     if settings.server is None:

@@ -11,7 +11,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
-from hookcore.observe import portable
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.observe import layout, portable
+from hookcore.records import STATS
 
 INTERFACE: Final = 7  # raised with every change of the extension's functions or memory layout
 
@@ -59,3 +63,32 @@ observe_strided = _kernel.observe_strided  # (address, n, code, shape, row, cont
 pack = _kernel.pack  # (base, used, target) -> words; see hookcore.observe.arena
 stats = _kernel.stats  # (cells, rows, stats): the columns of a frame from rows of cells
 unpack = _kernel.unpack  # (words, size, slots, cells, start, bins, counts) -> rows
+
+
+class Meter:
+    """One row for arrays of NumPy, measured without torch, in this thread. Its sketches count every value."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(layout.ROW_BYTES + SCRATCH_BYTES + 128, np.uint8)
+        start = -self._memory.ctypes.data % 64
+        self._row = self._memory.ctypes.data + start
+        (self._found,) = self._memory[start : start + layout.ROW_BYTES].view(layout.ROW_DTYPE)
+        control = self._control = np.zeros(CONTROL_CELLS, np.int64)
+        control[LIMIT], control[THREADS] = -1, 1
+        control[SCRATCH] = -(-(self._row + layout.ROW_BYTES) // 64) * 64
+
+    def add(self, values: NDArray[Any], code: int) -> None:
+        """Add the values of an array without gaps, whose elements have this code."""
+        if values.size:
+            observe_other(values.ctypes.data, values.size, code, self._row, self._control.ctypes.data)
+
+    def take(self) -> tuple[NDArray[np.float64], NDArray[np.uint16], NDArray[np.uint32]]:
+        """Return the columns of a frame for all values since the last call, as one tensor, and their sketch."""
+        cells, counts = self._found["cells"], self._found["bins"]
+        cells[layout.PARTS] = 1
+        columns = np.empty(len(STATS))
+        stats(cells.ctypes.data, 1, columns.ctypes.data)
+        bins = np.flatnonzero(counts)
+        taken = columns, bins.astype(np.uint16), counts[bins].copy()
+        self._memory[:] = 0
+        return taken

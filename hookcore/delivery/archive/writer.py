@@ -257,6 +257,17 @@ class ArchiveWriter:
         if self._scribe is not None:
             self._scribe.poke(self)
 
+    def flush(self, timeout_s: float) -> bool:
+        """Write waiting data now. Return whether that is done, and the disk took it."""
+        deadline = time.monotonic() + timeout_s
+        self._poke()
+        while True:
+            with self._changed:
+                waits, stopped = bool(self._queue) or self._flying_bytes > 0, bool(self._stopped)
+            if not waits or stopped or time.monotonic() > deadline:
+                return not waits
+            time.sleep(0.002)
+
     def close(self, deadline_s: float = CLOSE_S) -> bool:
         """Write waiting data and stop. Return whether that is done; if not, it continues in the background."""
         with self._changed:
@@ -484,6 +495,9 @@ class ArchiveSink(Sink):
     def fail(self, failure: Failure) -> None:
         self._memory.fail(failure)
         self._failure = failure
+
+    def flush(self, timeout_s: float) -> bool:
+        return self._writer.flush(timeout_s)
 
     def close(self) -> None:
         """Write the rest."""
