@@ -18,6 +18,7 @@ from torch import nn
 
 import hookcore
 from benchmarks.timing import describe_machine
+from hookcore.watcher import parts_of
 
 STEPS: Final = 5  # of a turn
 NEVER: Final = 1 << 20  # steps between two captured ones
@@ -37,12 +38,12 @@ def measure(turns: int) -> float:
             optimizer.zero_grad()
 
     with hookcore.watch(model, server=None, capsule="error", budget=None, every=NEVER) as watcher:
-        keeper: Any = watcher._recorder.capture.dispatcher.keeper
+        keeper: Any = parts_of(watcher).recorder.capture.dispatcher.keeper
         fastest = {"never": float("inf"), "error": float("inf")}
         for _ in range(turns):
             for when in fastest:
                 keeper._plan = dataclasses.replace(keeper._plan, when=when)
-                watcher._recorder.steps.steady.leave()  # a plan never changes otherwise
+                parts_of(watcher).recorder.steps.steady.leave()  # a plan never changes otherwise
                 train(3)
                 began = time.thread_time_ns()
                 train(STEPS)

@@ -1,7 +1,8 @@
-"""What tests look at inside a watcher and a sink: the only file of the tests that knows where it is."""
+"""What tests look at inside a watcher and a sink, or make fail: the only file of the tests that knows where it is."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -9,23 +10,24 @@ import hookcore
 from hookcore.delivery.delivery import Delivery
 from hookcore.delivery.http import HttpSink
 from hookcore.recorder import Recorder
+from hookcore.watcher import parts_of
 
 
 def recorder_of(watcher: hookcore.Watcher) -> Recorder:
-    return watcher._recorder
+    return parts_of(watcher).recorder
 
 
 def delivery_of(watcher: hookcore.Watcher) -> Delivery:
-    return watcher._delivery
+    return parts_of(watcher).delivery
 
 
 def run_id_of(watcher: hookcore.Watcher) -> str:
-    return watcher._delivery.run.id
+    return parts_of(watcher).delivery.run.id
 
 
 def keeper_of(watcher: hookcore.Watcher) -> Any:
     """Return what saves the steps of a watcher with capsules."""
-    return watcher._recorder.capture.dispatcher.keeper
+    return parts_of(watcher).recorder.capture.dispatcher.keeper
 
 
 def late_steps_of(watcher: hookcore.Watcher) -> Any:
@@ -52,3 +54,15 @@ def thread_of(sink: Any) -> Any:
 def threads_named(name: str) -> list[threading.Thread]:
     """Return the running threads of hookcore with a name, such as "hookcore-machine"."""
     return [each for each in threading.enumerate() if each.name == name]
+
+
+def module_of(part: str, room: str = "recorder") -> Any:
+    """Return the module that defines a class of a room, wherever that is: for tests of one part, or of its failure."""
+    inside = (module for name, module in list(sys.modules.items()) if name.startswith(f"hookcore.{room}."))
+    (found,) = (module for module in inside if getattr(vars(module).get(part), "__module__", "") == module.__name__)
+    return found
+
+
+def class_of(part: str, room: str = "recorder") -> Any:
+    """Return a class of a room by its name, wherever it is."""
+    return getattr(module_of(part, room), part)

@@ -14,15 +14,15 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from hookcore.observe import _kernel, cpu, layout, portable, reference
-from hookcore.observe.arena import CpuArena, unpack
+from hookcore.observe import cpu, layout, portable, reference
+from hookcore.observe.arena import CpuArena, stats_of, unpack
 from hookcore.observe.device import add_by_operators
-from hookcore.recorder.leaving.frames import stats_of
 from hookcore.records import STATS
 from hookcore.records.sketch import BINS, bins_of
 
 # Triton decides on import whether to interpret, so its kernel is tested in a separate process.
 IN_INTERPRETER: Final = os.environ.get("TRITON_INTERPRET") == "1"
+COMPILED, _ = cpu.load_kernel()
 ARENA = CpuArena(64, None)
 BLOCK: Final = 64  # small, so that short tensors also have several blocks
 PROGRAMS: Final = 3
@@ -44,11 +44,11 @@ def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> Measured:
 
 def _measure_at(level: int) -> Callable[..., Measured]:
     def run(*tensors: torch.Tensor) -> Measured:
-        _kernel.limit_instructions(level)  # a processor without these instructions uses the next older ones
+        COMPILED.limit_instructions(level)  # a processor without these instructions uses the next older ones
         try:
             return measure(*tensors)
         finally:
-            _kernel.limit_instructions(NEWEST)
+            COMPILED.limit_instructions(NEWEST)
 
     return run
 

@@ -16,9 +16,7 @@ from torch import Tensor
 from hookcore.capsules import keeper
 from hookcore.observe import finite
 from hookcore.observe.plain import unseen
-from hookcore.recorder.clock import steady
-from hookcore.recorder.measured import scalars, sentinel
-from hookcore.recorder.measured.statistics import Statistics
+from tests.inside import class_of, module_of
 
 LATENESS: Final = 2  # later passes until a value is known,
 IDLE_S: Final = 0.1  # or this time without one
@@ -98,11 +96,12 @@ def late_device(monkeypatch: pytest.MonkeyPatch, lateness: int = LATENESS) -> It
 
     with monkeypatch.context() as patches:
         patches.setattr(finite.Tally, "sees", lambda self, tensor: False)
-        patches.setattr(Statistics, "first_bad", lambda *_: None)
+        sentinel = module_of("Sentinel")
+        patches.setattr(class_of("Statistics"), "first_bad", lambda *_: None)
         patches.setattr(sentinel, "is_finite", lambda tensor: False)
         for module in (sentinel, keeper):
             patches.setattr(module, "is_elsewhere", lambda tensor: True)
         patches.setattr(sentinel, "start_reading", partial(Reading, device))
-        patches.setattr(scalars, "_number", number_of)
-        patches.setattr(steady, "product_of", lambda *_: None)
+        patches.setattr(module_of("FoundLoss"), "_number", number_of)
+        patches.setattr(module_of("Steady"), "product_of", lambda *_: None)
         yield device

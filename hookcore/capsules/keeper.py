@@ -220,7 +220,7 @@ class CapsuleKeeper:
         return True
 
     @property
-    def _all(self) -> list[KeptModel]:
+    def models(self) -> list[KeptModel]:
         """The called models, as they are now: another thread may call another one."""
         return list(self._models.values())
 
@@ -233,7 +233,7 @@ class CapsuleKeeper:
         if keywords is None:
             self._why_not = f"torch {torch.__version__} hides the keyword arguments of calls"
             return
-        if any(each.runs and each.ref() is not model for each in self._all):
+        if any(each.runs and each.ref() is not model for each in self.models):
             return  # a part of a model that is already kept
         tensors = list(find_tensors((args, keywords)))
         if is_traced() or not all(has_data(each) for _, each in tensors):
@@ -406,12 +406,12 @@ class CapsuleKeeper:
         if self._looked:
             self._looked, self._was_bad, self._bad = False, self._bad, False
         has_calls = False
-        for each in self._all if len(models) > 1 else models.values():
+        for each in self.models if len(models) > 1 else models.values():
             each.held = None
             has_calls = has_calls or each.call is not None
         if has_calls:
             self._give(is_end=True)
-            for each in self._all:
+            for each in self.models:
                 each.call, each.runs = None, False
 
     def _give(self, is_end: bool) -> None:
@@ -436,7 +436,7 @@ class CapsuleKeeper:
         """Return what makes the running step repeatable, to be held until its values are known; None if unarmed."""
         if self._plan.when != "error" or not self.armed:
             return None
-        return self._late_steps.keep(self._context.step, self._all, self._why_not)
+        return self._late_steps.keep(self._context.step, self.models, self._why_not)
 
     def fire_late(self, kept: LateStep, what: str, module: str | None) -> None:
         """Save a step that a device has computed by now, at the end of the running one. Called on any thread."""
@@ -570,7 +570,7 @@ class CapsuleKeeper:
 
     def _of(self, module: str | None, may_be_held: bool = False) -> KeptModel | None:
         """Return the called model that contains a module; without one, the model that was called last."""
-        held = [each for each in self._all if each.call is not None or (may_be_held and each.held is not None)]
+        held = [each for each in self.models if each.call is not None or (may_be_held and each.held is not None)]
         if module is not None:
             held = [each for each in held if each.contains(module)]
         return held[-1] if held else None

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from hookcore.observe import cpu, layout, reference
+from hookcore.records import STATS
 from hookcore.records.sketch import BINS
 
 # The two halves of taking a step's numbers out of an arena.
@@ -149,9 +150,9 @@ class CpuArena:
         rows = self._memory[offset : offset + capacity * layout.ROW_BYTES].view(layout.ROW_DTYPE)
         self._cells, self._bins = rows["cells"], rows["bins"]
         self._bad = self._cells[:, layout.NAN_COUNT : layout.NEG_INF_COUNT + 1]
-        self._control = np.zeros(cpu.CONTROL_CELLS, np.int64)
-        self.control: Final = self._control.ctypes.data
-        self._control[cpu.LIMIT] = -1 if sketch_values is None else sketch_values
+        self.controls = np.zeros(cpu.CONTROL_CELLS, np.int64)
+        self.control: Final = self.controls.ctypes.data
+        self.controls[cpu.LIMIT] = -1 if sketch_values is None else sketch_values
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self._packer = Packer()
         self._shape = np.zeros(1 + 2 * _MAX_DIMENSIONS, np.int64)
@@ -162,14 +163,14 @@ class CpuArena:
         fork_call = _fork_call() if threads > 1 else 0
         threads = threads if fork_call else 1
         self._scratch = np.zeros(threads * cpu.SCRATCH_BYTES + 64, np.uint8)
-        self._control[cpu.SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
-        self._control[cpu.THREADS] = threads
-        self._control[cpu.FORK_CALL] = fork_call
+        self.controls[cpu.SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
+        self.controls[cpu.THREADS] = threads
+        self.controls[cpu.FORK_CALL] = fork_call
         self._threads_seen = torch.get_num_threads()
 
     def begin_step(self) -> None:
         """Move the sampling stride to another place, and adapt to a change of torch's number of threads."""
-        self._control[cpu.JITTER] = self._random.getrandbits(30)
+        self.controls[cpu.JITTER] = self._random.getrandbits(30)
         if torch.get_num_threads() != self._threads_seen:
             self._use_threads()
 
@@ -257,3 +258,11 @@ def _fork_call() -> int:
         return ctypes.cast(ctypes.CDLL(ours[0]).GOMP_parallel, ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
+
+
+def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the columns of `STATS` from rows of arena cells; computed without the interpreter lock."""
+    rows = np.ascontiguousarray(cells)
+    stats = np.empty((len(rows), len(STATS)))
+    cpu.stats(rows.ctypes.data, len(rows), stats.ctypes.data)
+    return stats

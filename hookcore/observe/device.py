@@ -121,10 +121,10 @@ class DeviceArena:
         self.capacity = capacity
         self.sketch_values = sketch_values
         self.fallback_reason = ""  # why torch's operators are used instead of the kernel, or empty
-        self._add, self._merge, self._programs = self._find_kernel()
-        self._segments: dict[int, _Segment] = {}
+        self.add, self._merge, self._programs = self._find_kernel()
+        self._segments: dict[int, Segment] = {}
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
-        self._offset = 0
+        self.offset = 0
         self._buffers = HostBuffers()
         self._stream: Any = None  # the one that was current when the first tensor was observed
         self._copying: Any = None  # the stream that copies to the host
@@ -153,7 +153,7 @@ class DeviceArena:
 
     def begin_step(self) -> None:
         """Move the sampling stride to another place."""
-        self._offset = self._random.getrandbits(30)
+        self.offset = self._random.getrandbits(30)
         self._refused = ""
 
     def observe(self, tensor: Tensor, slot: int) -> str | None:
@@ -184,19 +184,19 @@ class DeviceArena:
             with self._lock, self._on_stream():
                 zero_all(filled)
 
-    def _add_to(self, segment: _Segment, place: int, tensor: Tensor) -> None:
+    def _add_to(self, segment: Segment, place: int, tensor: Tensor) -> None:
         limit = self.sketch_values
         stride = reference.stride_of(tensor.numel(), limit)
         rows, histogram = segment.slots[place]
         try:
             with self._here():
-                self._add(tensor, rows, histogram, stride, self._offset)
+                self.add(tensor, rows, histogram, stride, self.offset)
         except Exception as error:
-            if self._add is add_by_operators:
+            if self.add is add_by_operators:
                 raise
             # Triton compiles when it is first used, and needs a system compiler for that.
-            self._add, self._merge, _ = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
-            self._add(tensor, rows, histogram, stride, self._offset)
+            self.add, self._merge, _ = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
+            self.add(tensor, rows, histogram, stride, self.offset)
 
     def _here(self) -> AbstractContextManager[object]:
         """Return a context for this device. Launches go to the current device, which may be another one."""
@@ -207,10 +207,10 @@ class DeviceArena:
     def _is_capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _new_segment(self, number: int) -> _Segment:
+    def _new_segment(self, number: int) -> Segment:
         if self._stream is None and self.device.type == "cuda":
             self._stream = torch.cuda.current_stream(self.device)
-        segment = self._segments[number] = _Segment.on(self.device, self._programs)
+        segment = self._segments[number] = Segment.on(self.device, self._programs)
         return segment
 
     @contextmanager
@@ -287,7 +287,7 @@ class DeviceArena:
 
 
 @dataclass(slots=True)
-class _Segment:
+class Segment:
     """The memory of some slots."""
 
     rows: Tensor  # [slots, programs, CELLS]
@@ -296,7 +296,7 @@ class _Segment:
     used: int = 0  # slots from the first to the last one used in this step
 
     @classmethod
-    def on(cls, device: torch.device, programs: int) -> _Segment:
+    def on(cls, device: torch.device, programs: int) -> Segment:
         shape = (SLOTS_PER_SEGMENT, programs, layout.CELLS)
         rows = torch.zeros(shape, dtype=reference.wide_type(device), device=device)
         histograms = torch.zeros((SLOTS_PER_SEGMENT, sketch.BINS), dtype=torch.int32, device=device)

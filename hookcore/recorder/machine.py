@@ -246,7 +246,7 @@ class Sampler:
         self._now = clock
         self._reads: dict[Read, int] = {}  # with the failures since it last succeeded
         self._mean = Mean()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()  # held while a sample is added
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hookcore-machine", daemon=True)
         self.has_news = False
@@ -258,13 +258,13 @@ class Sampler:
 
     def take(self) -> Sample | None:
         """Return the mean of the samples since the last call, or None if there is none. Never waits."""
-        if not self.has_news or not self._lock.acquire(blocking=False):
+        if not self.has_news or not self.lock.acquire(blocking=False):
             return None
         try:
             self.has_news = False
             return self._mean.take()
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def close(self) -> None:
         """End the thread. Wait for a sample that it takes just now, but not for a sensor that doesn't answer."""
@@ -293,7 +293,7 @@ class Sampler:
                     del self._reads[read]
                 continue
             if found.numbers or found.facts:
-                with self._lock:
+                with self.lock:
                     self._mean.add(found)
                     self.has_news = True
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hookcore.watcher.entry import watch
 
 if TYPE_CHECKING:
-    from hookcore.watcher.watcher import NullWatcher, Watcher, close_all, detached
+    from hookcore.watcher.watcher import NullWatcher, Watcher, close_all, detached, parts_of
 
-__all__ = ["NullWatcher", "Watcher", "close_all", "detached", "watch"]
+__all__ = ["NullWatcher", "Watcher", "close_all", "detached", "parts_of", "watch"]
 
 
 def __getattr__(name: str) -> Any:

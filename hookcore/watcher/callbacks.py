@@ -162,11 +162,11 @@ class Callbacks:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._woken.wait(self._look())
+            self._woken.wait(self.look())
             self._woken.clear()
-        self._look()
+        self.look()
 
-    def _look(self) -> float:
+    def look(self) -> float:
         """Call back if there is news. Return how long to wait."""
         with self._lock:
             subscribers, seen = self._subscribers, self._seen

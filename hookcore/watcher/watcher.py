@@ -17,7 +17,7 @@ from dataclasses import astuple
 from functools import partial
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ logger = logging.getLogger("hookcore")
 CLOSE_TIMEOUT_S: Final = 2.0
 Called = TypeVar("Called", bound=Callback)
 # Numbers of the watches of this process, by the class of the model. Each number is used once.
-_numbers: Final[defaultdict[str, Iterator[int]]] = defaultdict(partial(itertools.count, 1))
+numbers: Final[defaultdict[str, Iterator[int]]] = defaultdict(partial(itertools.count, 1))
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
@@ -119,7 +119,7 @@ class Watcher:
         self._own = OwnRules(own_rules(settings.rules.functions), "trainer")
         self._bridge: Bridge | None = None
         kind = "" if model is None else type(model).__name__
-        ranks, self._facts = Ranks(f"{kind} {next(_numbers[kind])}"), Facts()
+        ranks, self._facts = Ranks(f"{kind} {next(numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
         self._explainer = SelfExplainer(settings.explain)
         capsules = CapsulePlan(
@@ -564,6 +564,20 @@ class Watcher:
     def _check_open(self) -> None:
         if self._recorder.closed:
             raise ClosedError("this watcher was closed; call hookcore.watch(model) for a new one")
+
+
+class Parts(NamedTuple):
+    """What a watcher is made of."""
+
+    recorder: Recorder
+    delivery: Delivery
+    callbacks: Callbacks
+    explainer: SelfExplainer
+
+
+def parts_of(watcher: Watcher) -> Parts:
+    """Return the parts of a watcher: the seam for tests and benchmarks, which reach from it all that they see."""
+    return Parts(watcher._recorder, watcher._delivery, watcher._callbacks, watcher._explainer)
 
 
 def _versions() -> dict[str, str]:

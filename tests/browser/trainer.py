@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.recorder.clock import pace
 from tests.gpus import Nvml, device
+from tests.inside import module_of
 
 SIDE, FEATURES, CLASSES = 8, 16, 4
 RESTING_S, LOOK_S = 2.0, 0.05
@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--rest", type=Path)
     given = parser.parse_args()
     if given.gpus:
-        vars(pace).update(cuda_devices=lambda: [device(0, "GPU-a"), device(1, "GPU-b")], open_nvml=Nvml)
+        vars(module_of("Throughput")).update(
+            cuda_devices=lambda: [device(0, "GPU-a"), device(1, "GPU-b")], open_nvml=Nvml
+        )
     torch.manual_seed(1)
     generator = torch.Generator().manual_seed(2)
     model = Net()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import socket
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 
-from hookcore.commands.doctor import Check, as_text, machine, training
+from hookcore.commands.doctor import TESTED, Check, as_text, examine, examine_machine, examine_tested, training
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from tests.manual import ROOT
@@ -19,7 +21,7 @@ from tests.serving import TOKEN, served
 
 
 def levels(environment: dict[str, str]) -> dict[str, Check]:
-    return {each.about: each for each in machine.examine_machine(environment)}
+    return {each.about: each for each in examine_machine(environment)}
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def well(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_healthy_installation_has_no_problems(well: dict[str, str]) -> None:
-    findings = [each for each in machine.examine_machine(well) if each.about != "tested"]
+    findings = [each for each in examine_machine(well) if each.about != "tested"]
     assert {each.level for each in findings} == {"ok"}
     assert as_text(findings).endswith("no problems found")
     assert f"port {well['HOOKCORE_PORT']} is free" in as_text(findings)
@@ -37,7 +39,7 @@ def test_a_healthy_installation_has_no_problems(well: dict[str, str]) -> None:
 
 def test_the_table_of_tested_pairs_matches_the_page_on_versions() -> None:
     lines = (ROOT / "docs/versions.md").read_text().splitlines()
-    rows = [f"| {each.python} | {each.torch} | {each.date} | {each.result} |" for each in machine.TESTED]
+    rows = [f"| {each.python} | {each.torch} | {each.date} | {each.result} |" for each in TESTED]
     first = lines.index(rows[0])
     assert lines[first : first + len(rows) + 1] == [*rows, ""]
 
@@ -49,9 +51,9 @@ def test_the_table_of_tested_pairs_matches_the_page_on_versions() -> None:
 def test_doctor_says_whether_the_installed_pair_was_tested(
     monkeypatch: pytest.MonkeyPatch, version: str, level: str, words: str
 ) -> None:
-    monkeypatch.setattr(machine.metadata, "version", lambda _name: version)
-    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.11.7")
-    found = machine.examine_tested()
+    monkeypatch.setattr(metadata, "version", lambda _name: version)
+    monkeypatch.setattr(platform, "python_version", lambda: "3.11.7")
+    found = examine_tested()
     assert (found.level, words in found.text) == (level, True)
 
 
@@ -70,19 +72,19 @@ def test_the_check_of_the_kernel_ignores_the_settings_of_trainings(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert training._kernel().level != "wrong"
+    assert training.examine_kernel().level != "wrong"
 
 
 def test_doctor_writes_no_files_where_a_training_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOOKCORE_KEEP", str(tmp_path / "runs"))
     monkeypatch.setenv("HOOKCORE_BRIDGE", f"tensorboard:{tmp_path / 'board'}")
-    training._kernel()
+    training.examine_kernel()
     training.examine_model("torch.nn:Identity")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_doctor_never_shows_a_token(well: dict[str, str]) -> None:
-    told = as_text(machine.examine_machine(well | {"HOOKCORE_TOKEN": TOKEN}))
+    told = as_text(examine_machine(well | {"HOOKCORE_TOKEN": TOKEN}))
     assert TOKEN not in told
     assert "HOOKCORE_TOKEN is set" in told
 
@@ -129,7 +131,7 @@ def test_doctor_works_without_torch_and_says_what_is_missing(
     well: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "hookcore.commands.doctor.training", None)
-    (found,) = (each for each in machine.examine("", well) if each.about == "torch")
+    (found,) = (each for each in examine("", well) if each.about == "torch")
     assert found.level == "note"
     assert "but not train" in found.text
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.commands.doctor import machine
+from hookcore.commands.doctor import examine_machine
 from hookcore.delivery import delivery
 from hookcore.delivery.dashboard.process import status, stop_dashboard
 from hookcore.delivery.dashboard.trust import MAX_NONCE, PROOF_PATH, proof_of
@@ -248,7 +248,7 @@ def test_proxies_of_the_environment_are_not_used(
             assert watcher.flush(60.0)
             assert cli.main(["link"]) == 0
             assert "/login?code=" in capsys.readouterr().out
-            (found,) = [each for each in machine.examine_machine(os.environ) if each.about == "dashboard"]
+            (found,) = [each for each in examine_machine(os.environ) if each.about == "dashboard"]
             assert "it answers" in found.text
             with Client() as client:
                 assert len(client.runs()) == 1

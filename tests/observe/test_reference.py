@@ -17,8 +17,8 @@ from hookcore.observe import copies, cpu, device, layout, reference
 from hookcore.observe.arena import CpuArena, Harvest, join, unpack
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.plain import make_plain, unseen
-from hookcore.recorder.measured.scalars import number_of
 from hookcore.records.sketch import BINS, bins_of
+from tests.inside import module_of
 from tests.kernels import check_stats, floats32
 from tests.lanes import examples
 
@@ -74,7 +74,7 @@ def test_an_unusual_tensor_is_measured_by_the_values_it_represents(make, values:
 def test_the_sampled_values_are_those_of_the_cpu_kernel(number: int, limit: int, offset: int) -> None:
     tensor = torch.arange(1, number + 1, dtype=torch.float64) ** 3
     arena = CpuArena(1, limit)
-    arena._control[cpu.JITTER] = offset
+    arena.controls[cpu.JITTER] = offset
     arena.observe(tensor, arena.row(0))
     (harvest,) = unpack([arena.pack(1)])
     dense = np.zeros(BINS, np.int64)
@@ -192,7 +192,7 @@ def test_a_failing_kernel_is_replaced_and_no_value_is_lost() -> None:
         raise RuntimeError("no compiler here")
 
     arena = DeviceArena(CPU, 10, None)
-    arena._add = broken
+    arena.add = broken
     arena.observe(torch.tensor([1.0, 3.0]), 0)
     arena.observe(torch.tensor([5.0]), 0)
     harvest = end_step(arena)
@@ -210,7 +210,7 @@ def test_refused_memory_is_requested_again_in_the_next_step(monkeypatch: pytest.
     arena.begin_step()
     arena.observe(torch.ones(3), 0)
     with monkeypatch.context() as full:
-        full.setattr(device._Segment, "on", lambda *_: (asked.append(1), no_memory()))
+        full.setattr(device.Segment, "on", lambda *_: (asked.append(1), no_memory()))
         for slot in (500, 501):
             with pytest.raises(torch.OutOfMemoryError):
                 arena.observe(torch.ones(3), slot)
@@ -302,7 +302,7 @@ def test_a_thread_that_reads_a_number_does_not_affect_captures(monkeypatch: pyte
             return 2.5
 
     monkeypatch.setattr(copies, "_exchange", lambda: exchange)
-    assert number_of(Later()) == 2.5
+    assert module_of("FoundLoss").number_of(Later()) == 2.5
     assert seen == [1, "read", 0]
 
 

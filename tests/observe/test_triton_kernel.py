@@ -134,7 +134,7 @@ def check_on_gpu(dtype: torch.dtype, limit: int | None, size: int) -> None:
     assert transfer is not None
     harvest = transfer.finish()
     check_stats(np.tile(values.double().numpy(), 2), harvest.cells[0])
-    expected = 2 * reference.bins(values, limit, arena._offset).numpy()
+    expected = 2 * reference.bins(values, limit, arena.offset).numpy()
     assert dict(zip(harvest.bins.tolist(), harvest.counts.tolist(), strict=True)) == {
         int(bin_number): int(expected[bin_number]) for bin_number in np.flatnonzero(expected)
     }

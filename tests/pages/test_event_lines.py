@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hookcore.findings import Finding, RuleName
-from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.records import Event, Kind, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident, Link
@@ -19,6 +18,7 @@ from hookcore_app.pages.views.run_list import summary_of
 from hookcore_app.runs import Run
 from hookcore_app.runs.parts import End
 from tests.build import make_info
+from tests.inside import class_of
 from tests.live_world import frame
 from tests.serving import (
     World,
@@ -83,7 +83,7 @@ def test_findings_and_events_are_one_list_the_newest_first(world: World) -> None
 
 def test_an_error_is_one_sentence_in_lists_and_has_its_traceback_in_the_details(world: World) -> None:
     run = _run(world)
-    log = ErrorLog(SimpleNamespace(number=3))  # type: ignore[arg-type]
+    log = class_of("ErrorLog")(SimpleNamespace(number=3))
     try:
         raise ValueError("an image of\n7 channels")
     except ValueError as error:

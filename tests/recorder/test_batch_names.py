@@ -14,14 +14,15 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
-from hookcore.recorder.measured.snapshots import MAX_NAMED_BYTES, BatchNames, plain_names
 from hookcore.records import Names, Snapshot, Tap
 from hookcore.store import Store
 from hookcore_app.analysis.tiles import named
 from hookcore_app.serving import server_thread
 from tests.api_world import World
+from tests.inside import module_of
 from tests.waiting import wait_for
 
+SNAPSHOTS: Any = module_of("BatchNames")
 WORDS = [["the", "cat", "sat"], ["a", "dog", "ran"]]
 
 
@@ -82,7 +83,7 @@ def test_the_gradients_of_several_batches_in_a_step_have_no_names() -> None:
     assert found[0, "output"] == Names((("the", "cat", "sat"), ("a", "dog", "ran")), labels=("one", "two"))
 
 
-def run(names: BatchNames, kind: str, step: int) -> Names | None:
+def run(names: Any, kind: str, step: int) -> Names | None:
     """Return the names of a tensor in a forward pass of a model, or of its gradient."""
     names.enters()
     inside = names.of(kind, step)
@@ -91,7 +92,7 @@ def run(names: BatchNames, kind: str, step: int) -> Names | None:
 
 
 def test_names_belong_to_the_next_pass() -> None:
-    names = BatchNames()
+    names = SNAPSHOTS.BatchNames()
     names.begin_step(0, captured=False)
     names.give_tokens(["x"], 0)
     names.give_labels(["a"], 0)
@@ -112,7 +113,7 @@ def test_names_belong_to_the_next_pass() -> None:
 
 
 def test_the_end_of_a_step_may_be_noticed_late() -> None:
-    names = BatchNames()
+    names = SNAPSHOTS.BatchNames()
     names.begin_step(1, captured=True)
     run(names, "output", 1)
     names.give_labels(["c"], 1)
@@ -128,7 +129,7 @@ def test_the_end_of_a_step_may_be_noticed_late() -> None:
 
 
 def test_calls_outside_of_a_model_and_those_in_another_thread_have_no_names() -> None:
-    names = BatchNames()
+    names = SNAPSHOTS.BatchNames()
     names.begin_step(0, captured=True)
     names.give_labels(["a"], 0)
     names.enters()
@@ -151,7 +152,7 @@ def test_calls_outside_of_a_model_and_those_in_another_thread_have_no_names() ->
 
 
 def test_anything_but_a_list_of_names_is_reported_and_changes_nothing() -> None:
-    names = BatchNames()
+    names = SNAPSHOTS.BatchNames()
     for wrong in (torch.ones(3), "the cat", 3, [["a"], "b"]):
         with pytest.raises(ArgumentError, match="tokens"):
             names.give_tokens(wrong, 0)
@@ -171,12 +172,12 @@ def test_anything_but_a_list_of_names_is_reported_and_changes_nothing() -> None:
 
 def test_names_are_bounded_and_missing_ones_are_reported() -> None:
     row = tuple("x" * 500 for _ in range(1000))
-    kept, left = plain_names(Names((row,) * 30, labels=("é", "\udcff", 7)))  # type: ignore[arg-type]
+    kept, left = SNAPSHOTS.plain_names(Names((row,) * 30, labels=("é", "\udcff", 7)))  # type: ignore[arg-type]
     assert 0 < len(kept.tokens) < 30
     assert {len(text) for text in kept.tokens[0]} == {100}
     assert left == f"{30 - len(kept.tokens)} of 30 samples without tokens"
     assert kept.labels == ("é", "\\udcff", "7")
-    assert plain_names(Names(labels=("y",) * MAX_NAMED_BYTES)) == (Names(), "too many labels")
+    assert SNAPSHOTS.plain_names(Names(labels=("y",) * SNAPSHOTS.MAX_NAMED_BYTES)) == (Names(), "too many labels")
 
 
 def snapshot_of(shape: tuple[int, ...], names: Names, values: Any = None) -> Snapshot:

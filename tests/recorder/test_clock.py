@@ -19,13 +19,10 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.observe import cpu
-from hookcore.recorder.clock import clock, steady
+from hookcore.recorder.clock import clock
 from hookcore.recorder.clock.cadence import Cadence, JumpFinder
-from hookcore.recorder.clock.steady import Steady
-from hookcore.recorder.leaving import frames
-from hookcore.recorder.leaving.frames import whole_frame, without_rows
-from hookcore.records import Event
 from tests.harness import read_step, seed_all, watch
+from tests.inside import class_of, module_of
 from tests.lanes import examples
 
 PACKAGE: Final = str(Path(hookcore.__file__).parent)
@@ -457,7 +454,7 @@ CALLS: Final = ("backward_begins", "backward_ended", "saw_step_begin", "saw_step
 class Front:
     """Sees torch's calls first, and leaves the short way, or takes its notes, before some of them."""
 
-    steady: Steady
+    steady: Any
     own: Any  # which would see them
     how: str
     chance: random.Random
@@ -479,7 +476,8 @@ class Front:
 def _leaves(how: str, patch: pytest.MonkeyPatch) -> list[int]:
     """Let the short way be left never, at random calls, or always. Return a list of the steps that it ends."""
     ended, chance = list[int](), random.Random(0)
-    front, end, apply_ended = Steady.front.fget, Steady._end_update, Steady._apply_ended  # type: ignore[attr-defined]
+    steady, kind = module_of("Steady"), class_of("Steady")
+    front, end, apply_ended = kind.front.fget, vars(kind)["_end_update"], vars(kind)["_apply_ended"]
 
     def counted(self: Any, optimizer: Any) -> bool:
         is_done = end(self, optimizer)
@@ -490,10 +488,10 @@ def _leaves(how: str, patch: pytest.MonkeyPatch) -> list[int]:
         ended.extend([step] * len(elapsed_s))
         apply_ended(self, owner, step, elapsed_s, *rest)
 
-    patch.setattr(steady, "_TRACKS", steady._TRACKS and how != "without the extension")
-    patch.setattr(Steady, "front", property(lambda self: Front(self, front(self), how, chance)))
-    patch.setattr(Steady, "_end_update", counted)
-    patch.setattr(Steady, "_apply_ended", counted_together)
+    patch.setattr(steady, "_TRACKS", vars(steady)["_TRACKS"] and how != "without the extension")
+    patch.setattr(kind, "front", property(lambda self: Front(self, front(self), how, chance)))
+    patch.setattr(kind, "_end_update", counted)
+    patch.setattr(kind, "_apply_ended", counted_together)
     return ended
 
 
@@ -632,18 +630,3 @@ def test_the_cadence_knows_of_skipped_steps_what_it_would_know_of_each() -> None
         assert together.as_settings() == apart.as_settings()
         assert together.next_chosen(1000) == apart.next_chosen(1000)
         assert together.uncaptured == 50
-
-
-def test_a_step_without_rows_takes_over_the_events_of_a_dropped_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_FRAMES", 1)
-    waiting = frames.FrameQueue()
-    waiting.put(without_rows(0, 0.0, events=(Event(0, 0.0, "first", ""),)))
-    waiting.frames.append((1, 1.0, 0.5, {"place": 2.0}, "backward/loss", [3.0, 4.0]))
-    waiting.put(without_rows(2, 2.0))
-    waiting.put(without_rows(3, 3.0))
-    (left,) = waiting.take()
-    assert (left.step, [each.name for each in left.events], waiting.dropped) == (3, ["first"], 3)
-    waiting.frames.append((4, 4.0, 0.5, {"place": 2.0}, "backward/loss", [3.0, 4.0]))
-    (light,) = map(whole_frame, waiting.take())
-    assert (light.step, light.time_s, light.elapsed_s, light.scalars["place"]) == (4, 4.0, 0.5, 2.0)
-    assert light.scalars["backward/loss"].resolve(None) == 7.0

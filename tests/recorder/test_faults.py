@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,26 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
-from hookcore.recorder import given
-from hookcore.recorder.calls import dispatch as dispatch_code
-from hookcore.recorder.calls.dispatch import Dispatcher
-from hookcore.recorder.calls.plans import Call
-from hookcore.recorder.clock import errors
-from hookcore.recorder.clock.cadence import Cadence
-from hookcore.recorder.clock.clock import Clock
-from hookcore.recorder.clock.owners import ScalerLink
-from hookcore.recorder.clock.steps import Steps
-from hookcore.recorder.known.models import Models
-from hookcore.recorder.known.parameters import Parameters
-from hookcore.recorder.leaving import frames as queue_code
-from hookcore.recorder.leaving import shipping as shipping_code
-from hookcore.recorder.leaving.thread import Idle
-from hookcore.recorder.measured import statistics as statistics_code
-from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import TENSOR_KINDS
 from hookcore.store import Store
 from tests.harness import digest, process_state, read_step, seed_all, watch
-from tests.inside import recorder_of
+from tests.inside import class_of, module_of, recorder_of
 from tests.zoo.case import mean_square, mlp, noise, sgd
 
 STEPS: Final = 6
@@ -62,34 +47,41 @@ class Run:
     watcher: hookcore.Watcher
 
 
-def train(build: Callable[[], nn.Module] = mlp, breaks: Callable[[], None] = lambda: None, **settings: Any) -> Run:
-    """Train while watched. `breaks` is called once the watcher exists."""
+def train(
+    build: Callable[[], nn.Module] = mlp,
+    breaks: Callable[[], None] = lambda: None,
+    steps: int = STEPS,
+    ships_each: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train while watched. `breaks` is called once the watcher exists. `ships_each`: each step is sent at its end."""
     seed_all()
     model = build()
     with watch(model, **settings) as watcher:
         breaks()
-        steps = take_steps(model)
+        seen = take_steps(model, steps, lambda: ships_each and watcher.flush(2.0))
         watcher.flush(2.0)
-    return Run(steps, model, watcher)
+    return Run(seen, model, watcher)
 
 
-def take_steps(model: nn.Module) -> list[str]:
+def take_steps(model: nn.Module, steps: int = STEPS, after: Callable[[], object] = lambda: None) -> list[str]:
     """Return the digest of each step."""
     inputs, optimizer, seen = noise(5, 6), sgd(model.parameters()), []
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = mean_square(model(inputs))
         loss.backward()
         optimizer.step()
         parameters = {name: (p.detach(), p.grad) for name, p in model.named_parameters()}
         seen.append(digest([loss.detach(), parameters, torch.get_rng_state()]))
+        after()
     return seen
 
 
-def train_unwatched(build: Callable[[], nn.Module] = mlp) -> list[str]:
+def train_unwatched(build: Callable[[], nn.Module] = mlp, steps: int = STEPS) -> list[str]:
     """Train in the same way without a watcher."""
     seed_all()
-    return take_steps(build())
+    return take_steps(build(), steps)
 
 
 @pytest.fixture
@@ -100,25 +92,32 @@ def untouched() -> Iterator[list[str]]:
     assert process_state() == before
 
 
-INSIDE_HOOKS: Final[dict[str, list[tuple[Any, str]]]] = {
-    "a kernel": [(statistics_code, "_observe"), (CpuArena, "observe")],
-    "the kernels' slow way": [(CpuArena, "observe")],
-    "the forward hook": [(statistics_code, "_observe"), (Statistics, "saw_outputs")],
-    "the forward pre-hook": [(Statistics, "_hook_input")],
-    "the search for tensors": [(dispatch_code, "find_tensors")],
-    "the choice of a row": [(Statistics, "slot_of")],
-    "the begin of a backward pass": [(Clock, "pass_begins")],
-    "the end of a backward pass": [(Dispatcher, "reset_calls")],
-    "the parameters' gradients": [(Parameters, "read_gradients")],
-    "the optimizer's pre-hook": [(Parameters, "before_step")],
-    "the optimizer's post-hook": [(Parameters, "after_step")],
-    "the search for a scaler": [(ScalerLink, "find")],
-    "the end of a step": [(Steps, "end_step")],
-    "the packing of a frame": [(CpuArena, "pack")],
-    "the cadence": [(Cadence, "wants")],
-    "the recorder's thread": [(shipping_code, "build_frames")],
-    "the sink": [(Store, "extend")],
+INSIDE_HOOKS: Final[dict[str, list[str]]] = {  # methods, or after a colon, functions in the module of a class
+    "a kernel": ["Statistics:_observe", "CpuArena.observe"],
+    "the kernels' slow way": ["CpuArena.observe"],
+    "the forward hook": ["Statistics:_observe", "Statistics.saw_outputs"],
+    "the forward pre-hook": ["Statistics._hook_input"],
+    "the search for tensors": ["Dispatcher:find_tensors"],
+    "the choice of a row": ["Statistics.slot_of"],
+    "the begin of a backward pass": ["Clock.pass_begins"],
+    "the end of a backward pass": ["Dispatcher.reset_calls"],
+    "the parameters' gradients": ["Parameters.read_gradients"],
+    "the optimizer's pre-hook": ["Parameters.before_step"],
+    "the optimizer's post-hook": ["Parameters.after_step"],
+    "the search for a scaler": ["ScalerLink.find"],
+    "the end of a step": ["Steps.end_step"],
+    "the packing of a frame": ["CpuArena.pack"],
+    "the cadence": ["Cadence.wants"],
+    "the recorder's thread": ["Shipper:build_frames"],
+    "the sink": ["Store.extend"],
 }
+
+
+def owner_of(place: str) -> tuple[Any, str]:
+    """Return the class or module and the name in it of a function that a test makes fail."""
+    part, colon, name = re.fullmatch(r"(\w+)([.:])(\w+)", place).groups()  # type: ignore[union-attr]
+    other = {"CpuArena": CpuArena, "Store": Store}.get(part)
+    return other or (module_of(part) if colon == ":" else class_of(part)), name
 
 
 @pytest.mark.parametrize("place", INSIDE_HOOKS)
@@ -126,9 +125,8 @@ def test_a_fault_never_reaches_the_training_and_is_counted(
     place: str, monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     def breaks() -> None:
-        for owner, name in INSIDE_HOOKS[place]:
-            assert hasattr(owner, name)
-            monkeypatch.setattr(owner, name, explode)
+        for each in INSIDE_HOOKS[place]:
+            monkeypatch.setattr(*owner_of(each), explode)
 
     run = train(breaks=breaks, kinds=TENSOR_KINDS)
     watcher = run.watcher
@@ -141,25 +139,22 @@ def test_a_fault_never_reaches_the_training_and_is_counted(
 def test_a_fault_during_discovery_never_reaches_the_training(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    monkeypatch.setattr(Models, "_discover", explode)
+    monkeypatch.setattr(class_of("Models"), "_discover", explode)
     with watch() as watcher:
         seen = train_unwatched()
     assert seen == untouched
     assert watcher.error_count >= 1
 
 
-def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
-    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
-) -> None:
-    monkeypatch.setattr(Cadence, "wants", explode)
-    monkeypatch.setattr(errors, "MAX_KEPT_ERRORS", 2)
-    run = train()
+def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_of("Cadence"), "wants", explode)
+    run = train(steps=110)
     watcher = run.watcher
-    assert run.steps == untouched
-    assert len(watcher.errors) == 2
-    assert watcher.error_count > 2
+    assert run.steps == train_unwatched(steps=110)
+    assert len(watcher.errors) == 100
+    assert watcher.error_count > 100
     events = [event for event in watcher.store.events() if event.name == "hook-error"]
-    assert events[:2] == watcher.errors
+    assert events[:100] == watcher.errors
     assert sum(event.count for event in events) == watcher.error_count
     assert "more error" in events[-1].message
 
@@ -167,7 +162,7 @@ def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
 def test_errors_of_the_recorders_last_rounds_are_events_too(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    monkeypatch.setattr(Idle, "tick", explode)  # in every round, including those while the watcher closes
+    monkeypatch.setattr(class_of("Idle"), "tick", explode)  # in every round, including those while the watcher closes
     run = train()
     assert run.steps == untouched
     events = [event for event in run.watcher.store.events() if event.name == "hook-error"]
@@ -177,19 +172,20 @@ def test_errors_of_the_recorders_last_rounds_are_events_too(
 def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    kept = Statistics.saw_outputs
+    statistics = class_of("Statistics")
+    kept = statistics.saw_outputs
 
-    def fails_for_one(self: Statistics, call: Call) -> None:
+    def fails_for_one(self: Any, call: Any) -> None:
         if call.plan.path == "1":
             explode()
         kept(self, call)
 
-    monkeypatch.setattr(statistics_code, "_observe", explode)  # so that all take the slow path
-    monkeypatch.setattr(Statistics, "saw_outputs", fails_for_one)
+    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that all take the slow path
+    monkeypatch.setattr(statistics, "saw_outputs", fails_for_one)
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
-    assert watcher.error_count == errors.MAX_ERRORS
+    assert watcher.error_count == 3
     assert {event.module for event in watcher.errors} == {"1"}
     reasons = {coverage.path: coverage.reason for coverage in watcher.coverage()}
     assert "no longer captured after 3 errors" in reasons["1"]
@@ -201,16 +197,17 @@ def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
 def test_a_temporarily_full_gpu_costs_only_those_measurements_and_no_module_is_given_up(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    kept, calls = Statistics.add, []
+    statistics = class_of("Statistics")
+    kept, calls = statistics.add, []
 
-    def full_at_first(self: Statistics, *args: Any) -> None:
+    def full_at_first(self: Any, *args: Any) -> None:
         calls.append(args)
         if len(calls) <= 60:
             raise torch.OutOfMemoryError("CUDA out of memory")
         kept(self, *args)
 
-    monkeypatch.setattr(statistics_code, "_observe", explode)  # so that all take the slow path
-    monkeypatch.setattr(Statistics, "add", full_at_first)
+    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that all take the slow path
+    monkeypatch.setattr(statistics, "add", full_at_first)
     run = train(kinds=TENSOR_KINDS)
     watcher = run.watcher
     assert run.steps == untouched
@@ -226,20 +223,20 @@ def test_a_temporarily_full_gpu_costs_only_those_measurements_and_no_module_is_g
 def test_a_failed_allocation_for_a_weight_copy_costs_one_update(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    copies, clone = Parameters._copies, Tensor.clone
+    made: list[nn.Module] = []
+    clone = Tensor.clone
+
+    def build() -> nn.Module:
+        made.append(mlp())
+        return made[0]
 
     def refused(tensor: Tensor) -> Tensor:
-        if tensor.shape == (8, 6):
+        if made and tensor.data_ptr() == made[0].get_parameter("0.weight").data_ptr():
             raise torch.OutOfMemoryError("CUDA out of memory")
         return clone(tensor)
 
-    def copy(self: Parameters, owned: Any) -> Any:
-        with monkeypatch.context() as full:
-            full.setattr(Tensor, "clone", refused)
-            return copies(self, owned)
-
-    monkeypatch.setattr(Parameters, "_copies", copy)
-    run = train(kinds=TENSOR_KINDS)
+    monkeypatch.setattr(Tensor, "clone", refused)
+    run = train(build, kinds=TENSOR_KINDS)
     assert run.steps == untouched
     assert run.watcher.errors == []
     last = {key[:3] for key in read_step(run.watcher, STEPS - 1)}
@@ -248,53 +245,56 @@ def test_a_failed_allocation_for_a_weight_copy_costs_one_update(
 
 
 def test_weights_are_copied_only_for_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    copied, model = [], mlp()
-    monkeypatch.setattr(Parameters, "_copies", lambda self, owned: copied.append(len(owned)) or [])
+    copied, model, clone = [], mlp(), Tensor.clone
+    weights = [each.data_ptr() for each in model.parameters()]
+
+    def counted(tensor: Tensor) -> Tensor:
+        copied.append(tensor.data_ptr())
+        return clone(tensor)
+
+    monkeypatch.setattr(Tensor, "clone", counted)
     with watch(model, kinds=TENSOR_KINDS) as watcher:
         for _ in range(3):
             mean_square(model(noise(5, 6))).backward()
             watcher.step()
-        assert copied == []
+        assert not set(weights) & set(copied)
         take_steps(model)
-    assert copied == [4] * STEPS
+    assert [each for each in copied if each in weights] == weights * STEPS
 
 
 def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    kept, calls = Store.extend, []
+    kept, failed = Store.extend, []
 
     def fails_at_first(self: Store, frames: Any) -> Any:
-        calls.extend(frame.step for frame in frames)
-        if frames[0].step == 1:
+        if any(frame.step == 1 for frame in frames):
+            failed.append(frames)
             explode()
         return kept(self, frames)
 
-    monkeypatch.setattr(queue_code, "MAX_BATCH", 1)
     monkeypatch.setattr(Store, "extend", fails_at_first)
-    run = train()
+    run = train(ships_each=True)
     watcher = run.watcher
     assert run.steps == untouched
-    assert sorted(set(calls)) == list(range(STEPS))  # samples of the machine come in between
-    assert watcher.error_count == calls.count(1) >= 1
+    assert watcher.error_count == len(failed) >= 1  # samples of the machine come in between
     steps = watcher.store.steps()
     assert (steps.first, steps.newest, steps.count) == (0, STEPS - 1, STEPS - 1)
 
 
-@pytest.mark.parametrize("place", ["build_frames", "_resolve"])
+@pytest.mark.parametrize("place", ["Shipper:build_frames", "Shipper._resolve"])
 def test_a_batch_that_cannot_be_built_is_counted_and_every_tap_keeps_its_name(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    owner = shipping_code if place == "build_frames" else shipping_code.Shipper
-    kept, calls = getattr(owner, place), []
+    owner, name = owner_of(place)
+    kept, calls = getattr(owner, name), []
 
     def fails_at_first(*args: Any) -> Any:
         calls.append(args)
         return explode() if len(calls) == 1 else kept(*args)
 
-    monkeypatch.setattr(queue_code, "MAX_BATCH", 1)
-    monkeypatch.setattr(owner, place, fails_at_first)
-    watcher = train().watcher
+    monkeypatch.setattr(owner, name, fails_at_first)
+    watcher = train(ships_each=True).watcher
     assert watcher.error_count == 1
     monkeypatch.undo()
     assert repr(read_step(watcher, STEPS - 1)) == repr(read_step(train().watcher, STEPS - 1))  # also for NaN
@@ -317,25 +317,23 @@ def test_every_tap_keeps_its_name_if_rows_cannot_be_packed(monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_recorder_thread_delays_nothing(monkeypatch: pytest.MonkeyPatch, untouched: list[str]) -> None:
+def test_a_dead_recorder_thread_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Dies(BaseException):
         """Not an Exception, so it isn't caught."""
 
     def die(*args: Any) -> NoReturn:
         raise Dies
 
-    monkeypatch.setattr(queue_code.FrameQueue, "take", die)
-    monkeypatch.setattr(queue_code, "MAX_FRAMES", 3)
-    run = train()
+    monkeypatch.setattr(class_of("FrameQueue"), "take", die)
+    run = train(steps=260)
     watcher = run.watcher
-    assert run.steps == untouched
+    assert run.steps == train_unwatched(steps=260)
     assert not watcher.flush(0.05)
     assert recorder_of(watcher).worker.queue.dropped >= 1
 
 
-def test_a_slow_sink_delays_nothing_and_drops_are_counted(
-    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
-) -> None:
+@pytest.mark.parametrize("every", [1, 7])
+def test_a_slow_sink_delays_nothing_and_drops_are_counted(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     go_on = threading.Event()
     kept = Store.extend
 
@@ -344,29 +342,29 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
         return kept(self, frames)
 
     monkeypatch.setattr(Store, "extend", waits)
-    monkeypatch.setattr(queue_code, "MAX_FRAMES", 2)
-    seed_all()
-    model = mlp()
+    steps, model = 500, mlp()
     inputs, optimizer = noise(5, 6), sgd(model.parameters())
-    with watch(model) as watcher:
-        for step in range(STEPS + 3):
-            for _ in range(60):
+    with watch(model, every=every) as watcher:
+        for step in range(steps):
+            for _ in range(60 if 100 <= step < 110 else 0):  # the frames of these steps are dropped
                 recorder_of(watcher).context.emit("own", str(step))
             mean_square(model(inputs)).backward()
             optimizer.step()
-            waiting = [len(each.events) for each in recorder_of(watcher).worker.queue.frames]
-            assert max(waiting, default=0) <= 100 + 60 + 5  # none are waiting if the thread has just taken them
+            queue: Any = recorder_of(watcher).worker.queue
+            waiting = [len(each.events) for each in queue.frames if not isinstance(each, tuple)]
+            assert every > 1 or max(waiting, default=0) <= 100 + 60 + 5  # none, if the thread has just taken them
         go_on.set()
         assert watcher.flush()
         kept_steps = watcher.store.steps()
-        assert kept_steps.newest == STEPS + 2
+        assert kept_steps.newest == steps - 1
         dropped = recorder_of(watcher).worker.queue.dropped
-        assert dropped + kept_steps.count >= STEPS + 3  # frames about the machine, between steps, are dropped, too
+        assert dropped > 0
+        assert dropped + kept_steps.count >= steps  # frames about the machine, between steps, are dropped, too
         own = watcher.store.events(name="own")
-        assert own[-1].message == str(STEPS + 2)
+        assert own[-1].message == "109"
         lost = watcher.store.events(name="event-dropped")  # more than one, if the thread sent a frame in between
         assert lost
-        assert len(own) + sum(each.count for each in lost) == 60 * (STEPS + 3)
+        assert len(own) + sum(each.count for each in lost) == 60 * 10
 
 
 # --- Modules that behave badly --------------------------------------------------------------------------------------
@@ -633,10 +631,9 @@ def test_invalid_logs_and_observations_are_counted_and_do_not_raise() -> None:
         assert "a tensor of shape (2,) was given" in watcher.errors[3].message
 
 
-def test_names_of_observed_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(given, "MAX_OBSERVED", 3)
+def test_names_of_observed_tensors_are_bounded() -> None:
     with watch(mlp()) as watcher:
-        for step in range(5):
+        for step in range(4098):
             watcher.observe(f"scores of step {step}", torch.ones(3))
         assert watcher.error_count == 2
         assert "use the same name for a tensor in every step" in watcher.errors[0].message

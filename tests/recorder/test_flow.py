@@ -19,11 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore.recorder.measured import flows
-from hookcore.recorder.measured import flows as lesson
 from hookcore.records.flow import Flow
 from tests.flow_world import BasicBlock, Residual, batch, watch
 from tests.harness import digest, random_state, seed_all
+from tests.inside import module_of
 
 Edges = dict[str, set[str]]
 
@@ -417,7 +416,7 @@ def test_compiled_regions_are_known_at_their_boundary() -> None:
 
 
 def test_a_step_that_is_too_large_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lesson, "MAX_NODES", 3)
+    monkeypatch.setattr(module_of("Flows"), "MAX_NODES", 3)
     model = nn.Linear(4, 4)
     watcher = watch(model)
     x = model(batch())
@@ -433,7 +432,7 @@ def test_a_step_that_is_too_large_is_unknown(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_number_of_learned_structures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "MAX_FLOWS", 1)
+    monkeypatch.setattr(module_of("Flows"), "MAX_FLOWS", 1)
     model = EarlyExit()
     turns = iter([False] * 3 + [True] * 5)
 

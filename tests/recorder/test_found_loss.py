@@ -17,11 +17,12 @@ import hookcore
 from hookcore import Watcher
 from hookcore.findings import findings_of
 from hookcore.findings.keyfigures import course_of, key_figures_of
-from hookcore.findings.losses import Losses
 from hookcore.recorder.clock import clock
-from hookcore.recorder.measured.scalars import FIRST_STEPS, FoundLoss, Sum, read_memory, scalar_of
 from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss, losses_among
-from tests.inside import recorder_of
+from tests.inside import module_of, recorder_of
+
+SCALARS: Any = module_of("FoundLoss")
+FIRST_STEPS = SCALARS.FIRST_STEPS
 
 STEPS = 6
 SECOND = f"{FOUND_LOSS}2"
@@ -273,7 +274,6 @@ def test_two_optimizers_have_separate_losses_of_which_no_course_is_expected() ->
                 optimizer.zero_grad()
     for name, place in ((f"{FOUND_LOSS} Linear", 0), (f"{FOUND_LOSS} Sequential", 1)):
         assert list(found_in(watcher, name).values()) == pytest.approx(own[place], rel=1e-6)
-    assert not Losses(watcher.store).series
     assert losses_among(watcher.store.scalar_names()) == [f"{FOUND_LOSS} Linear", f"{FOUND_LOSS} Sequential"]
     assert course_of(watcher.store, ()).reason.startswith("several optimizers have a loss")
     figures = key_figures_of(watcher.store)
@@ -377,7 +377,7 @@ def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
 
 
 def test_a_scale_of_zero_loses_no_frame() -> None:
-    assert Sum([3.0, 1.0]).resolve(0.0) == 4.0
+    assert SCALARS.Sum([3.0, 1.0]).resolve(0.0) == 4.0
 
 
 def test_passes_of_another_model_do_not_affect_the_loss_between_captured_steps() -> None:
@@ -422,7 +422,7 @@ def test_no_mode_of_the_user_sees_the_reading_of_logged_numbers() -> None:
 
     value = torch.tensor(1.5)
     with Notes():
-        assert scalar_of(value) == 1.5
+        assert SCALARS.scalar_of(value) == 1.5
     assert seen == []
 
 
@@ -473,8 +473,8 @@ def test_no_operator_of_hookcore_is_in_the_profile_of_an_uncaptured_step() -> No
 def test_a_number_is_read_from_memory_as_torch_reads_it(dtype: torch.dtype) -> None:
     values = torch.tensor([0.0, -1.5, 3.1415926, 1e-7, 6e4, float("inf"), float("nan")], dtype=dtype)
     for value in values:  # each a view with an offset of its own
-        assert read_memory(value) == pytest.approx(value.item(), rel=0, abs=0, nan_ok=True)
-    assert read_memory(values.to(torch.complex64)[1].conj().imag) is None  # its memory holds the negative
+        assert SCALARS.read_memory(value) == pytest.approx(value.item(), rel=0, abs=0, nan_ok=True)
+    assert SCALARS.read_memory(values.to(torch.complex64)[1].conj().imag) is None  # its memory holds the negative
 
 
 def test_the_loss_of_every_step_is_found_if_the_script_ends_steps_or_the_optimizer_steps_inside_the_pass() -> None:
@@ -515,7 +515,7 @@ def test_a_pause_records_no_loss() -> None:
 
 
 def test_a_loss_that_waits_for_the_next_step_has_the_time_of_its_own() -> None:
-    loss = FoundLoss()
+    loss = SCALARS.FoundLoss()
     loss.begin_pass([torch.tensor(2.0)], [torch.tensor(1.0)])
     loss.end_pass(counts=True)
     before = time.time()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hookcore.recorder.leaving.frames import MAX_KNOWN_ROWS, ShownRows
+from tests.inside import class_of, module_of
+
+ShownRows = class_of("ShownRows")
+MAX_KNOWN_ROWS = module_of("ShownRows").MAX_KNOWN_ROWS
 
 
 def test_frames_of_the_same_slots_share_one_read_only_array_of_taps() -> None:
@@ -23,4 +26,4 @@ def test_few_sets_of_slots_are_cached_at_a_time() -> None:
     rows = ShownRows(range(100))
     for slot in range(3 * MAX_KNOWN_ROWS):
         assert rows.of(np.array([slot], np.uint32))[0].tolist() == [slot]
-        assert len(rows._known) <= MAX_KNOWN_ROWS
+        assert len(rows.known) <= MAX_KNOWN_ROWS

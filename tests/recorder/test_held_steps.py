@@ -19,14 +19,15 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.modules import module as torch_module
 
 import hookcore
-from hookcore.capsules import calls, read_about, replay
+from hookcore.capsules import read_about, replay
 from hookcore.observe import cpu
-from hookcore.recorder.calls import keeping as holding_module
 from tests.capsule_files import capsules_of
 from tests.guilty import BAD, Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
 from tests.held import NEVER, fire, train, watch
-from tests.inside import keeper_of, recorder_of
+from tests.inside import keeper_of, module_of, recorder_of
+
+KEPT: Any = module_of("Arrival", "capsules")
 
 CALLS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
     lambda model, x: model(x),
@@ -39,9 +40,9 @@ CALLS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How calls are held: by the extension after the first two, or by Python in every step."""
     if request.param == "by the extension":
-        monkeypatch.setattr(calls, "FIRST", 2)
+        monkeypatch.setattr(KEPT, "FIRST", 2)
     elif request.param == "without the extension":
-        monkeypatch.setattr(holding_module, "_QUICK", False)
+        monkeypatch.setattr(module_of("Holding"), "QUICK", False)
     found: str = request.param
     return found
 
@@ -85,7 +86,7 @@ class Counting(nn.Module):
 
 def holds(watcher: hookcore.Watcher) -> bool:
     keeper = keeper_of(watcher)
-    return any(each.held is not None for each in keeper._models.values())
+    return any(each.held is not None for each in keeper.models)
 
 
 def test_an_uncaptured_step_is_saved_and_replayed_to_the_bit() -> None:
@@ -128,7 +129,7 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         found = []
         with pytest.MonkeyPatch.context() as patch, watch(model) as watcher:
-            patch.setattr(holding_module, "_QUICK", by_extension)
+            patch.setattr(module_of("Holding"), "QUICK", by_extension)
             for step in range(70):  # across the call before which Python looks at all numbers again
                 for _ in range(1 + step % 2):
                     output = model(torch.randn(3, 4))
@@ -140,10 +141,10 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
                         found.append({name: getattr(held, name) for name in type(held).__slots__ if name[:1] != "_"})
                         assert held.args[0] is held.versions[0][2]
                         assert output._backward_hooks is not None
-                        assert [type(hook) for hook in output._backward_hooks.values()] == [calls.Arrival]
+                        assert [type(hook) for hook in output._backward_hooks.values()] == [KEPT.Arrival]
                 optimizer.step()
                 optimizer.zero_grad()
-            quick = recorder_of(watcher).capture.placement.holding._quick  # type: ignore[union-attr]
+            quick = recorder_of(watcher).capture.placement.holding.quick  # type: ignore[union-attr]
             assert (quick.facts is not None) == by_extension
             assert not watcher.errors
         return found
@@ -316,8 +317,8 @@ def test_a_model_that_raises_keeps_no_hook() -> None:
 def test_in_a_process_with_compiled_code_no_call_is_held_and_the_event_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(holding_module, "has_compiled", lambda: True)
-    monkeypatch.setattr(holding_module, "_DYNAMO", "torch")
+    monkeypatch.setattr(module_of("Holding"), "has_compiled", lambda: True)
+    monkeypatch.setattr(module_of("Holding"), "_DYNAMO", "torch")
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model) as watcher:
@@ -337,7 +338,7 @@ def test_a_hook_waits_for_few_other_modules_only() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model) as watcher:
         for step in range(3):
-            for _ in range(2 * holding_module.MAX_OTHERS if step == 2 else 3):
+            for _ in range(2 * module_of("Holding").MAX_OTHERS if step == 2 else 3):
                 other(torch.ones(1))
             model(torch.randn(2, 4)).sum().backward()
             assert holds(watcher) == (step == 1)

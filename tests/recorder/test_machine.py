@@ -14,10 +14,7 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.recorder.clock.pace import Throughput, cuda_devices
 from hookcore.recorder.context import Ended
-from hookcore.recorder.leaving import thread
-from hookcore.recorder.leaving.thread import IDLE_S, Idle, Rounds
 from hookcore.recorder.machine import MAX_FAILURES, Gpus, Host, Sample, Sampler, open_host
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
@@ -36,10 +33,13 @@ from hookcore.records.vocabulary import (
     TIME,
 )
 from hookcore.store import Store
-from hookcore.store.parts import SHARES
+from hookcore.watcher import parts_of
 from tests.build import frame, stats_of
 from tests.gpus import GIB, Nvml, NvmlError, device
-from tests.inside import recorder_of, threads_named
+from tests.inside import module_of, recorder_of, threads_named
+
+PACE: Any = module_of("Throughput")
+THREAD: Any = module_of("Idle")
 
 Times = namedtuple("Times", "user system idle guest")
 
@@ -159,9 +159,9 @@ def test_no_gpu_is_touched_unless_torch_uses_one() -> None:
     def fail() -> Any:
         raise AssertionError("NVML was opened")
 
-    assert cuda_devices() == []
+    assert PACE.cuda_devices() == []
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    assert Gpus(cuda_devices, fail).read(0.0) == Sample()
+    assert Gpus(PACE.cuda_devices, fail).read(0.0) == Sample()
 
 
 # --- The sampler
@@ -184,7 +184,7 @@ def test_reading_never_waits_for_the_sampler() -> None:
     sampler = Sampler([lambda: lambda now: Sample({"a": 1.0})], lambda *failure: None)
     sampler.open()
     sampler.sample()
-    with sampler._lock:
+    with sampler.lock:
         assert sampler.take() is None
     assert sampler.take() == Sample({"a": 1.0})  # nothing was lost
 
@@ -325,7 +325,7 @@ def test_a_batch_is_counted_with_its_parts_and_keywords_and_not_in_evaluation() 
 def test_throughput_counts_the_samples_of_the_model_that_received_the_fewest() -> None:
     roots = [SimpleNamespace(samples=samples, tokens=0) for samples in (64, 32, 0)]
     context: Any = SimpleNamespace(ended=Ended(), plans=SimpleNamespace(roots=roots))
-    speed = Throughput(context)
+    speed = PACE.Throughput(context)
     assert speed.read(10.0) == Sample()  # no step has ended yet
     context.ended = Ended(2, 11.0)
     assert speed.read(12.0) == Sample()  # the first ends: it is unknown when their steps began
@@ -339,7 +339,7 @@ def test_throughput_counts_the_samples_of_the_model_that_received_the_fewest() -
 def test_a_step_that_takes_longer_than_a_sample_of_the_machine_does_not_look_like_none() -> None:
     plans = SimpleNamespace(roots=[SimpleNamespace(samples=8, tokens=0)])
     context: Any = SimpleNamespace(ended=Ended(1, 0.5), plans=plans)
-    speed = Throughput(context)
+    speed = PACE.Throughput(context)
     found = []
     for now in range(0, 40, 2):  # every two seconds; a step takes five
         context.ended = Ended(1 + now // 5, 0.5 + 5 * (now // 5))
@@ -358,7 +358,7 @@ class Idling:
         self.context: Any = SimpleNamespace(ended=Ended(), events=[], lock=threading.RLock(), now=lambda: self.now)
         self.capture: Any = SimpleNamespace(commands=nothing, control=nothing, collector=collector)
         steady: Any = SimpleNamespace(leave=lambda: None)
-        self.idle = Idle(self.context, self.capture, steady)
+        self.idle = THREAD.Idle(self.context, self.capture, steady)
 
     def take(self, time_s: float) -> float:
         self.machine.take()
@@ -378,7 +378,7 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     world.pass_time(10)
     assert world.shipped == []  # before the first step, there is no step that they could belong to
     world.context.ended = Ended(1, world.now)
-    world.now += IDLE_S / 2
+    world.now += THREAD.IDLE_S / 2
     world.idle.tick()
     assert world.shipped == []
     world.pass_time(20)
@@ -394,14 +394,14 @@ def test_the_machine_is_not_sampled_while_the_end_waits_for_a_replay(monkeypatch
     watcher = hookcore.watch(nn.Linear(4, 1), server=None)
     assert len(threads_named("hookcore-machine")) == 1
     waiting: list[list[threading.Thread]] = []
-    monkeypatch.setattr(watcher._explainer, "wait", lambda: waiting.append(threads_named("hookcore-machine")))
+    monkeypatch.setattr(parts_of(watcher).explainer, "wait", lambda: waiting.append(threads_named("hookcore-machine")))
     watcher.close()
     assert waiting == [[]]
 
 
 def test_what_arrives_after_the_last_step_has_the_time_at_which_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Idling()
-    monkeypatch.setattr(thread, "time", SimpleNamespace(time=lambda: 1000.0))
+    monkeypatch.setattr(THREAD, "time", SimpleNamespace(time=lambda: 1000.0))
     world.context.events.append("such as an error")
     world.context.ended, world.now = Ended(3, 5.0), 65.0  # such as after the replay of a step
     world.context.errors = SimpleNamespace(news=lambda _: [])
@@ -412,7 +412,7 @@ def test_what_arrives_after_the_last_step_has_the_time_at_which_it_ended(monkeyp
     world.capture.media = None
     steps: Any = SimpleNamespace(clock=None, steady=None)
     description: Any = SimpleNamespace(send_news=lambda ended: None, problems=SimpleNamespace(emit_new=lambda: None))
-    Rounds(world.context, world.capture, steps, world.context, description).end()
+    THREAD.Rounds(world.context, world.capture, steps, world.context, description).end()
     assert world.times == [940.0]
 
 
@@ -429,7 +429,8 @@ def test_a_store_keeps_the_machine_apart_from_the_scalars_of_each_step() -> None
     assert set(found.mean.tolist()) == {7.0}
     assert beside.scalar_names()[-8:] == list(sampled)
     assert len(beside.scalar_rows(SYSTEM + "7").first) == 100
-    assert sum(SHARES.values()) <= 1
+    parts = beside.usage().parts.items()  # names don't compete with values
+    assert sum(part.limit for name, part in parts if name != "names") <= beside.usage().max_bytes
 
 
 def test_a_store_counts_items_without_room() -> None:

@@ -9,7 +9,7 @@ import struct
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,22 +19,11 @@ from torch import nn
 import hookcore
 from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
-from hookcore.recorder.clock.errors import ErrorLog
-from hookcore.recorder.measured.snapshots import MAX_MEDIA, MediaQueue
 from hookcore.records import Snapshot, Tap, wire
 from hookcore.records.vocabulary import MAX_MEDIA_BYTES, TABLE_TYPE
 from hookcore.store import Store
-from hookcore.watcher.media import (
-    MAX_CELL,
-    MAX_COLUMNS,
-    MAX_ROWS,
-    MAX_SIDE,
-    figure_content,
-    image_content,
-    table_content,
-    text_content,
-)
 from tests.build import make_info
+from tests.inside import class_of, module_of
 from tests.serving import make_world
 
 
@@ -58,6 +47,24 @@ def pixels_of(png: bytes) -> np.ndarray[Any, Any]:
 RAMP = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
 
 
+class Content(NamedTuple):
+    """What a run has of something that was logged, and the number of its bytes before it was shortened."""
+
+    type: str
+    data: bytes
+    whole: int
+
+
+def log(kind: str, value: Any) -> Content:
+    """Log an image, a text, a table, or a figure. Raise an error if the watcher counts one instead."""
+    with hookcore.watch(nn.Linear(1, 1), server=None) as watcher:
+        getattr(watcher, f"log_{kind}")("x", value)
+    if watcher.errors:
+        raise ArgumentError(watcher.errors[0].message)
+    [(_, found)] = watcher.store.numbered_media()
+    return Content(found.dtype, found.values.tobytes(), found.shape[0])
+
+
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
@@ -72,73 +79,74 @@ RAMP = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     ids=["uint8", "tensor", "channels first", "floats", "bfloat16", "bool", "alpha"],
 )
 def test_an_image_keeps_its_exact_pixels(image: Any, expected: Any) -> None:
-    content = image_content(image)
+    content = log("image", image)
     assert (pixels_of(content.data) == expected).all()
     assert content.whole == len(content.data)
 
 
 def test_a_large_image_is_thinned_and_says_so() -> None:
-    content = image_content(np.zeros((MAX_SIDE * 2 + 1, 4), np.uint8))
+    content = log("image", np.zeros((2049, 4), np.uint8))
     assert pixels_of(content.data).shape == (683, 2, 3)
     assert content.whole > len(content.data)
-    noise = np.random.default_rng(0).integers(0, 256, (MAX_SIDE, MAX_SIDE, 3), dtype=np.uint8)
-    content = image_content(noise)
+    noise = np.random.default_rng(0).integers(0, 256, (1024, 1024, 3), dtype=np.uint8)
+    content = log("image", noise)
     assert len(content.data) <= MAX_MEDIA_BYTES < content.whole
 
 
 @pytest.mark.parametrize("image", [np.zeros(3), np.zeros((2, 2, 2)), np.full((2, 2), np.nan), np.full((2, 2), 1.5)])
 def test_anything_but_an_image_is_refused(image: Any) -> None:
     with pytest.raises(ArgumentError, match="the image"):
-        image_content(image)
+        log("image", image)
 
 
 def test_a_text_is_cut_between_characters() -> None:
-    content = text_content("ä" * MAX_MEDIA_BYTES)
+    content = log("text", "ä" * MAX_MEDIA_BYTES)
     assert content.data.decode() == "ä" * (MAX_MEDIA_BYTES // 2)
     assert content.whole == 2 * MAX_MEDIA_BYTES
-    assert text_content(3).data == b"3"
+    assert log("text", 3).data == b"3"
 
 
 def test_tables_of_all_kinds_are_the_same() -> None:
     rows = [{"a": 1, "b": "x"}, {"a": float("nan"), "b": None}]
     expected = {"columns": ["a", "b"], "rows": [[1, "x"], ["nan", None]], "total": 2}
-    assert json.loads(table_content(rows).data) == expected
+    assert json.loads(log("table", rows).data) == expected
     columns = {"a": [1, np.float64("nan")], "b": ["x", None]}
-    assert json.loads(table_content(columns).data) == expected
+    assert json.loads(log("table", columns).data) == expected
     tensors = {"a": torch.tensor([1, 2]), "b": np.array([0.5, 1.5])}
-    assert json.loads(table_content(tensors).data)["rows"] == [[1, 0.5], [2, 1.5]]
-    long = json.loads(table_content({"a": range(MAX_ROWS + 5)}).data)
-    assert (len(long["rows"]), long["total"]) == (MAX_ROWS, MAX_ROWS + 5)
-    wide = json.loads(table_content({f"{number}{'ä' * MAX_MEDIA_BYTES}": [] for number in range(MAX_COLUMNS)}).data)
-    assert [len(name) for name in wide["columns"]] == [MAX_CELL] * MAX_COLUMNS
+    assert json.loads(log("table", tensors).data)["rows"] == [[1, 0.5], [2, 1.5]]
+    long = json.loads(log("table", {"a": range(1000 + 5)}).data)
+    assert (len(long["rows"]), long["total"]) == (1000, 1000 + 5)
+    wide = json.loads(log("table", {f"{number}{'ä' * MAX_MEDIA_BYTES}": [] for number in range(100)}).data)
+    assert [len(name) for name in wide["columns"]] == [1000] * 100
     assert wide["columns"][7].startswith("7ä")
     assert wide["columns"][7].endswith("…")
     with pytest.raises(ArgumentError, match="different lengths"):
-        table_content({"a": [1], "b": [1, 2]})
+        log("table", {"a": [1], "b": [1, 2]})
     with pytest.raises(ArgumentError, match="the table has the type int"):
-        table_content(3)
+        log("table", 3)
 
 
 def test_figures_are_recognized_by_their_methods() -> None:
     plotly = SimpleNamespace(to_plotly_json=dict, to_json=lambda: '{"data":[],"layout":{}}')
-    assert figure_content(plotly).type == "application/vnd.plotly.v1+json"
+    assert log("figure", plotly).type == "application/vnd.plotly.v1+json"
     matplotlib = SimpleNamespace(savefig=lambda buffer, format: buffer.write(b"PNG"))
-    assert (figure_content(matplotlib).type, figure_content(matplotlib).data) == ("image/png", b"PNG")
+    found = log("figure", matplotlib)
+    assert (found.type, found.data) == ("image/png", b"PNG")
     with pytest.raises(ArgumentError, match="the figure has the type int"):
-        figure_content(3)
+        log("figure", 3)
     large = SimpleNamespace(to_plotly_json=dict, to_json=lambda: "x" * (MAX_MEDIA_BYTES + 1))
     with pytest.raises(ArgumentError, match="fewer points"):
-        figure_content(large)
+        log("figure", large)
 
 
 def test_media_beyond_the_queue_limit_are_left_out_and_counted() -> None:
-    errors = ErrorLog(SimpleNamespace(number=7))  # type: ignore[arg-type]
-    queue = MediaQueue(errors)
-    for step in range(MAX_MEDIA + 3):
+    errors = class_of("ErrorLog")(SimpleNamespace(number=7))
+    queue, most = class_of("MediaQueue")(errors), module_of("MediaQueue").MAX_MEDIA
+    for step in range(most + 3):
         queue.put("x", step, "text/plain", b"x", 1)
     sent: list[Snapshot] = []
     queue.ship(sent.append)  # type: ignore[arg-type]
-    assert len(sent) == MAX_MEDIA
+    assert len(sent) == most
     [event] = errors.news()
     assert (event.name, event.step, event.count) == ("media-dropped", 7, 3)
     assert event.message.startswith("3 logged items dropped")

@@ -19,7 +19,7 @@ import hookcore
 from hookcore.errors import ArgumentError, ClosedError, ServerError, StopTraining
 from hookcore.reading.answers import Incident, Incidents
 from hookcore.recorder.clock.clock import MAX_WAITING, Boundary
-from hookcore.store.incidents.incident import SCALER_SEARCH
+from hookcore.watcher import parts_of
 from hookcore.watcher.callbacks import Callbacks
 from hookcore_app.serving import server_thread
 from tests.harness import digest, seed_all, watch
@@ -291,7 +291,7 @@ def train_scaled(limit: float, steps: int, calls: list[Incident], severity: Lite
             scaler.step(optimizer)
             scaler.update()
             watcher.flush()
-            watcher._callbacks._look()  # at every step, as a fast thread might
+            parts_of(watcher).callbacks.look()  # at every step, as a fast thread might
     assert watcher.errors == []
 
 
@@ -302,9 +302,9 @@ def test_a_scaler_searching_for_its_scale_is_a_note_and_one_that_fails_is_an_err
     errors: list[Incident] = []
     train_scaled(2.0**8, 20, errors, "error")
     assert errors == []
-    train_scaled(0.0, 2 + SCALER_SEARCH, errors, "error")
+    train_scaled(0.0, 2 + 24, errors, "error")
     assert errors == []
-    train_scaled(0.0, 2 + SCALER_SEARCH + 1, errors, "error")
+    train_scaled(0.0, 2 + 24 + 1, errors, "error")
     assert [each.rule for each in errors] == ["nonfinite"]
 
 

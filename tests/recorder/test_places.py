@@ -18,11 +18,10 @@ import torch.distributed as dist
 from torch import nn
 
 import hookcore
-from hookcore.config import launched, launchers, rank
+from hookcore.config import launched, rank
 from hookcore.delivery import facts as places
 from hookcore.delivery.archive import read_archive
 from hookcore.records.wire import Place
-from hookcore.watcher import watcher
 from tests.commanding import PATIENCE_S
 from tests.inside import delivery_of
 from tests.ports import free_port
@@ -138,20 +137,32 @@ def test_too_few_variables_do_not_identify_a_place(name: str) -> None:
 
 def test_a_shell_in_a_slurm_step_is_not_a_task_but_srun_from_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     in_shell = SLURM | {"SLURM_PTY_PORT": "41209"}
-    monkeypatch.setattr(launchers, "has_terminal", lambda: True)
+    opened, has_terminal = os.open, True
+
+    def open_file(path: Any, *rest: Any, **options: Any) -> int:
+        if path != "/dev/tty":
+            return opened(path, *rest, **options)
+        if not has_terminal:
+            raise OSError("this process has no terminal")
+        return opened(os.devnull, os.O_RDONLY)
+
+    monkeypatch.setattr(os, "open", open_file)
     assert launched(mark, in_shell) is None
-    monkeypatch.setattr(launchers, "has_terminal", lambda: False)
+    has_terminal = False
     assert launched(mark, in_shell) is not None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems show no arguments of a process")
-def test_the_arguments_of_torchrun_say_whether_machines_may_come_and_go() -> None:
+def test_the_arguments_of_torchrun_say_whether_machines_may_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, may in ((["--nnodes=1:4"], True), (["--nnodes", "1:4"], True), (["--nnodes", "4"], False)):
         agent = subprocess.Popen([sys.executable, "-ISc", "print(flush=True); input()", *arguments], **PIPES)
         with agent:
             assert agent.stdout is not None
             agent.stdout.read(1)  # its arguments are known only when it runs
-            assert launchers.is_elastic(agent.pid, {}) is may
+            monkeypatch.setattr(os, "getppid", lambda agent=agent: agent.pid)
+            found = launched(mark, TORCHRUN)
+            assert found is not None
+            assert (mark(agent.pid) not in found.job) is may  # then the ranks have no common parent
             agent.kill()
 
 
@@ -219,7 +230,7 @@ def test_a_watch_that_only_one_rank_makes_is_not_mistaken_for_the_training(
     def jobs(its_rank: str, *models: nn.Module) -> list[str]:
         """Return the jobs of the watches of a new process."""
         monkeypatch.setenv("RANK", its_rank)
-        monkeypatch.setattr(watcher, "_numbers", defaultdict(count))
+        monkeypatch.setattr(sys.modules[hookcore.Watcher.__module__], "numbers", defaultdict(count))
         found = []
         for model in models:
             with hookcore.watch(model, server=None) as watched:

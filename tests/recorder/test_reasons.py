@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore.observe import device
-from hookcore.recorder.calls import coverage as unseen
-from hookcore.recorder.calls.coverage import NO_ROOM
 from hookcore.recorder.calls.plans import Plan
 from tests.harness import watch
-from tests.inside import recorder_of
+from tests.inside import module_of, recorder_of
 from tests.zoo.case import mean_square
+
+unseen = module_of("LaterModules")
 
 
 class Odd(nn.Module):
@@ -168,11 +168,11 @@ def test_an_uncaptured_step_is_not_reported_as_reaching_nothing() -> None:
 def test_a_gradient_without_room_is_not_reported_as_missing() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     with watch(model) as watcher:
-        recorder_of(watcher).context.statistics.table._capacity = 19  # 16 for the weights, and 18 for the modules
+        recorder_of(watcher).context.statistics.table.capacity = 19  # 16 for the weights, and 18 for the modules
         coverage = train(model, watcher, torch.randn(3, 4))
     partly = [item for item in coverage.values() if "output" in item.kinds and "output_grad" not in item.kinds]
     assert partly
-    assert {item.reason for item in partly} == {NO_ROOM}
+    assert {item.reason for item in partly} == {unseen.NO_ROOM}
 
 
 def test_finding_reasons_for_many_modules_reads_each_weight_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +182,8 @@ def test_finding_reasons_for_many_modules_reads_each_weight_only_a_few_times(mon
         looks.append(plan.path)
         return weights_of(plan)
 
-    weights_of = unseen._weights_of
-    monkeypatch.setattr(unseen, "_weights_of", counted)
+    weights_of = unseen.weights_of
+    monkeypatch.setattr(unseen, "weights_of", counted)
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(60)))
     for layer in model[1:]:
         layer.weight = model[0].weight

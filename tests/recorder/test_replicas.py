@@ -85,7 +85,7 @@ def recorded(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[Rows]
         model.__dict__["seen"] = watcher.observe
         yield rows
         watcher.flush()
-        model.__dict__["place"] = recorder_of(watcher).description._ranks.place
+        model.__dict__["place"] = recorder_of(watcher).description.ranks.place
         assert not watcher.errors
     names: list[Tap] = []
     for frame in frames:

@@ -16,13 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hookcore
 from hookcore.observe import finite
 from hookcore.recorder.clock.cadence import Cadence
-from hookcore.recorder.measured import scalars
-from hookcore.recorder.measured import sentinel as sentinel_module
-from hookcore.recorder.measured.sentinel import first_of_flow
 from hookcore.records import Event
 from hookcore.records.flow import FlowCall
 from tests.harness import seed_all
-from tests.inside import recorder_of
+from tests.inside import keeper_of, module_of
 from tests.zoo.case import mean_square, noise, sgd
 
 BAD = 21
@@ -146,7 +143,7 @@ def test_only_the_change_is_reported_and_again_after_a_finite_step() -> None:
 
 
 def test_a_run_reports_so_many_steps_and_says_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentinel_module, "MAX_REPORTED", 2)
+    monkeypatch.setattr(module_of("Sentinel"), "MAX_REPORTED", 2)
     model = _net(torch.log, ())
     with _watched(model) as watcher:
         _train_with_factors(model, dict.fromkeys((3, 5, 7, 9), float("nan")))
@@ -366,10 +363,10 @@ class _LateReading:
 
 def test_what_a_device_computes_is_reported_later_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite.Tally, "sees", lambda self, tensor: False)
-    monkeypatch.setattr(sentinel_module, "is_elsewhere", lambda tensor: True)
-    monkeypatch.setattr(sentinel_module, "start_reading", _LateReading)
+    monkeypatch.setattr(module_of("Sentinel"), "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(module_of("Sentinel"), "start_reading", _LateReading)
     monkeypatch.setattr(_LateReading, "done", False)
-    monkeypatch.setattr(scalars, "_number", _LateNumber)
+    monkeypatch.setattr(module_of("FoundLoss"), "_number", _LateNumber)
     model = _net(BACKWARD["the root of zero"], (5,))
     with _watched(model) as watcher:
         _train(model, 9)
@@ -387,10 +384,7 @@ def test_a_step_whose_device_spoke_after_its_update_is_said_to_be_beyond_saving(
     model = _net(lambda x: x)
     with _watched(model, capsule="error") as watcher:
         _train(model, 3)
-        keeping = recorder_of(watcher).capture.keeping
-        keeper = keeping._dispatcher.keeper
-        assert keeper is not None
-        keeper.alarm(1)
+        keeper_of(watcher).alarm(1)
         _train(model, 1)
         watcher.flush()
         (event,) = [each for each in watcher.store.events() if each.name == "capsule-missed"]
@@ -419,6 +413,7 @@ def test_lookouts_are_the_modules_where_the_flow_begins() -> None:
         FlowCall("head", fed_by=(2,), returns=(4,)),
         FlowCall("", returns=(5,)),
     )
+    first_of_flow = module_of("Sentinel").first_of_flow
     assert first_of_flow(calls, ["user", "item", "merge", "head.last"]) == ["user", "item"]
     assert first_of_flow(calls, ["merge", "head.last"]) == ["merge"]
     assert first_of_flow(calls, ["item", "head.last"]) == ["item"]

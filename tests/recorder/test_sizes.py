@@ -17,11 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hookcore
 from hookcore.delivery.archive import load_into, read_archive
-from hookcore.recorder.measured import sizes
-from hookcore.recorder.measured import sizes as flops
 from hookcore.records.flow import CallSize, Flow, FlowCall, TensorForm
 from hookcore.store import Store
 from tests.flow_world import BasicBlock, Residual, watch
+from tests.inside import module_of
+
+SIZES: Any = module_of("Sizes")
 
 
 def train(
@@ -258,7 +259,7 @@ def test_without_gradients_only_layers_of_torch_are_known() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Residual(), nn.Linear(4, 1)).requires_grad_(False)
     found = by_name(train(model, batch))
     assert (found["0"].flops, found["1.a"].flops, found["(root)"].flops) == (96, 96, 0)
-    assert (found["1"].flops, found["1"].why) == (None, flops.NO_GRADIENTS)
+    assert (found["1"].flops, found["1"].why) == (None, SIZES.NO_GRADIENTS)
 
 
 def test_a_frozen_layer_inside_a_graph_is_known() -> None:
@@ -289,7 +290,7 @@ def test_a_compiled_part_is_unknown_and_the_others_are_known() -> None:
     model.b = torch.compile(model.b, backend="aot_eager")  # type: ignore[assignment]
     found = by_name(train(model, batch))
     assert (found["a"].flops, found["c"].flops, found["(root)"].flops) == (96, 24, 0)
-    assert (found["b"].flops, found["b"].why) == (None, flops.COMPILED)
+    assert (found["b"].flops, found["b"].why) == (None, SIZES.COMPILED)
     torch._dynamo.reset()
 
 
@@ -310,9 +311,9 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
 
 
 def test_a_torch_version_without_numbers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "next_node_number", None)
+    monkeypatch.setattr(SIZES, "next_node_number", None)
     found = by_name(train(nn.Sequential(nn.Linear(4, 4), Residual()), batch))
-    assert (found["0"].flops, found["1"].flops, found["1"].why) == (96, None, sizes.UNNUMBERED)
+    assert (found["0"].flops, found["1"].flops, found["1"].why) == (96, None, SIZES.UNNUMBERED)
 
 
 # --- Calls, micro-batches, memory, and forms --------------------------------------------------------------------------

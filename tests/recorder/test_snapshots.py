@@ -20,11 +20,9 @@ import hookcore
 from hookcore.errors import ArgumentError
 from hookcore.hooks import internals
 from hookcore.observe import copies
-from hookcore.recorder.measured import snapshots as limits
-from hookcore.recorder.measured import snapshots as snapshot_copies
 from hookcore.records import TENSOR_KINDS, Command, Event, Kind, Snapshot, Tap
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, watch
-from tests.inside import recorder_of
+from tests.inside import class_of, module_of, recorder_of
 from tests.zoo import CASES, Case, Trial
 
 
@@ -350,7 +348,7 @@ def _missed(watcher: hookcore.Watcher) -> str:
 
 
 def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_STEPS", 5)
+    monkeypatch.setattr(module_of("Snapshots"), "MAX_STEPS", 5)
     model, optimizer = net(), torch.optim.SGD(net().parameters(), lr=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model) as watcher:
@@ -397,20 +395,17 @@ def test_the_end_of_the_training_is_the_reason_for_pending_snapshots() -> None:
 
 
 def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (limits, snapshot_copies):
-        monkeypatch.setattr(module, "MAX_BYTES", 1000)
-        monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1500)
+    monkeypatch.setattr(module_of("Snapshots"), "MAX_BYTES", 1000)
+    monkeypatch.setattr(module_of("Snapshots"), "MAX_WAITING_BYTES", 1500)
     model, optimizer = net(), torch.optim.SGD(net().parameters(), lr=0.1)
     with watch(model) as watcher:
         snapshots = recorder_of(watcher).capture.observers.snapshots
-        for call in range(limits.MAX_PENDING + 3):
+        for call in range(64 + 3):
             ask(watcher, "0", call=call)
-        assert len(snapshots._pending) == limits.MAX_PENDING
-        monkeypatch.setattr(snapshot_copies.WaitingCopies, "ship", lambda *_: None)  # the recorder's thread is busy
+        monkeypatch.setattr(class_of("WaitingCopies"), "ship", lambda *_: None)  # the recorder's thread is busy
         for _ in range(20):
             model[0](torch.ones(20, 4))
-        waiting = sum(each.copy.nbytes for each in snapshots.copies._waiting)
-        assert 0 < waiting <= 1500
+        assert 0 < snapshots.copies.waiting_bytes <= 1500
         monkeypatch.undo()
         optimizer.step()
     said = [event.message for event in watcher.store.events() if event.name == "snapshot-missed"]

@@ -21,10 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
-from hookcore.recorder.clock.pace import Throughput
-from hookcore.recorder.clock.steptimes import Meter, StepTimes
 from hookcore.recorder.context import Ended
-from hookcore.recorder.known.parameters import Parameters
 from hookcore.records.vocabulary import (
     SAMPLES_RATE,
     STEPS_RATE,
@@ -36,6 +33,9 @@ from hookcore.records.vocabulary import (
     TOKENS_RATE,
 )
 from hookcore.store import Store
+from tests.inside import class_of
+
+Meter, Parameters, StepTimes, Throughput = map(class_of, ("Meter", "Parameters", "StepTimes", "Throughput"))
 
 PARTS = ("loading", "before", "forward", "backward", "optimizer", "other", "hookcore")
 

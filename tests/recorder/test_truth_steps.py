@@ -18,10 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore.hooks.backward import IN_ANY_ORDER
-from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
-from tests.inside import recorder_of
+from tests.inside import class_of, recorder_of
 from tests.zoo.case import mean_square, noise, sgd
 from tests.zoo.graphs import block
 
@@ -417,8 +416,9 @@ def test_a_step_that_raised_and_is_repeated_counts_once(
             return super().step(closure)
 
     if elsewhere:  # as on another device
-        add = Statistics._add_elsewhere
-        monkeypatch.setattr(Statistics, "add", lambda self, plan, tensor, slot: add(self, plan, tensor.detach(), slot))
+        statistics = class_of("Statistics")
+        add = statistics.add_elsewhere
+        monkeypatch.setattr(statistics, "add", lambda self, plan, tensor, slot: add(self, plan, tensor.detach(), slot))
     seed_all()
     model, x = nn.Linear(4, 3), noise(5, 4)
     optimizer = Fails(model.parameters(), 0.1)

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.recorder.known.ownership import MAX_REPORTED, UNUSED
 from hookcore.records import Event, Tap
 from hookcore_app.analysis.modules import calls_of, rows_of
 from tests.harness import assert_stats, read_step, seed_all, watch
+from tests.inside import module_of
 from tests.manual import ROOT
 from tests.zoo.case import mean_square, mlp, noise, sgd
+
+OWNERSHIP = module_of("UnusedForwards")
 
 MODEL = "0", "1"
 
@@ -73,7 +75,7 @@ def test_a_pass_whose_loss_is_given_up_is_an_event_and_keeps_its_values_apart(ho
     assert_stats(stats["1", "output_grad", "", 1], [second.grad])
     assert ("1", "output_grad", "", 0) not in stats
     assert event.step == 2
-    assert all(told[path].captured and told[path].reason == UNUSED for path in MODEL)
+    assert all(told[path].captured and told[path].reason == OWNERSHIP.UNUSED for path in MODEL)
 
 
 def test_calls_per_step_are_those_of_the_newest_step_not_of_one_with_such_a_pass() -> None:
@@ -126,12 +128,12 @@ def test_the_number_of_events_is_bounded() -> None:
     model = net()
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:
-        for number in range(4 * MAX_REPORTED):
+        for number in range(4 * OWNERSHIP.MAX_REPORTED):
             if number % 2:
                 model(noise(5, 4))
             mean_square(model(noise(5, 4))).backward()
             optimizer.step()
-        assert len(unused(watcher)) == MAX_REPORTED
+        assert len(unused(watcher)) == OWNERSHIP.MAX_REPORTED
 
 
 def test_a_model_among_others_is_named() -> None:
@@ -206,7 +208,7 @@ def test_passes_that_are_all_used_are_no_event(model: Any, losses: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
         assert unused(watcher) == []
-        assert UNUSED not in {each.reason for each in watcher.coverage()}
+        assert OWNERSHIP.UNUSED not in {each.reason for each in watcher.coverage()}
         assert watcher.current_step == 3
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from hookcore.findings import Finding, findings_of
-from hookcore.recorder.clock.pace import Evaluations
 from hookcore.records import Tap
 from hookcore.records.vocabulary import (
     EVALUATED,
@@ -18,6 +17,7 @@ from hookcore.records.vocabulary import (
 )
 from hookcore.store import Store
 from tests.build import append
+from tests.inside import class_of
 
 RULES = ("slow-data-loading", "long-evaluation", "idle-gpu")
 
@@ -79,7 +79,7 @@ def test_the_time_in_evaluation_mode_is_sampled_of_models_that_train() -> None:
         evaluates = False
 
     root = Mode()
-    evaluations = Evaluations(SimpleNamespace(roots=[root]))  # type: ignore[arg-type]
+    evaluations = class_of("Evaluations")(SimpleNamespace(roots=[root]))
     samples = []
     for place, root.evaluates in enumerate((False, False, True, True, False)):
         samples.append(evaluations.read(2.0 * place).numbers)

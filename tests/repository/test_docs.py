@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import hookcore
-from hookcore.commands.doctor.machine import TESTED
+from hookcore.commands.doctor import TESTED
 from hookcore_app.serving import server_thread
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of, tokens_of
 from tests.project import PROJECT

@@ -17,6 +17,7 @@ from hookcore.delivery.delivery import Delivery, new_run
 from hookcore.delivery.sinks import StoreSink
 from hookcore.records.wire import Place
 from hookcore.store import Store
+from hookcore.watcher import parts_of
 from hookcore.watcher.callbacks import MAX_LINES, MINUTE_S, Terminal
 from tests.inside import run_id_of, threads_named
 from tests.serving import TOKEN, served
@@ -112,7 +113,7 @@ def test_a_training_says_when_an_error_begins_and_what_its_problems_were(
                 if step != 12:
                     optimizer.step()
             watcher.flush()
-            wait_for(lambda: watcher._callbacks.newest, "the incident")
+            wait_for(lambda: parts_of(watcher).callbacks.newest, "the incident")
         said = capsys.readouterr().err
     page = f"hookcore: {server.url}/runs/{run_id_of(watcher)}"
     first, *lines = said.splitlines()

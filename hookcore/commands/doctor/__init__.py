@@ -3,6 +3,6 @@
 It starts no lasting process and changes nothing. `machine` needs no torch; `training` runs only if torch is installed.
 """
 
-from hookcore.commands.doctor.machine import Check, as_text, examine
+from hookcore.commands.doctor.machine import TESTED, Check, as_text, examine, examine_machine, examine_tested
 
-__all__ = ["Check", "as_text", "examine"]
+__all__ = ["TESTED", "Check", "as_text", "examine", "examine_machine", "examine_tested"]

@@ -40,7 +40,7 @@ _UNSEEN: Final = "not called"
 
 def examine() -> list[Check]:
     """Check the devices, the kernel, the compiler, and whether data loading can be timed."""
-    return [*_devices(), _kernel(), _compiler(), *([Check("note", "data loading", UNSEEN)] if UNSEEN else [])]
+    return [*_devices(), examine_kernel(), _compiler(), *([Check("note", "data loading", UNSEEN)] if UNSEEN else [])]
 
 
 def _devices() -> Iterator[Check]:
@@ -65,7 +65,7 @@ def _has_triton() -> bool:
     return True
 
 
-def _kernel() -> Check:
+def examine_kernel() -> Check:
     """Measure a tensor with known values."""
     model = nn.Identity()
     with Watcher(model, Settings.of({}, server=None, budget=None, name="doctor")) as watcher:

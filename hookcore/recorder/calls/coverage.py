@@ -52,7 +52,7 @@ class World:
         """The first two modules that have a weight, by root and weight: the position and the path of each."""
         owners: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
         for number, plan in enumerate(self.by_path.values()):
-            for weight in _weights_of(plan):
+            for weight in weights_of(plan):
                 if len(sharing := owners[id(plan.root), weight]) < 2:
                     sharing.append((number, plan.path))
         return owners
@@ -142,14 +142,14 @@ def _tied_to(plan: Plan, world: World) -> str | None:
     """Return the first other module with one of the same weights."""
     others = [
         (number, path)
-        for weight in _weights_of(plan)
+        for weight in weights_of(plan)
         for number, path in world.owners.get((id(plan.root), weight), ())
         if path != plan.path
     ]
     return min(others)[1] if others else None
 
 
-def _weights_of(plan: Plan) -> set[int]:
+def weights_of(plan: Plan) -> set[int]:
     module = plan.ref()
     return (
         set() if module is None else {id(weight) for weight in list(module._parameters.values()) if weight is not None}

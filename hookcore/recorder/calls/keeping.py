@@ -123,7 +123,7 @@ _PIPELINED: Final = "a pipeline runs the model, so only the calls of captured st
 _TRACED: Final = "the model was traced, or ran inside torch.func"
 
 
-_QUICK: Final = hasattr(cpu.Hold, "learn")
+QUICK: Final = hasattr(cpu.Hold, "learn")
 _Pairs = tuple[tuple[Any, Any], ...]
 
 
@@ -166,7 +166,7 @@ class Holding:
 
     _dispatcher: Dispatcher
     _calls: NextCalls = field(init=False)
-    _quick: Any = field(init=False)
+    quick: Any = field(init=False)
     is_on: bool = field(default=False, init=False)  # in this step
     _others: int = field(default=0, init=False)  # calls of other modules
     _holds: bool = field(default=False, init=False)  # the running call
@@ -174,8 +174,8 @@ class Holding:
     _rest: int = field(default=0, init=False)  # calls that it might still hold when it was asked last
 
     def __post_init__(self) -> None:
-        self._quick = cpu.Hold()
-        self._calls = NextCalls(self._entered, self._left, self._quick)
+        self.quick = cpu.Hold()
+        self._calls = NextCalls(self._entered, self._left, self.quick)
 
     def begin_step(self, captured: bool) -> None:
         """Wait for the next call of a model, unless the step is captured."""
@@ -194,7 +194,7 @@ class Holding:
     @property
     def spent_s(self) -> float:
         """The seconds that holding has taken so far, as far as that is known."""
-        return float(self._quick.spent_s)
+        return float(self.quick.spent_s)
 
     @property
     def entry(self) -> tuple[dict[int, Any], int, Any]:
@@ -215,7 +215,7 @@ class Holding:
         """Remove every hook."""
         self.is_on = False
         self._calls.close()
-        self._quick.drop()
+        self.quick.drop()
         self._routine = None
 
     def _give_up(self, why: str) -> None:
@@ -261,14 +261,14 @@ class Holding:
     def _count(self) -> None:
         """Count the calls that the extension has held."""
         if self._routine is not None:
-            self._routine.skip(self._rest - self._quick.rest)
-            self._rest = self._quick.rest
+            self._routine.skip(self._rest - self.quick.rest)
+            self._rest = self.quick.rest
 
     def _teach(self, keeper: StepKeeper, plan: Plan, module: nn.Module) -> None:
         """Let the extension hold the next calls, if it can."""
-        if not _QUICK:
+        if not QUICK:
             return
-        facts = self._quick.facts
+        facts = self.quick.facts
         if self._rest and facts is not None and facts.plan is plan and facts.kept is keeper.newest:
             return
         if (routine := keeper.routine()) is None or not can_be_hooked(module):
@@ -304,7 +304,7 @@ class Holding:
             keeper,
             self,
         )
-        self._quick.learn(facts, routine.calls)
+        self.quick.learn(facts, routine.calls)
         self._routine, self._rest = routine, routine.calls
 
     def _skip(self, module: nn.Module) -> None:

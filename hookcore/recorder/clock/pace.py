@@ -165,7 +165,7 @@ class Stalls:
     def _see(self, now: float, was_stopped: bool) -> None:
         frames = [] if self.rests else self._frames_in_loop()
         places = tuple((frame.f_code, frame.f_lasti) for frame in _until_library(frames))
-        spent = self._spent()
+        spent = self.spent_s()
         works = not spent - self._spent_before <= WORK * (now - self._since)
         if not places or was_stopped or works or places != self._places or any(map(_is_busy, frames[1:])):
             self._places, self._since, self._spent_before = places, now, spent
@@ -183,7 +183,7 @@ class Stalls:
         """Whether steps aren't expected now: paused, or evaluating."""
         return self._context.paused or any(root.evaluates for root in self._context.plans.roots)
 
-    def _spent(self) -> float:
+    def spent_s(self) -> float:
         """Return the processor time of the training thread; NaN if it isn't known."""
         try:
             return float("nan") if self._clock is None else time.clock_gettime(self._clock)

@@ -94,7 +94,7 @@ class Describer:
 
     def __init__(self, context: Context, capture: Capture, ranks: Ranks, facts: Facts) -> None:
         self._context, self._commands, self._models = context, capture.commands, capture.models
-        self._ranks, self._facts = ranks, facts
+        self.ranks, self._facts = ranks, facts
         self.problems = Problems(context, self._models)
         self._due_at = 0.0
         self._rests_until = 0.0  # walking over a very large model blocks other threads
@@ -146,7 +146,7 @@ class Describer:
     def send_place(self) -> None:
         """Send where this process is in a distributed training."""
         try:
-            place = self._ranks.news(self._models.device)
+            place = self.ranks.news(self._models.device)
         except Exception as error:  # never a reason to lose a frame
             self._context.errors.record("place among the ranks", error)
         else:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.observe import cpu
-from hookcore.observe.arena import Harvest, join, unpack
+from hookcore.observe.arena import Harvest, join, stats_of, unpack
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.place import Replicas
 from hookcore.recorder.machine import Sample, Sampler
@@ -95,29 +94,21 @@ def newest_events(events: tuple[Event, ...]) -> tuple[tuple[Event, ...], int]:
     return events[-MAX_KEPT_EVENTS:], max(0, len(events) - MAX_KEPT_EVENTS)
 
 
-def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the columns of `STATS` from rows of arena cells; computed without the interpreter lock."""
-    rows = np.ascontiguousarray(cells)
-    stats = np.empty((len(rows), len(STATS)))
-    cpu.stats(rows.ctypes.data, len(rows), stats.ctypes.data)
-    return stats
-
-
 class ShownRows:
     """The taps of frames, by the slots of their rows. Frames of the same slots share one array."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers  # each slot's tap number, -1 for a hidden slot; more are added, and none changes
-        self._known: dict[bytes, _Shown] = {}
+        self.known: dict[bytes, _Shown] = {}  # the newest sets of slots
 
     def of(self, slots: NDArray[np.uint32]) -> _Shown:
         """Return the taps of these slots, and which rows are theirs if not all."""
         key = slots.tobytes()
-        found = self._known.get(key)
+        found = self.known.get(key)
         if found is None:
-            if len(self._known) == MAX_KNOWN_ROWS:
-                self._known.clear()
-            found = self._known[key] = self._look_up(slots)
+            if len(self.known) == MAX_KNOWN_ROWS:
+                self.known.clear()
+            found = self.known[key] = self._look_up(slots)
         return found
 
     def _look_up(self, slots: NDArray[np.uint32]) -> _Shown:

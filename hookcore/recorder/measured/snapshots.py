@@ -288,18 +288,18 @@ class WaitingCopies(Outgoing[_Taken]):
         self._emit, self._current, self._owners = context.emit, context.current, context.owners
         self._scale, self._names = scale, names
         self._lock = threading.Lock()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0  # of the copies
 
     def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
         """Copy the tensor now, because code after this hook may change it."""
         with self._lock:
             if request.taken:
                 return
-            if self._waiting_bytes > MAX_WAITING_BYTES - MAX_BYTES:
+            if self.waiting_bytes > MAX_WAITING_BYTES - MAX_BYTES:
                 request.hint = "too many bytes waited for the recorder's thread"
                 return
             request.taken = True
-            self._waiting_bytes += MAX_BYTES  # until its size is known
+            self.waiting_bytes += MAX_BYTES  # until its size is known
         copy: Copy | str = "it could not be copied"
         try:
             copy = take_copy(tensor, whole)
@@ -311,11 +311,11 @@ class WaitingCopies(Outgoing[_Taken]):
     def _keep(self, request: Request, copy: Copy | str) -> None:
         scale = self._owners.known_scale() if request.tap.kind in self._scale.kinds else None
         with self._lock:
-            self._waiting_bytes -= MAX_BYTES
+            self.waiting_bytes -= MAX_BYTES
             if isinstance(copy, str):
                 request.taken, request.hint = False, copy
             else:
-                self._waiting_bytes += copy.nbytes
+                self.waiting_bytes += copy.nbytes
                 step = self._current.number
                 names = self._names.of(request.tap.kind, step)
                 self._waiting.append(_Taken(request, copy, step, time.time(), scale, names))
@@ -332,7 +332,7 @@ class WaitingCopies(Outgoing[_Taken]):
 
     def _release(self, item: _Taken) -> None:
         with self._lock:
-            self._waiting_bytes -= item.copy.nbytes
+            self.waiting_bytes -= item.copy.nbytes
 
     def _send(self, item: _Taken, send: Send) -> None:
         copy, request = item.copy, item.request

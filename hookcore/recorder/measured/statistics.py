@@ -317,7 +317,7 @@ class Statistics:
                 except RuntimeError:  # without memory of its own: handled below
                     pass
             elif is_readable_on_cuda(tensor):
-                self._add_elsewhere(plan, tensor, slot)
+                self.add_elsewhere(plan, tensor, slot)
                 return
         with unseen():
             if is_shard(tensor):
@@ -330,9 +330,9 @@ class Statistics:
             elif plain.is_cpu:
                 self.arena.observe(plain, self.arena.row(slot))
             else:
-                self._add_elsewhere(plan, plain, slot)
+                self.add_elsewhere(plan, plain, slot)
 
-    def _add_elsewhere(self, plan: Plan, tensor: Tensor, slot: int) -> None:
+    def add_elsewhere(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         """Add a plain tensor of another device."""
         reason = self.devices.observe(tensor, slot)
         if reason:

@@ -18,7 +18,7 @@ class TapTable:
     """Assigns slots and numbers. Both only grow, because frames and the store refer to taps by number."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self.taps: list[Tap] = []  # by slot
         self.numbers: list[int] = []  # by slot: its number in the frames; -1 if no frame shows it
         self.refused = 0
@@ -37,7 +37,7 @@ class TapTable:
         with self._lock:
             if not hidden and tap in self._slots:
                 return self._slots[tap]  # a model of the same name continues where the last one ended
-            if len(self.taps) >= self._capacity:
+            if len(self.taps) >= self.capacity:
                 self.refused += 1
                 return -1
             if not hidden:
@@ -50,7 +50,7 @@ class TapTable:
     @property
     def room(self) -> int:
         """The number of taps for which there is room."""
-        return self._capacity - len(self.taps)
+        return self.capacity - len(self.taps)
 
     def shown_taps(self) -> list[Tap]:
         """Return the taps by their numbers."""
