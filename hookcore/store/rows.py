@@ -176,6 +176,24 @@ class Columns:
     def last_steps(self) -> Steps:
         return np.append(self.first_steps()[1:] - 1, self.last)
 
+    def captured(self, parts: Sequence[Rows], past: tuple[int, int] | None = None) -> tuple[Steps, Steps]:
+        """Return the first and the last step of each column that a row has, or both ends if no row is in it.
+
+        So the reader of a heatmap knows which steps were captured, also if a column spans several steps. Rows of
+        `past` steps aren't among the parts.
+        """
+        firsts, lasts = self.first_steps(), self.last_steps()
+        if not parts:
+            return firsts, lasts
+        begin, end = np.concatenate([part.first for part in parts]), np.concatenate([part.last for part in parts])
+        one, other = end.searchsorted(firsts), begin.searchsorted(lasts, side="right") - 1
+        there = (one <= other) & (firsts > (-1 if past is None else past[1]))
+        one, other = np.minimum(one, len(begin) - 1), np.maximum(other, 0)
+        return (
+            np.where(there, np.maximum(firsts, begin[one]), firsts),
+            np.where(there, np.minimum(lasts, end[other]), lasts),
+        )
+
 
 def columns_over(
     parts: Sequence[Rows], first: int | None, last: int | None, most: int, before: tuple[int, int] | None = None

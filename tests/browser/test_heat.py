@@ -169,7 +169,7 @@ def test_the_export_has_the_title_the_names_and_the_legend_and_the_table_every_l
             ">layers.1<",
             ">NaN<",
             ">Inf<",
-            ">faded: not captured<",
+            "blank: not captured<",
             "norm of activation gradient",
             "data:image/png",
         ):

@@ -182,7 +182,7 @@ def test_smoothing_keeps_the_original_line_in_the_background(visit: Open, paths:
 
 def test_zooming_one_chart_zooms_all_and_holds_the_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        page = open_layer(tab, paths, "live")
+        page = open_layer(tab, paths, "live", more="&by=step")
         drag(page, VALUES, 0.3, 0.7)
         page.wait_for_url("**steps=*-*", timeout=PATIENCE_MS)
         steps = page.evaluate("new URLSearchParams(location.search).get('steps')")

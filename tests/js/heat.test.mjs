@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { Along } from "../../app/static/js/along.js";
 import { badness, Columns, MISSING, NAN, stopAt } from "../../app/static/js/canvas/columns.js";
 import { Grid, Painter, relativeTo, usualOf } from "../../app/static/js/heat/grid.js";
 import { Heat } from "../../app/static/js/heat/heat.js";
@@ -93,20 +94,15 @@ test("filling in step by step gives the same image as filling in everything at o
         );
       if (!columns.length || chance() < 0.3) continue;
       const span = [Math.max(0, step - window + 1), step];
-      live.show(span[0], span[1], pixels);
-      live.fill(columns);
+      const along = new Along(columns, span, seed % 2 === 0);
+      live.show(...along.cells, pixels);
+      live.fill(columns, along);
       const whole_ = new Grid();
       whole_.shape(starts, order);
-      whole_.show(span[0], span[1], pixels);
-      whole_.fill(columns);
-      // A step that is captured late changes the skipped steps after it only when they are painted again.
-      for (let cell = live.shown[0] + 1; cell <= live.shown[1]; cell += 1) {
-        const touched = Array.from({ length: live.per }, (_, offset) => cell * live.per + offset).some(
-          (each) => columns.find(each) >= 0 && columns.last(columns.find(each)) >= each,
-        );
-        if (touched)
-          assert.deepEqual([...live.at(cell)], [...whole_.at(cell)], `seed ${seed} step ${step} cell ${cell}`);
-      }
+      whole_.show(...along.cells, pixels);
+      whole_.fill(columns, along);
+      for (let cell = live.shown[0] + 1; cell <= live.shown[1]; cell += 1)
+        assert.deepEqual([...live.at(cell)], [...whole_.at(cell)], `seed ${seed} step ${step} cell ${cell}`);
     }
   }
 });
@@ -127,7 +123,7 @@ test("one NaN among thousands of layers and steps is one whole cell in NaN's col
     const grid = new Grid();
     grid.shape(startsOf(rows, 60 + whole(300)), identity(rows));
     grid.show(0, 119, 10 + whole(150));
-    grid.fill(columns);
+    grid.fill(columns, new Along(columns, [0, 119], true));
     const [from, to] = grid.shown;
     const pixels = new Uint32Array((to - from + 1) * grid.height);
     new Painter(new Scale("log", 0.1, 1), PALETTE).paint(grid, from, to, pixels);
@@ -135,26 +131,32 @@ test("one NaN among thousands of layers and steps is one whole cell in NaN's col
   }
 });
 
-test("an uncaptured step always shows the previous captured one, faded", () => {
+test("nothing is painted where no step was captured, and no cell keeps an older value", () => {
   const columns = new Columns(1, 50);
   for (const step of [10, 20, 30]) columns.take(column(step, [step + 1]));
   const grid = new Grid();
   grid.shape(startsOf(1, 10), identity(1));
-  grid.show(0, 99, 200);
-  grid.fill(columns);
-  const values = Array.from({ length: 100 }, (_, cell) => new Float32Array(grid.at(cell).slice().buffer)[0]);
-  assert.deepEqual([values[15], values[20], values[29], values[55], values[99]], [11, 21, 21, 31, 31]);
-  const skipped = Array.from({ length: 100 }, (_, cell) => cell).filter((cell) => !grid.isSkipped(cell));
-  assert.deepEqual(skipped, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30]);
-  assert.equal(grid.at(5)[0], MISSING, "nothing came before");
+  const along = new Along(columns, [0, 99], false);
+  grid.show(...along.cells, 200);
+  grid.fill(columns, along);
   const pixels = new Uint32Array(100);
-  const painter = new Painter(new Scale("linear", 0, 100), {
-    ...PALETTE,
-    table: Uint32Array.from({ length: 256 }, (_, place) => 0xff000000 + place),
-  });
-  painter.paint(grid, 0, 99, pixels);
-  assert.equal(new Set([...pixels.subarray(31)]).size, 1, "one color from the last captured step to the end");
-  assert.notEqual(pixels[31], pixels[30]);
+  new Painter(new Scale("linear", 0, 100), { ...PALETTE, table: PALETTE.table.map((place) => place + 7) }).paint(
+    grid,
+    0,
+    99,
+    pixels,
+  );
+  assert.deepEqual(
+    [...pixels.keys()].filter((cell) => pixels[cell]),
+    [10, 20, 30],
+  );
+  const packed = new Along(columns, [0, 99], true);
+  assert.deepEqual(packed.cells, [10, 12], "three captured steps, side by side");
+  grid.forget();
+  grid.show(...packed.cells, 200);
+  grid.fill(columns, packed);
+  const values = [10, 11, 12].map((cell) => new Float32Array(grid.at(cell).slice().buffer)[0]);
+  assert.deepEqual(values, [11, 21, 31]);
 });
 
 test("the color table agrees with the scale", () => {
@@ -186,7 +188,7 @@ test("wide stretches of NaN are hatched, and every cell of them keeps NaN's own 
   const grid = new Grid();
   grid.shape(startsOf(3, 10), identity(3));
   grid.show(0, 19, 40);
-  grid.fill(columns);
+  grid.fill(columns, new Along(columns, [0, 19], false));
   const [pixels, hatch] = [new Uint32Array(60), new Uint32Array(60)];
   const painter = new Painter(new Scale("log", 0.1, 1), PALETTE);
   assert.equal(painter.paint(grid, 0, 19, pixels, hatch), true);
@@ -278,7 +280,7 @@ test("converting a step to a place on the axis and back gives the same step", ()
     [5, 100000],
   ])) {
     for (const step of [span[0], span[1], Math.floor((span[0] + span[1]) / 2)])
-      assert.equal(stepAt(layout, span, xOf(layout, span, step + 0.5)), step);
+      assert.equal(stepAt(layout, new Along(null, span, false), xOf(layout, new Along(null, span, false), step)), step);
   }
 });
 

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { Along, sideBySide } from "../../app/static/js/along.js";
 import { stopAt } from "../../app/static/js/canvas/columns.js";
 import { levelOf, paint, STRIP } from "../../app/static/js/histograms/paint.js";
 import { heightOf, heightsOf, picked } from "../../app/static/js/histograms/profile.js";
@@ -7,7 +8,6 @@ import {
   barsOf,
   binAt,
   columnAt,
-  columnOf,
   extentOf,
   say,
   shapeOf,
@@ -44,6 +44,9 @@ const PALETTE = {
 };
 const EMPTY = 6;
 const AXIS = new Scale("symlog", -1, 1, 0.01);
+
+/** @param {{first: Float64Array, last: Float64Array}} shape @param {[number, number]} span */
+const alongOf = (shape, span) => new Along(sideBySide(shape.first, shape.last), span, false);
 
 test("places on a signed logarithmic axis ascend with the value and can be inverted", () => {
   for (const extent of [
@@ -86,16 +89,7 @@ test("the axis includes the largest values, and the few tiny ones fall into the 
   assert.deepEqual(extentOf([shapeOf(answer([0], [[0, 0, 0, 9, 0, 0, 0]]))]), { small: 0.1, negative: 1, positive: 1 });
 });
 
-test("a column extends to the next one, but not across a gap", () => {
-  const shape = shapeOf(answer([0, 2, 4, 20, 22], Array(5).fill([0, 0, 0, 1, 0, 0, 0])));
-  assert.deepEqual([...shape.ends], [2, 4, 5, 22, 24]);
-  assert.deepEqual(
-    [0, 1, 3, 4, 5, 19, 20, 23, 24].map((step) => columnAt(shape, step)),
-    [0, 0, 1, 2, -1, -1, 3, 4, -1],
-  );
-});
-
-test("bins without values are empty, uncaptured steps are missing, and the fullest bin is the brightest", () => {
+test("bins without values are empty, uncaptured steps are blank, and the fullest bin is the brightest", () => {
   const shape = shapeOf(
     answer(
       [0, 1, 5],
@@ -108,13 +102,13 @@ test("bins without values are empty, uncaptured steps are missing, and the fulle
   );
   const [width, height] = [6, 40];
   const pixels = new Uint32Array(width * height);
-  paint(pixels, width, height, shape, AXIS, [0, 5], PALETTE, EMPTY);
+  paint(pixels, width, height, shape, AXIS, alongOf(shape, [0, 5]), PALETTE, EMPTY);
   const column = (/** @type {number} */ x) =>
     Array.from({ length: height - 2 * STRIP }, (_, y) => pixels[(y + STRIP) * width + x]);
   assert.deepEqual(new Set(column(0)), new Set([1000 + levelOf(0.9), 1000 + levelOf(0.1), EMPTY]));
   assert.equal(column(0)[0], 1000 + levelOf(0.9));
   assert.deepEqual(new Set(column(1)), new Set([1255, EMPTY]));
-  assert.ok(column(3).every((pixel) => pixel === PALETTE.missing));
+  assert.ok([2, 3, 4].every((x) => column(x).every((pixel) => pixel === 0)));
 });
 
 test("one non-finite column is visible, however many share a pixel", () => {
@@ -134,7 +128,7 @@ test("one non-finite column is visible, however many share a pixel", () => {
       ),
     );
     const pixels = new Uint32Array(20 * 40);
-    paint(pixels, 20, 40, shape, AXIS, [0, many - 1], PALETTE, EMPTY);
+    paint(pixels, 20, 40, shape, AXIS, alongOf(shape, [0, many - 1]), PALETTE, EMPTY);
     assert.ok(
       [...pixels.subarray(y * 20, (y + 1) * 20)].some((pixel) => colors.includes(pixel)),
       name,
@@ -142,7 +136,7 @@ test("one non-finite column is visible, however many share a pixel", () => {
   }
   const all = shapeOf(answer([0], [[0, 0, 0, 0, 0, 0, 0]], { nan: [50] }));
   const pixels = new Uint32Array(4 * 40);
-  paint(pixels, 4, 40, all, AXIS, [0, 0], PALETTE, EMPTY);
+  paint(pixels, 4, 40, all, AXIS, alongOf(all, [0, 0]), PALETTE, EMPTY);
   assert.ok([...pixels.subarray(STRIP * 4, 35 * 4)].every((pixel) => pixel === 1 || pixel === 4));
 });
 
@@ -201,10 +195,9 @@ test("layers are sorted with the largest first, unknown ones last, and ties in m
 test("a held step has a column only if it was captured", () => {
   const shape = shapeOf({ ...answer([0, 10, 20], [[], [], []]), last_step: [0, 14, 20] });
   assert.deepEqual(
-    [0, 5, 10, 12, 15, 20, 21].map((step) => columnOf(shape, step)),
+    [0, 5, 10, 12, 15, 20, 21].map((step) => columnAt(shape, step)),
     [0, -1, 1, 1, -1, 2, -1],
   );
-  assert.equal(columnAt(shape, 5), 0, "a pointer between two columns selects the drawn one");
 });
 
 test("a held page requests bars of its step only, however many steps are shown", () => {

@@ -23,7 +23,7 @@ from .events import Line, finding_lines, incident_lines
 LIVE_STEPS: Final = 500  # of a live run, if the address says nothing
 ALL: Final = "all"
 SHARED: Final = ("steps", "step", "by")  # of every address of a run
-AXES: Final = {"step": "steps", "time": "time", "samples": "samples"}
+AXES: Final = {"captured": "captured steps", "step": "all steps", "time": "time", "samples": "samples"}
 
 
 Values: TypeAlias = tuple[int | None, int | None]  # first and last step; None is any

@@ -48,8 +48,8 @@ WORDS: Final[dict[str, Word]] = {
         "largest magnitude."
     ),
     "not captured": Word(
-        "A step that was skipped. Heatmaps show the nearest earlier value, faded; gray if there is none. It is neither "
-        "zero nor NaN."
+        "A step that was skipped. Charts of layers leave it out: captured steps stand side by side, and a mark says "
+        "how many were left out. By all steps, its place stays empty."
     ),
     "relative": Word(
         "Each layer's values as multiples of its own median, so that you can compare layers of different scale."

@@ -9,7 +9,7 @@ import { prefs } from "./prefs.js";
 import { Schedule } from "./schedule.js";
 import { Emitter, State } from "./state.js";
 import { Captured } from "./timeline/captured.js";
-import { Clock } from "./timeline/clock.js";
+import { Clock, PACKED } from "./timeline/clock.js";
 import { Notes } from "./timeline/notes.js";
 import { LIVE_STEPS } from "./vocabulary.js";
 
@@ -18,7 +18,7 @@ import { LIVE_STEPS } from "./vocabulary.js";
 /** @typedef {ReturnType<typeof create>} Page */
 
 /** Every page has these in its address; a page adds its own. */
-const SHARED = { f: "", steps: `live:${LIVE_STEPS}`, step: "", by: "step", tour: "", drawer: "" };
+const SHARED = { f: "", steps: `live:${LIVE_STEPS}`, step: "", by: PACKED, tour: "", drawer: "" };
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {
@@ -44,6 +44,7 @@ export function create(defaults = {}) {
   } = document.body.dataset;
   const state = new State({ ...SHARED, steps, step, ...defaults });
   if (run !== null) prefer(state, runState);
+  state.on("by", (by) => prefs.set("by", by));
   const follow = new Follow(state, newest === "" ? null : Number(newest), Number(first));
   return {
     name,
@@ -94,7 +95,7 @@ export function start(page) {
 function prefer(state, runState) {
   const parameters = new URLSearchParams(location.search);
   const window = runState === "live" && !state.defaults.step ? prefs.chosen("window") : "";
-  const chosen = { steps: window && `live:${window}`, smooth: prefs.chosen("smooth") };
+  const chosen = { steps: window && `live:${window}`, smooth: prefs.chosen("smooth"), by: prefs.chosen("by") };
   for (const [name, value] of Object.entries(chosen))
     if (value && name in state.defaults && !parameters.has(name)) state.set({ [name]: value });
 }

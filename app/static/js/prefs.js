@@ -54,6 +54,16 @@ export const PREFERENCES = {
       ["2000", "2,000 steps"],
     ],
   },
+  by: {
+    words: "Axis of charts",
+    help: "Captured steps stand side by side, with a mark where steps were left out; by step, those stay empty.",
+    choices: [
+      ["captured", "captured steps"],
+      ["step", "all steps"],
+      ["time", "time"],
+      ["samples", "samples"],
+    ],
+  },
   smooth: {
     words: "Smoothing",
     help: "Half-life in steps. The raw line stays visible behind the smoothed one.",

@@ -43,7 +43,8 @@ export class OnsetChart {
     this.page = page;
     const figure = byId("chart");
     figure.hidden = false;
-    this.chart = new LineChart(page, figure, { title: "Culprit and neighbors", y: this.axis, query: () => null });
+    const title = "Culprit and neighbors";
+    this.chart = new LineChart(page, figure, { title, captured: true, y: this.axis, query: () => null });
     this.asking = new Refresh(async (signal) => {
       const path = /** @type {`incidents/${string}`} */ (`incidents/${encodeURIComponent(id)}`);
       const { evidence } = await get(path, { run: page.run }, signal);

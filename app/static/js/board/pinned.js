@@ -82,6 +82,7 @@ export class PinnedChart {
     this.asked = queryOf(query);
     this.chart = new LineChart(page, figure, {
       title: name,
+      captured: path === "series",
       y: { title: "", scale: scaleOf(String(this.asked.stat ?? "")) },
       query: () => ({ path: this.path, query: this.query }),
       linesOf,

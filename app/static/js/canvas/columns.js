@@ -1,4 +1,5 @@
 /** The newest columns of a heatmap in a ring buffer, and the worst of the values that share a pixel. Pure. */
+import { placesOf } from "../along.js";
 import { countOf } from "../scale.js";
 
 export const MISSING = 0x7fc00001; // not sampled
@@ -99,6 +100,7 @@ export class Columns {
     this.#first = new Float64Array(this.capacity);
     this.#last = new Float64Array(this.capacity);
     this.#nonfinite = new Uint32Array(this.capacity);
+    this.#places = new Float64Array(this.capacity);
   }
 
   #bits;
@@ -106,6 +108,7 @@ export class Columns {
   #first;
   #last;
   #nonfinite;
+  #places;
 
   /** Appends the columns of a frame. Repeated steps replace the old ones; for a snapshot too, so that what the page
    * knows of older steps outlives a server that has forgotten them. A column in which nothing was sampled is none.
@@ -160,7 +163,11 @@ export class Columns {
       this.#begin = (this.#begin + 1) % this.capacity;
       this.length -= 1;
     }
-    const place = this.#place(this.length);
+    const [place, before] = [this.#place(this.length), this.#place(this.length - 1)];
+    const stride = first - this.#last[before];
+    this.#places[place] = this.length
+      ? this.#places[before] + placesOf(this.#first[before], this.#last[before], stride)
+      : first;
     this.#bits.set(bits, place * this.rows);
     this.#first[place] = first;
     this.#last[place] = last;
@@ -192,6 +199,11 @@ export class Columns {
   /** @param {number} i */
   last(i) {
     return this.#last[this.#place(i)];
+  }
+
+  /** Where a column stands, if all stand side by side; it stays there when older ones go. @param {number} i */
+  begin(i) {
+    return this.#places[this.#place(i)];
   }
 
   /** How many rows of a column were not finite. @param {number} i */

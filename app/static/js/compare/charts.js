@@ -95,6 +95,7 @@ export class Overlay {
     this.heading = /** @type {HTMLElement} */ (figure.querySelector("h2"));
     this.chart = new LineChart(page, figure, {
       title: "A layer in both runs",
+      captured: true,
       y: { title: asked().stat, scale: "log" },
       query: () => sides.map((_, place) => this.query(place)),
     });

@@ -77,6 +77,7 @@ class DrawerCharts {
     };
     this.#chart ??= new LineChart(this.page, this.figure, {
       title: "Norms over steps",
+      captured: true,
       y: this.#plan.y,
       query: () =>
         this.#plan && {

@@ -189,6 +189,7 @@ export class PickedLine {
     }
     this.#chart ??= new LineChart(page, figure, {
       title: name,
+      captured: true,
       y: {
         get title() {
           return [heat.options.stat, heat.columns?.areMerged ? mergedWords(heat) : ""].filter(Boolean).join(", ");

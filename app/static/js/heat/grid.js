@@ -1,12 +1,13 @@
 /** The cells of a heatmap as pixels: the worst value of each, possibly relative to its row, and its color. Pure. */
-import { mixed, STEPS } from "../canvas/colors.js";
+import { STEPS } from "../canvas/colors.js";
 import { INFINITE, MAGNITUDE, MANTISSA, MISSING } from "../canvas/columns.js";
 
-/** @import { Palette } from "../canvas/colors.js"
+/** @import { Along } from "../along.js"
+ * @import { Palette } from "../canvas/colors.js"
  * @import { Columns } from "../canvas/columns.js"
  * @import { Scale } from "../scale.js" */
 
-const FADED = 0.55; // of the color for "not captured" in a cell that shows an older value
+const BLANK = 0; // what was not captured: nothing is painted
 const NARROW = 0.25; // of a range's size: there half a float32 is too coarse
 
 export class Painter {
@@ -24,7 +25,7 @@ export class Painter {
   /** The color of a value. @param {number} bits of a float32 */
   color(bits) {
     if ((bits & INFINITE) === INFINITE)
-      return bits === MISSING ? this.palette.missing : bits & MANTISSA ? this.palette.nan : this.palette.inf;
+      return bits === MISSING ? BLANK : bits & MANTISSA ? this.palette.nan : this.palette.inf;
     if (this.table !== null) return this.table[bits >>> 16];
     this.word[0] = bits;
     return this.palette.table[Math.round(this.scale.place(this.float[0]) * (STEPS - 1))];
@@ -39,12 +40,11 @@ export class Painter {
     let left = grid.at(from - 1);
     for (let cell = from; cell <= to; cell += 1) {
       const values = grid.at(cell);
-      const skipped = grid.isSkipped(cell);
       for (let y = 0, place = cell - from; y < values.length; y += 1, place += width) {
         const bits = values[y];
         const special = (bits & INFINITE) === INFINITE;
         const color = special || this.table === null ? this.color(bits) : this.table[bits >>> 16];
-        pixels[place] = skipped ? this.#fade(color) : color;
+        pixels[place] = color;
         if (special && hatch && sameKind(bits, left[y])) {
           hatch[place] = bits & MANTISSA ? this.palette.nanHatch : this.palette.infHatch;
           hatched = true;
@@ -54,19 +54,6 @@ export class Painter {
     }
     return hatched;
   }
-
-  /** The color of a step that was not captured. @param {number} color of the nearest one before it */
-  #fade(color) {
-    let faded = this.#faded.get(color);
-    if (faded === undefined) {
-      faded = mixed(color, this.palette.missing, FADED);
-      this.#faded.set(color, faded);
-    }
-    return faded;
-  }
-
-  /** @type {Map<number, number>} */
-  #faded = new Map();
 }
 
 /** Whether both are NaN, or both infinite. @param {number} bits @param {number} left */
@@ -135,15 +122,13 @@ export function relativeTo(usual) {
 export class Grid {
   /** Pixel rows. */
   height = 0;
-  /** Steps in a cell's width. */
+  /** Places of the axis in a cell's width. */
   per = 1;
   /** Cells that have room side by side. */
   ring = 1;
   /** One cell after the other, each of `height`. */
   bits = new Uint32Array(0);
-  /** Which cells of the ring hold no captured step: they show the nearest one before them. */
-  #skipped = new Uint8Array(1);
-  /** The cells that are made, by their number: step / per. @type {[number, number] | null} */
+  /** The cells that are made, by their number: place / per. @type {[number, number] | null} */
   have = null;
   /** The cells that are shown. @type {[number, number]} */
   shown = [0, 0];
@@ -163,7 +148,7 @@ export class Grid {
     this.#resize(this.ring);
   }
 
-  /** @param {number} first @param {number} last steps @param {number} pixels there is room for */
+  /** @param {number} first @param {number} last places @param {number} pixels there is room for */
   show(first, last, pixels) {
     const per = Math.max(1, Math.ceil((last - first + 1) / Math.max(1, pixels)));
     const shown = /** @type {[number, number]} */ ([Math.floor(first / per), Math.floor(last / per)]);
@@ -179,7 +164,6 @@ export class Grid {
   #resize(ring) {
     this.ring = ring;
     if (this.bits.length !== ring * this.height) this.bits = new Uint32Array(ring * this.height);
-    this.#skipped = new Uint8Array(ring);
     this.forget();
   }
 
@@ -192,54 +176,48 @@ export class Grid {
   /** These steps are others now. @param {[number, number] | null} steps */
   changed(steps) {
     if (steps === null) return;
-    const [from, to] = steps.map((step) => Math.floor(step / this.per));
+    const [from, to] = steps;
     this.#dirty = this.#dirty === null ? [from, to] : [Math.min(from, this.#dirty[0]), Math.max(to, this.#dirty[1])];
   }
 
-  /** Creates the shown cells that don't exist yet. @param {Columns} columns @param {((bits: Uint32Array) =>
-   * Uint32Array) | null} [convert] @returns {[number, number] | null} the cells that are new */
-  fill(columns, convert = null) {
+  /** Creates the shown cells that don't exist yet. @param {Columns} columns @param {Along} along where they stand
+   * @param {((bits: Uint32Array) => Uint32Array) | null} [convert] @returns {[number, number] | null} the cells that
+   * are new */
+  fill(columns, along, convert = null) {
     const [from, to] = this.shown;
     const all =
       this.have === null ||
       from < this.have[0] ||
       from > this.have[1] + 1 ||
       Math.max(to, this.have[1]) - from >= this.ring;
-    const fresh = all ? /** @type {[number, number]} */ ([from, to]) : this.#missing();
+    const fresh = all ? /** @type {[number, number]} */ ([from, to]) : this.#missing(along);
     this.#dirty = null;
     if (fresh === null) return null;
-    for (let cell = fresh[0]; cell <= fresh[1]; cell += 1) this.#make(columns, cell, convert);
+    for (let cell = fresh[0]; cell <= fresh[1]; cell += 1) this.#make(columns, along, cell, convert);
     this.have = all || this.have === null ? [from, to] : [from, Math.max(to, this.have[1])];
     return fresh;
   }
 
-  /** @returns {[number, number] | null} */
-  #missing() {
+  /** @param {Along} along @returns {[number, number] | null} */
+  #missing(along) {
     const [from, to] = this.shown;
+    const dirty = this.#dirty?.map((step) => Math.floor(Math.round(along.place(step)) / this.per));
     const end = Math.max(to, this.have?.[1] ?? to);
     const begin = (this.have?.[1] ?? from) + 1;
-    const low = Math.max(from, Math.min(begin, this.#dirty?.[0] ?? begin));
-    const high = Math.max(begin <= to ? to : -1, Math.min(end, this.#dirty?.[1] ?? -1));
+    const low = Math.max(from, Math.min(begin, dirty?.[0] ?? begin));
+    const high = Math.max(begin <= to ? to : -1, Math.min(end, dirty?.[1] ?? -1));
     return low <= high ? [low, high] : null;
   }
 
-  /** @param {Columns} columns @param {number} cell @param {((bits: Uint32Array) => Uint32Array) | null} convert */
-  #make(columns, cell, convert) {
+  /** The worst of the columns that stand in a cell; nothing if none does. @param {Columns} columns @param {Along} along
+   * @param {number} cell @param {((bits: Uint32Array) => Uint32Array) | null} convert */
+  #make(columns, along, cell, convert) {
     const [first, last] = [cell * this.per, (cell + 1) * this.per - 1];
     const into = this.at(cell).fill(MISSING);
-    let place = columns.find(last);
-    const skipped = place >= 0 && columns.last(place) < first;
-    this.#skipped[this.#slot(cell)] = Number(skipped);
-    for (let more = true; more && place >= 0; place -= 1) {
-      const bits = columns.bits(place);
+    for (let i = along.find(last); i >= 0 && along.last(i) >= first; i -= 1) {
+      const bits = columns.bits(i);
       this.#add(into, convert === null ? bits : convert(bits));
-      more = !skipped && place > 0 && columns.last(place - 1) >= first;
     }
-  }
-
-  /** Whether no step of a cell was captured, so that it shows an older value. @param {number} cell */
-  isSkipped(cell) {
-    return this.#skipped[this.#slot(cell)] === 1;
   }
 
   /** @param {number} cell */

@@ -4,11 +4,12 @@ import { MISSING } from "../canvas/columns.js";
 import { drawMarks, svgOf as svgOfMarks, titledPng, titledSvg } from "../canvas/pen.js";
 import { count, number } from "../format.js";
 import { sharedBy, shortPath } from "../paths.js";
-import { evenTicks, ticks } from "../scale.js";
+import { ticks } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
 import { boxOf, groupsOf, labelOf, onsets, xOf } from "./rows.js";
 
-/** @import { Palette } from "../canvas/colors.js"
+/** @import { Along } from "../along.js"
+ * @import { Palette } from "../canvas/colors.js"
  * @import { Columns } from "../canvas/columns.js"
  * @import { Grid, Painter } from "./grid.js"
  * @import { Heat } from "./heat.js"
@@ -20,6 +21,8 @@ const LINE_PX = 14; // names need so much to be read
 const LETTER = 6.05; // about, of the monospaced 10 px
 const SHADES = 48;
 const STEP_TICK_PX = 90;
+const SPLIT_PX = 6; // narrower columns are not split by lines
+const NOTCH_PX = 3;
 
 /** @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string} | {kind: "text",
  * x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean, bold?:
@@ -91,21 +94,30 @@ function rowMarks(layout, rows, grouped, page) {
   return marks;
 }
 
-/** The axis of steps. @param {Layout} layout @param {[number, number]} span @param {Record<string, string>} page @param
- * {Clock} [clock] what the ticks say @returns {Mark[]} */
-function stepMarks(layout, span, page, clock) {
+/** The axis of steps. @param {Layout} layout @param {Along} along @param {Record<string, string>} page @param {Clock}
+ * [clock] what the ticks say @returns {Mark[]} */
+function stepMarks(layout, along, page, clock) {
   const { plot } = layout;
   const bottom = plot.y + plot.h;
-  const many = Math.max(1, plot.w / STEP_TICK_PX);
-  const few = evenTicks(span[0], span[1], many);
-  const whole = (few.length > 1 ? few : evenTicks(span[0], span[1], many * 2)).filter(Number.isInteger);
-  return whole.flatMap((step) => {
-    const x = xOf(layout, span, step + 0.5);
+  const { span } = along;
+  return along.ticks(Math.max(1, plot.w / STEP_TICK_PX)).flatMap((step) => {
+    const x = xOf(layout, along, step);
     const near = x > plot.x + plot.w - 20 ? "right" : x < plot.x + 16 ? "left" : "center";
     return [
       rect(x - 0.5, bottom, 1, 4, page.quiet),
       words(x, bottom + 12, clock?.text(step, span) ?? count(step), page.quiet, near),
     ];
+  });
+}
+
+/** Where the axis leaves steps out: a line between two columns, or a notch at the foot if they are too narrow.
+ * @param {Layout} layout @param {Along} along @param {Record<string, string>} page @returns {Mark[]} */
+function gapMarks({ plot }, along, page) {
+  const isWide = plot.w / (along.to - along.from || 1) >= SPLIT_PX;
+  return along.marks(plot.w, NOTCH_PX).flatMap((share) => {
+    const x = plot.x + share * plot.w - 0.5;
+    const notch = rect(x, plot.y + plot.h, 1, 3, page.quiet);
+    return isWide ? [rect(x, plot.y, 1, plot.h, page.card), notch] : [notch];
   });
 }
 
@@ -138,15 +150,15 @@ function timesOf(decades) {
 }
 
 /** What no scale holds. @param {Layout} layout @param {string} about what the colors are of @param {Palette} palette
- * @param {Record<string, string>} page @param {boolean} lumped whether NaN and infinities are one kind @returns
- * {Mark[]} */
-function legendMarks(layout, about, palette, page, lumped = false) {
+ * @param {Record<string, string>} page @param {boolean} lumped whether NaN and infinities are one kind @param
+ * {Along} along @returns {Mark[]} */
+function legendMarks(layout, about, palette, page, lumped, along) {
   const y = layout.plot.y + layout.plot.h + 33;
   const entries = /** @type {[string, number, number | null][]} */ ([
     ...(lumped ? [] : [["NaN", palette.nan, palette.nanHatch]]),
     [lumped ? "NaN or Inf" : "Inf", palette.inf, palette.infHatch],
-    ["faded: not captured", palette.missing, null],
   ]);
+  const left = along.packs ? along.words : "blank: not captured";
   /** @type {Mark[]} */
   const marks = [];
   let x = layout.plot.x + layout.plot.w;
@@ -157,6 +169,7 @@ function legendMarks(layout, about, palette, page, lumped = false) {
     x -= 12;
   }
   const room = Math.floor((x - layout.plot.x - 8) / 6);
+  about = [about, left].filter(Boolean).join(" \u00b7 ");
   const fitting = about.length > room ? `${about.slice(0, room - 1)}\u2026` : about;
   if (room > 12) marks.push(words(layout.plot.x, y, fitting, page.quiet, "left"));
   return marks;
@@ -167,7 +180,7 @@ const HATCH_PX = 6;
 /**
  * @typedef {object} Scene what a picture shows
  * @property {Layout} layout
- * @property {[number, number]} span
+ * @property {Along} along where steps stand
  * @property {Grid} grid
  * @property {Painter} painter
  * @property {readonly Row[]} rows
@@ -180,12 +193,13 @@ const HATCH_PX = 6;
  */
 
 /** All that stands around the cells. @param {Scene} scene */
-function marksOf({ layout, span, painter, rows, grouped, relative, words, page, lumped, clock }) {
+function marksOf({ layout, along, painter, rows, grouped, relative, words, page, lumped, clock }) {
   return [
     ...rowMarks(layout, rows, grouped, page),
-    ...stepMarks(layout, span, page, clock),
+    ...gapMarks(layout, along, page),
+    ...stepMarks(layout, along, page, clock),
     ...barMarks(layout, painter.scale, painter.palette, relative, page),
-    ...legendMarks(layout, words, painter.palette, page, lumped),
+    ...legendMarks(layout, words, painter.palette, page, lumped, along),
   ];
 }
 
@@ -223,7 +237,7 @@ export class Texture {
 
   /** Stretches the shown part to the plot. @param {CanvasRenderingContext2D} context @param {Scene} scene @param
    * {number} ratio device pixels of a CSS pixel */
-  blit(context, { layout, grid, span }, ratio) {
+  blit(context, { layout, grid, along }, ratio) {
     const { plot } = layout;
     if (!grid.height) return;
     context.save();
@@ -232,14 +246,14 @@ export class Texture {
     context.clip();
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.imageSmoothingEnabled = false;
-    this.#stretch(context, this.canvas, { layout, grid, span }, ratio);
+    this.#stretch(context, this.canvas, { layout, grid, along }, ratio);
     if (this.#hatched)
-      context.drawImage(this.#lines(this.#hatched.canvas, { layout, grid, span }, context.canvas, ratio), 0, 0);
+      context.drawImage(this.#lines(this.#hatched.canvas, { layout, grid, along }, context.canvas, ratio), 0, 0);
     context.restore();
   }
 
   /** The hatches as lines of one width: drawn in the screen's pixels, for a stretched pattern shows stripes that mean
-   * nothing. @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "span">} scene @param
+   * nothing. @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "along">} scene @param
    * {HTMLCanvasElement} like @param {number} ratio */
   #lines(cells, scene, like, ratio) {
     const canvas = Object.assign(document.createElement("canvas"), { width: like.width, height: like.height });
@@ -253,11 +267,14 @@ export class Texture {
   }
 
   /** @param {CanvasRenderingContext2D} context @param {HTMLCanvasElement} cells
-   * @param {Pick<Scene, "layout" | "grid" | "span">} scene @param {number} ratio */
-  #stretch(context, cells, { layout, grid, span }, ratio) {
-    const { bands } = layout;
+   * @param {Pick<Scene, "layout" | "grid" | "along">} scene @param {number} ratio */
+  #stretch(context, cells, { layout, grid, along }, ratio) {
+    const { bands, plot } = layout;
+    const wide = plot.w / (along.to - along.from || 1);
     for (const [first, last] of pieces(...grid.shown, grid.ring)) {
-      const [left, right] = [first, last + 1].map((cell) => Math.round(xOf(layout, span, cell * grid.per) * ratio));
+      const [left, right] = [first, last + 1].map((cell) =>
+        Math.round((plot.x + (cell * grid.per - 0.5 - along.from) * wide) * ratio),
+      );
       for (const band of bands) {
         const [top, bottom] = [band.y, band.y + band.h].map((y) => Math.round(y * ratio));
         context.drawImage(

@@ -2,7 +2,8 @@
 import { badness, INFINITE, startOf } from "../canvas/columns.js";
 import { countOf } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
-/** @import { Columns } from "../canvas/columns.js" */
+/** @import { Along } from "../along.js"
+ * @import { Columns } from "../canvas/columns.js" */
 
 /** @typedef {"fit" | "read"} Fit */
 /** @typedef {"model" | "value" | "change" | "bad"} Sort */
@@ -205,13 +206,13 @@ export function pixelAt(layout, y) {
   return Math.min(band.to - 1, band.from + Math.floor(((y - band.y) / band.h) * (band.to - band.from)));
 }
 
-/** The step at a place. @param {Layout} layout @param {[number, number]} span @param {number} x */
-export function stepAt(layout, span, x) {
-  const share = (x - layout.plot.x) / layout.plot.w;
-  return Math.min(span[1], Math.max(span[0], Math.floor(span[0] + share * (span[1] - span[0] + 1))));
+/** The step at a place. @param {Layout} layout @param {Along} along @param {number} x */
+export function stepAt(layout, along, x) {
+  return along.stepAt((x - layout.plot.x) / layout.plot.w);
 }
 
-/** Where a step begins. @param {Layout} layout @param {[number, number]} span @param {number} step */
-export function xOf(layout, span, step) {
-  return layout.plot.x + ((step - span[0]) / (span[1] - span[0] + 1)) * layout.plot.w;
+/** Where a step is; its middle, if it is a whole one. @param {Layout} layout @param {Along} along
+ * @param {number} step */
+export function xOf(layout, along, step) {
+  return layout.plot.x + along.share(step) * layout.plot.w;
 }

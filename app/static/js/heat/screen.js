@@ -1,9 +1,10 @@
 /** What a heatmap shows on the screen: its cells, which are drawn in a few milliseconds, its cursor, and its zoom. */
+import { Along } from "../along.js";
 import { Brush, CanvasChart, fitCanvas, reportDrawn } from "../canvas/chart.js";
 import { paletteOf } from "../canvas/colors.js";
 import { worse } from "../canvas/columns.js";
 import { h, isAside } from "../dom.js";
-import { count, isLocal, number, stepWords } from "../format.js";
+import { count, counted, isLocal, number, stepWords } from "../format.js";
 import { Range, Scale } from "../scale.js";
 import { colors } from "../theme.js";
 import { Grid, Painter, relativeTo, usualOf } from "./grid.js";
@@ -55,11 +56,10 @@ function outline(pen, { page }, x, y, w, h) {
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} step @param {number} alpha */
-function drawStep(pen, { layout, span, page }, step, alpha) {
-  if (step < span[0] || step > span[1]) return;
+function drawStep(pen, { layout, along, page }, step, alpha) {
+  if (step < along.span[0] || step > along.span[1]) return;
   const { plot } = layout;
-  const [left, right] = [xOf(layout, span, step), xOf(layout, span, step + 1)];
-  const x = Math.min(plot.x + plot.w - 1, Math.max(plot.x, (left + right) / 2));
+  const x = Math.min(plot.x + plot.w - 1, Math.max(plot.x, xOf(layout, along, step)));
   pen.globalAlpha = alpha;
   for (const [width, color] of /** @type {[number, string][]} */ ([
     [3, page.card],
@@ -180,8 +180,10 @@ export class Screen extends CanvasChart {
     if (columns === null || span === null || !this.plot.clientWidth) return;
     const ratio = globalThis.devicePixelRatio || 1;
     const layout = this.layout ?? this.#layOut(ratio);
-    grid.show(span[0], span[1], Math.floor(layout.plot.w * Math.min(1, ratio)));
-    const fresh = grid.fill(columns, this.#convert(columns));
+    const along = new Along(columns, span, this.page.clock.packs);
+    if (along.packs !== this.scene?.along.packs) grid.forget();
+    grid.show(...along.cells, Math.floor(layout.plot.w * Math.min(1, ratio)));
+    const fresh = grid.fill(columns, along, this.#convert(columns));
     const before = this.#coloring.painter;
     const painter = this.#coloring.choose(heat, grid, began);
     if (painter !== before && grid.have) texture.paint(grid, painter, grid.have);
@@ -189,7 +191,7 @@ export class Screen extends CanvasChart {
     const { rows, grouped, relative, words } = heat;
     this.scene = {
       layout,
-      span,
+      along,
       grid,
       painter,
       rows,
@@ -257,15 +259,16 @@ export class Screen extends CanvasChart {
     const { scene, heat } = this;
     const { columns } = heat;
     if (!scene || !columns?.length) return null;
-    const { layout, span } = scene;
+    const { layout, along } = scene;
     const pixel = pixelAt(layout, y);
     if (pixel < 0 || x > layout.plot.x + layout.plot.w) return null;
     const isName = x < layout.plot.x;
-    const step = isName ? (this.page.follow.step ?? span[1]) : stepAt(layout, span, x);
+    const step = isName ? (this.page.follow.step ?? along.span[1]) : stepAt(layout, along, x);
     const rows = layout.shown.subarray(layout.starts[pixel], layout.starts[pixel + 1]);
-    const bits = columns.bits(Math.max(0, columns.find(step)));
+    const i = columns.at(step);
     let row = rows[0];
-    for (const other of rows) if (worse(bits[row], bits[other]) !== bits[row]) row = other;
+    const bits = i < 0 ? null : columns.bits(i);
+    if (bits) for (const other of rows) if (worse(bits[row], bits[other]) !== bits[row]) row = other;
     return { row, step, sharing: rows.length, isName };
   }
 
@@ -304,7 +307,7 @@ export class Screen extends CanvasChart {
     const { scene } = this;
     const place = this.placeOf(row);
     if (!scene || place < 0) return [0, 0];
-    return [xOf(scene.layout, scene.span, step), boxOf(scene.layout, place).y];
+    return [xOf(scene.layout, scene.along, step - 0.5), boxOf(scene.layout, place).y];
   }
 
   /** Returns the position of a row among the shown ones; -1 if it is hidden. @param {number} row */
@@ -349,13 +352,13 @@ export class Screen extends CanvasChart {
   /** Zooms to the steps and the rows in a box. @param {Box} box @param {boolean} wide @param {boolean} high */
   #zoomTo({ left, right, top, bottom }, wide, high) {
     if (!this.scene) return;
-    const { layout, span } = this.scene;
+    const { layout, along } = this.scene;
     const { plot, starts, shown } = layout;
     const inside = (/** @type {number} */ y) => Math.min(plot.y + plot.h - 1, Math.max(plot.y, y));
     const [first, last] = [top, bottom].map((y) => pixelAt(layout, inside(y)));
     const rows = first < 0 || last < 0 ? [] : shown.subarray(starts[first], starts[last + 1]);
     if (high && rows.length && rows.length < this.heat.visible.length) this.heat.zoomRows(rows);
-    const [from, to] = [left, right].map((x) => stepAt(layout, span, x));
+    const [from, to] = [left, right].map((x) => stepAt(layout, along, x));
     if (wide && to > from) this.page.follow.zoom(from, to);
   }
 
@@ -363,11 +366,11 @@ export class Screen extends CanvasChart {
    * @param {WheelEvent} event */
   #turn(event) {
     if (!this.scene) return;
-    const { layout, span } = this.scene;
+    const { layout, along } = this.scene;
     const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
     const x = event.clientX - this.plot.getBoundingClientRect().left;
     if (event.ctrlKey || event.metaKey)
-      this.#zoom(event.deltaY > 0 ? TURN_ZOOM : 1 / TURN_ZOOM, stepAt(layout, span, x));
+      this.#zoom(event.deltaY > 0 ? TURN_ZOOM : 1 / TURN_ZOOM, stepAt(layout, along, x));
     else if (event.shiftKey || Math.abs(sideways) > Math.abs(event.deltaY)) this.#pan(Math.sign(sideways) * PAN);
     else return;
     event.preventDefault();
@@ -375,7 +378,7 @@ export class Screen extends CanvasChart {
 
   /** @param {number} factor @param {number} around a step */
   #zoom(factor, around) {
-    const span = this.scene?.span;
+    const span = this.scene?.along.span;
     if (!span) return;
     const { follow } = this.page;
     const from = Math.max(0, around - (around - span[0]) * factor);
@@ -385,7 +388,7 @@ export class Screen extends CanvasChart {
 
   /** @param {number} share of the shown part */
   #pan(share) {
-    const span = this.scene?.span;
+    const span = this.scene?.along.span;
     const { newest } = this.page.follow;
     if (!span || newest === null) return;
     const by = Math.max(-span[0], Math.min(newest - span[1], Math.round((span[1] - span[0] + 1) * share)));
@@ -443,7 +446,7 @@ class Coloring {
 export function wordsOf(heat, point) {
   const { columns, rows } = heat;
   const row = rows[point.row];
-  const i = columns?.find(point.step) ?? -1;
+  const i = columns?.at(point.step) ?? -1;
   const value = columns ? cellValue(columns, i, point.row) : null;
   const shown = shownValue(heat, value);
   const words = typeof shown === "number" ? number(shown) : shown;
@@ -453,20 +456,14 @@ export function wordsOf(heat, point) {
       : [heat.options.stat ?? "", words, isLocal(heat.options.kind ?? "") ? "(local)" : ""].join(" ").trim();
   const isMerged = columns && i >= 0 && columns.first(i) !== columns.last(i);
   const merged = isMerged && Number.isFinite(value) ? `, the ${mergedAs(heat)} of these steps` : "";
-  const step = columns && i >= 0 ? stepsOf(columns, i, point.step) : `step ${count(point.step)}`;
+  const step = columns && i >= 0 ? stepWords(columns.first(i), columns.last(i)) : `step ${count(point.step)}`;
+  const before = columns && i > 0 ? columns.first(i) - columns.last(i - 1) - 1 : 0;
+  const left = before > 0 ? `\n${counted(before, "step")} before it left out` : "";
   const many =
     point.sharing > 1
       ? `\nthe worst of ${point.sharing} ${heat.noun}s here`
       : row.group > 1
         ? `\nthe worst of the next ${row.group} ${heat.noun}s`
         : "";
-  return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${step} \u00b7 ${reading}${merged}${many}`;
-}
-
-/** @param {Columns} columns @param {number} i @param {number} step */
-function stepsOf(columns, i, step) {
-  const [first, last] = [columns.first(i), columns.last(i)];
-  const steps = stepWords(first, last);
-  const within = step <= last && (last > first || first === step);
-  return within ? steps : `step ${count(step)}: not captured; nearest earlier value, from ${steps}`;
+  return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${step} \u00b7 ${reading}${merged}${left}${many}`;
 }

@@ -1,5 +1,6 @@
 /** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. It is
  * painted once, and composed with its axes whenever the cursor moves. */
+import { Along, sideBySide } from "../along.js";
 import { Brush, CanvasChart, fitCanvas, pixelRatio } from "../canvas/chart.js";
 import { paletteOf, pixelOf } from "../canvas/colors.js";
 import { stopAt } from "../canvas/columns.js";
@@ -18,6 +19,9 @@ import { axisOf, say, shapeOf, stopsOf, tableOf } from "./shape.js";
 const LEFT = 52;
 const BOTTOM = 16;
 const LETTERS = 11;
+const TICK_PX = 80;
+const SPLIT_PX = 6; // narrower columns are not split by lines
+const NOTCH_PX = 3;
 
 /** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
 
@@ -38,10 +42,10 @@ function drawValues(pen, axis, size) {
   }
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {number} step @param {[number, number]} span @param {Size} size */
-function drawCursor(pen, step, span, { width, height }) {
-  if (step < span[0] || step > span[1]) return;
-  const x = Math.floor(LEFT + ((step - span[0] + 0.5) / (span[1] - span[0] + 1)) * (width - LEFT));
+/** @param {CanvasRenderingContext2D} pen @param {number} step @param {Along} along @param {Size} size */
+function drawCursor(pen, step, along, { width, height }) {
+  if (step < along.span[0] || step > along.span[1]) return;
+  const x = Math.floor(LEFT + along.share(step) * (width - LEFT));
   // Two lines: one of them is seen on every color.
   pen.fillStyle = colors().ink;
   pen.fillRect(x, 0, 1, height - BOTTOM);
@@ -67,6 +71,8 @@ export class HistMap extends CanvasChart {
   zoomed = null;
   /** The axis shared with other charts, if any. @type {Scale | null} */
   shared = null;
+  /** Where steps stand, as the picture was painted. */
+  #along = new Along(null, [0, 1], false);
   /** @type {ImageData | null} */
   #picture = null;
   #ratio = 1;
@@ -86,7 +92,11 @@ export class HistMap extends CanvasChart {
       take: (box, wide, high) => this.#take(box, wide, high),
     });
     const again = () => this.mark();
-    this.onClose(() => this.reset.remove(), page.follow.on("change", again), page.clock.on("change", again));
+    this.onClose(
+      () => this.reset.remove(),
+      page.follow.on("change", again),
+      page.clock.on("change", () => this.draw()),
+    );
   }
 
   /** Shows one answer of `api/v1/histograms`. @param {Histograms} answer
@@ -106,7 +116,7 @@ export class HistMap extends CanvasChart {
   /** The steps on the axis; null if there are none. @returns {[number, number] | null} */
   get #shown() {
     const { shape } = this;
-    return this.span ?? (shape?.columns ? [shape.first[0], shape.ends[shape.columns - 1] - 1] : null);
+    return this.span ?? (shape?.columns ? [shape.first[0], shape.last[shape.columns - 1]] : null);
   }
 
   /** In CSS pixels, and device pixels for each. */
@@ -123,9 +133,7 @@ export class HistMap extends CanvasChart {
 
   /** The step at a place; null outside of the picture. @param {number} x */
   #stepAt(x) {
-    const [{ width }, span] = [this.#size, this.#shown];
-    if (!span || x < LEFT) return null;
-    return Math.min(span[1], Math.floor(span[0] + ((x - LEFT) / (width - LEFT)) * (span[1] - span[0] + 1)));
+    return this.#picture && x >= LEFT ? this.#along.stepAt((x - LEFT) / (this.#size.width - LEFT)) : null;
   }
 
   /** @override @param {number} x @param {number} y @returns {Point | null} */
@@ -150,8 +158,9 @@ export class HistMap extends CanvasChart {
     );
     const whole = this.shared ?? axisOf([this.shape]);
     this.axis = this.zoomed ? new Scale(whole.kind, ...this.zoomed, whole.linear) : whole;
+    this.#along = new Along(sideBySide(this.shape.first, this.shape.last), span, this.page.clock.packs);
     const [pixels, empty] = [new Uint32Array(image.data.buffer), pixelOf(colors().band)];
-    paint(pixels, image.width, image.height, this.shape, this.axis, span, paletteOf(), empty);
+    paint(pixels, image.width, image.height, this.shape, this.axis, this.#along, paletteOf(), empty);
     this.#picture = image;
     this.paintCursor();
   }
@@ -171,14 +180,39 @@ export class HistMap extends CanvasChart {
     drawValues(pen, this.axis, this.#size);
     const { width, height } = this.#size;
     pen.textBaseline = "alphabetic";
-    const { clock, follow } = this.page;
-    pen.fillText(clock.text(span[1], span), width, height - 3);
-    pen.textAlign = "left";
-    pen.fillText(clock.text(span[0], span), LEFT, height - 3);
-    if (follow.held !== null) drawCursor(pen, follow.held, span, this.#size);
+    const { follow } = this.page;
+    this.#drawSteps(pen, span);
+    if (follow.held !== null) drawCursor(pen, follow.held, this.#along, this.#size);
     const { step } = this.page.cursor.point;
-    if (step !== null && step !== undefined) drawCursor(pen, step, span, this.#size);
+    if (step !== null && step !== undefined) drawCursor(pen, step, this.#along, this.#size);
     this.brush.show(pen, { x: LEFT, y: 0, w: width - LEFT, h: height - BOTTOM });
+  }
+
+  /** Draws the steps at the foot, and where the axis leaves some out. @param {CanvasRenderingContext2D} pen
+   * @param {[number, number]} span */
+  #drawSteps(pen, span) {
+    const { width, height } = this.#size;
+    const [along, wide] = [this.#along, width - LEFT];
+    const { card, quiet } = colors();
+    const isWide = wide / (along.to - along.from || 1) >= SPLIT_PX;
+    for (const share of along.marks(wide, NOTCH_PX)) {
+      const x = LEFT + share * wide - 0.5;
+      pen.fillStyle = card;
+      if (isWide) pen.fillRect(x, 0, 1, height - BOTTOM);
+      pen.fillStyle = quiet;
+      pen.fillRect(x, height - BOTTOM, 1, 3);
+    }
+    pen.fillStyle = quiet;
+    let free = -Infinity;
+    for (const step of along.ticks(Math.max(2, wide / TICK_PX))) {
+      const words = this.page.clock.text(step, span);
+      const half = pen.measureText(words).width / 2;
+      const x = Math.min(width - half, Math.max(LEFT + half, LEFT + along.share(step) * wide));
+      if (x - half < free) continue;
+      free = x + half + 8;
+      pen.textAlign = "center";
+      pen.fillText(words, x, height - 3);
+    }
   }
 
   /** Zooms to what a box contains. @param {Box} box @param {boolean} wide @param {boolean} high */
@@ -218,8 +252,7 @@ export class HistMap extends CanvasChart {
   cornerOf({ step, value }) {
     const [span, axis] = [this.#shown, this.axis];
     if (!span || !axis) return [0, 0];
-    const share = (step - span[0]) / (span[1] - span[0] + 1);
-    return [LEFT + share * (this.#size.width - LEFT), topOf(axis, value, this.#size)];
+    return [LEFT + this.#along.share(step - 0.5) * (this.#size.width - LEFT), topOf(axis, value, this.#size)];
   }
 
   /** @override @param {Point} at */

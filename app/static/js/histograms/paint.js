@@ -2,7 +2,8 @@
  * color. Pure. */
 import { colorOf } from "../canvas/colors.js";
 import { middleOf, pixelsOf } from "./shape.js";
-/** @import { Palette } from "../canvas/colors.js"
+/** @import { Along } from "../along.js"
+ * @import { Palette } from "../canvas/colors.js"
  * @import { Shape } from "./shape.js"
  * @import { Scale } from "../scale.js" */
 
@@ -49,19 +50,19 @@ export function rowsOf(shape, axis, rows) {
 
 /** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the
  * edges. @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape @param {Scale}
- * axis @param {[number, number]} span first and last step @param {Palette} palette @param {number} empty the color of
+ * axis @param {Along} along where steps stand @param {Palette} palette @param {number} empty the color of
  * empty cells */
-export function paint(pixels, width, height, shape, axis, span, palette, empty) {
+export function paint(pixels, width, height, shape, axis, along, palette, empty) {
   const inner = height - 2 * STRIP;
   const rows = rowsOf(shape, axis, inner);
-  pixels.fill(palette.missing);
+  pixels.fill(0); // nothing is painted where nothing was captured
   for (let column = 0; column < shape.columns; column += 1) {
-    const [left, right] = pixelsOf(shape, column, width, span);
+    const [left, right] = pixelsOf(shape, column, width, along);
     if (right <= 0 || left >= width) continue;
     const colors = columnOf(shape, column, rows, inner, palette, empty);
     for (let y = 0; y < inner; y += 1) pixels.fill(colors[y], (y + STRIP) * width + left, (y + STRIP) * width + right);
   }
-  strips(pixels, width, height, shape, span, palette, empty);
+  strips(pixels, width, height, shape, along, palette, empty);
 }
 
 /** @param {Shape} shape @param {number} column @param {ReturnType<typeof rowsOf>} rows @param {number} inner
@@ -85,13 +86,13 @@ function columnOf(shape, column, { from, to, band, about }, inner, palette, empt
 
 /** NaN and +Infinity above, -Infinity below. A mark lasts no less than a pixel, and no later column takes it away.
  * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape
- * @param {[number, number]} span @param {Palette} palette @param {number} empty */
-function strips(pixels, width, height, shape, span, palette, empty) {
+ * @param {Along} along @param {Palette} palette @param {number} empty */
+function strips(pixels, width, height, shape, along, palette, empty) {
   for (const pass of [0, 1]) {
     for (let column = 0; column < shape.columns; column += 1) {
       const [nan, above, below] = [shape.nan[column] > 0, shape.positive[column] > 0, shape.negative[column] > 0];
       if (pass === 1 && !(nan || above || below)) continue;
-      const [left, right] = pixelsOf(shape, column, width, span);
+      const [left, right] = pixelsOf(shape, column, width, along);
       for (let y = 0; y < STRIP; y += 1) {
         for (let x = left; x < right; x += 1) {
           const hatched = (x + y) % 4 === 0;

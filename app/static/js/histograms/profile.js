@@ -5,7 +5,7 @@ import { count, number } from "../format.js";
 import { ticks } from "../scale.js";
 import { colors } from "../theme.js";
 import { rowsOf, SHARES } from "./paint.js";
-import { axisOf, columnAt, columnOf, tableOf as numbersOf, say, shapeOf, stepsOf } from "./shape.js";
+import { axisOf, columnAt, tableOf as numbersOf, say, shapeOf, stepsOf } from "./shape.js";
 
 /** @import { Histograms } from "../answers.js"
  * @import { Shape } from "./shape.js"
@@ -57,7 +57,7 @@ export class HistProfile extends CanvasChart {
     const pointed = step === null || mode !== "bars" ? -1 : columnAt(shape, step);
     if (pointed >= 0) return pointed;
     const { held } = page.follow;
-    return held === null ? shape.columns - 1 : columnOf(shape, held);
+    return held === null ? shape.columns - 1 : columnAt(shape, held);
   }
 
   /** Why there is no value. */

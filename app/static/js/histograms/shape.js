@@ -2,6 +2,7 @@
 import { count, number, percent, stepWords } from "../format.js";
 import { countOf, Scale } from "../scale.js";
 /** @import { Histograms, Tap } from "../answers.js"
+ * @import { Along } from "../along.js"
  * @import { Stops } from "../canvas/columns.js" */
 
 /**
@@ -11,7 +12,6 @@ import { countOf, Scale } from "../scale.js";
  * @property {number} bins
  * @property {Float64Array} first steps of the columns
  * @property {Float64Array} last
- * @property {Float64Array} ends where the next column begins
  * @property {Float64Array} edges bins + 1 of them
  * @property {Float64Array} counts column by column
  * @property {Float64Array} totals of a column: all values, the non-finite ones too
@@ -36,8 +36,7 @@ export function shapeOf(answer) {
   const [first, last, edges] = [answer.first_step, answer.last_step, answer.edges].map((numbers) =>
     Float64Array.from(numbers, Number),
   );
-  const ends = endsOf({ first, last, columns });
-  return { tap: answer.tap, columns, bins, first, last, ends, edges, counts, totals, nan, negative, positive };
+  return { tap: answer.tap, columns, bins, first, last, edges, counts, totals, nan, negative, positive };
 }
 
 /** The value in the middle of a bin; of the one around zero it is zero. @param {Shape} shape @param {number} bin */
@@ -46,26 +45,13 @@ export function middleOf(shape, bin) {
   return low < 0 && high > 0 ? 0 : (low + high) / 2;
 }
 
-/** Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive.
- * @param {{first: Float64Array, last: Float64Array, columns: number}} shape @returns {Float64Array} */
-function endsOf({ first, last, columns }) {
-  const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort(
-    (a, b) => a - b,
-  );
-  const usual = gaps.length ? gaps[(gaps.length - 1) >> 1] : 1;
-  return last.map((step, column) => {
-    const next = column + 1 < columns ? first[column + 1] : first[column] + usual;
-    return Math.max(step + 1, next - first[column] <= 2 * usual ? next : step + 1);
-  });
-}
-
 /** Where a column is in a picture that is so many pixels wide: its first pixel, and the one after its last.
- * @param {{first: Float64Array, ends: Float64Array}} shape @param {number} column @param {number} width
- * @param {[number, number]} span the first and the last step of the picture */
-export function pixelsOf({ first, ends }, column, width, span) {
-  const scale = width / (span[1] - span[0] + 1);
-  const left = Math.max(0, Math.floor((first[column] - span[0]) * scale));
-  return [left, Math.min(width, Math.max(left + 1, Math.floor((ends[column] - span[0]) * scale)))];
+ * @param {{first: Float64Array, last: Float64Array}} shape @param {number} column @param {number} width
+ * @param {Along} along where steps stand */
+export function pixelsOf({ first, last }, column, width, along) {
+  const [left, right] = [along.share(first[column] - 0.5), along.share(last[column] + 0.5)];
+  const begin = Math.max(0, Math.floor(left * width + 1e-9));
+  return [begin, Math.min(width, Math.max(begin + 1, Math.floor(right * width + 1e-9)))];
 }
 
 /** The columns of a picture. @param {{first: Float64Array, last: Float64Array, columns: number}} shape
@@ -74,18 +60,11 @@ export function stopsOf({ first, last, columns }) {
   return { find: (step) => countOf(columns, (column) => first[column] <= step) - 1, last: (column) => last[column] };
 }
 
-/** The column of a step; -1 if the step was not captured.
- * @param {{first: Float64Array, last: Float64Array, ends: Float64Array, columns: number}} shape @param {number} step */
+/** The column that contains a step; -1 if the step was not captured.
+ * @param {{first: Float64Array, last: Float64Array, columns: number}} shape @param {number} step */
 export function columnAt(shape, step) {
   const column = stopsOf(shape).find(step);
-  return column >= 0 && step < shape.ends[column] ? column : -1;
-}
-
-/** The column that contains a step itself; -1 if the step was not captured. @param {Shape} shape
- * @param {number} step */
-export function columnOf({ first, last, columns }, step) {
-  for (let column = 0; column < columns; column += 1) if (first[column] <= step && step <= last[column]) return column;
-  return -1;
+  return column >= 0 && step <= shape.last[column] ? column : -1;
 }
 
 const SMALL = 0.005; // of the nonzero values: the share that may lie in the band around zero

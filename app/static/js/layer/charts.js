@@ -78,6 +78,7 @@ export class Charts extends PlannedCharts {
   constructor(page) {
     super(page, byId("charts"), (plan) => ({
       y: plan.y,
+      captured: true,
       query: () => ({ path: "series", query: { ...queryOf(plan), ...page.follow.shown, points: MAX_POINTS } }),
       linesOf: (series) => linesOf(plan, (tap, stat) => lineIn(series, stat, tap)),
       // Shares are computed here, of several stats.

@@ -37,7 +37,10 @@ form?.addEventListener("change", (event) => {
   if (/** @type {HTMLElement} */ (event.target).tagName === "SELECT") form.requestSubmit();
 });
 // The form has no field for the axis of the lines, which is another one for the pictures only.
-form?.addEventListener("formdata", ({ formData }) => state.get("by") !== "step" && formData.set("by", state.get("by")));
+form?.addEventListener(
+  "formdata",
+  ({ formData }) => state.get("by") !== state.defaults.by && formData.set("by", state.get("by")),
+);
 const find = /** @type {HTMLInputElement | null} */ (form?.elements.namedItem("f") ?? null);
 find?.addEventListener("input", () => state.set({ f: find.value }));
 

@@ -170,7 +170,6 @@ function histLegend() {
     h("span", { class: "scale" }, "share of a step's values: ", ends[0], bar, ends[1]),
     swatch("nan", "NaN"),
     swatch("inf", "infinite"),
-    swatch("missing", "not captured"),
   );
 }
 

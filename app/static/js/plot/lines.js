@@ -1,5 +1,6 @@
 /** What a chart of lines is made of: traces, axis, and layout for Plotly, words and a table for readers. No DOM. */
-import { number } from "../format.js";
+import { Along, together } from "../along.js";
+import { count, number } from "../format.js";
 import { Scale, ticks } from "../scale.js";
 import { SANS } from "../theme.js";
 import { countTicks } from "../timeline/clock.js";
@@ -114,11 +115,11 @@ export function colorOf(line, place, colors) {
 }
 
 /** @param {Line[]} lines @param {Drawn[]} drawn @param {Axis} axis
- * @param {Record<string, string>} colors @returns {any[]} */
-export function tracesOf(lines, drawn, axis, colors) {
+ * @param {Record<string, string>} colors @param {number[]} [gaps] where the axis leaves steps out @returns {any[]} */
+export function tracesOf(lines, drawn, axis, colors, gaps = []) {
   const bands = lines.map((line, place) => bandOf(line, drawn[place], axis, colorOf(line, place, colors)));
   const strokes = lines.flatMap((line, place) => strokesOf(line, drawn[place], axis, colorOf(line, place, colors)));
-  return [...bands.filter(Boolean), ...strokes, ...marksOf(drawn, axis, colors)];
+  return [...bands.filter(Boolean), ...strokes, ...marksOf(drawn, axis, colors), ...leftOut(gaps, axis, colors)];
 }
 
 /** The band from min to max: a closed shape for each stretch without a hole.
@@ -212,6 +213,16 @@ function onAxis(values, axis) {
   return values.map((value) => (Number.isFinite(value) ? axis.place(value) : null));
 }
 
+/** Where the axis leaves steps out: notches at its foot. @param {number[]} gaps @param {Axis} axis
+ * @param {Record<string, string>} colors */
+function leftOut(gaps, axis, colors) {
+  if (!gaps.length) return [];
+  const marker = { symbol: "line-ns", size: 5, color: colors.quiet, line: { color: colors.quiet, width: 1 } };
+  const y = gaps.map(() => axis.range[0]);
+  const about = { name: "steps left out", showlegend: false, hoverinfo: "none", cliponaxis: false };
+  return [{ type: "scatter", mode: "markers", x: gaps, y, marker, ...about }];
+}
+
 /** What was not finite, at the foot of the axis, by symbol and color.
  * @param {Drawn[]} drawn @param {Axis} axis @param {Record<string, string>} colors */
 function marksOf(drawn, axis, colors) {
@@ -247,6 +258,7 @@ function marksOf(drawn, axis, colors) {
  * axis. */
 
 const MAX_POINTS = 1000;
+const NOTCH_PX = 4; // between two marks of the axis
 export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
 
 export class LineFigure {
@@ -254,19 +266,20 @@ export class LineFigure {
   lines = [];
   /** @type {Drawn[]} */
   drawn = [];
-  /** The steps on the axis. @type {[number, number]} */
-  range = [0, 1];
   /** The values between which the reader zoomed in. @type {[number, number] | null} */
   zoomed = null;
   /** @type {Axis | null} */
   axis = null;
   /** What the lines are of. */
   about = "";
+  /** Where steps stand on the axis. */
+  along = new Along(null, [0, 1], false);
   /** The lines of the held step alone, once they were asked for. @type {{step: number, lines?: Line[]} | null} */
   exact = null;
 
   /** @param {{state: {optional(name: string): string}, clock?: Clock, follow: {span: [number, number] | null, range?:
-   * [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean}} options */
+   * [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean, captured?: boolean}}
+   * options */
   constructor(page, options) {
     this.page = page;
     this.options = options;
@@ -279,6 +292,18 @@ export class LineFigure {
     this.about = about;
     this.lines = lines;
     this.exact = null;
+  }
+
+  /** The steps on the axis: those of the page, so that all charts of it agree. */
+  #makeAlong() {
+    const { clock } = this.page;
+    const many = this.drawn.filter(({ first }) => first.length);
+    const firsts = many.map(({ first }) => first[0]);
+    const lasts = many.map(({ last }) => last[last.length - 1]);
+    const [from, to] = this.#span ?? [Math.min(...firsts, Infinity), Math.max(...lasts, -Infinity)];
+    const packs = Boolean(this.options.captured && clock?.packs);
+    const ends = /** @type {[number, number]} */ (from <= to ? [from, to] : [0, 1]);
+    return new Along(packs ? together(many) : null, ends, packs, clock?.by === "step" ? null : clock);
   }
 
   /** @returns {ScaleName} */
@@ -298,14 +323,15 @@ export class LineFigure {
       /** @type {number[]} */ (ends),
       ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max]),
     ]);
-    this.range = rangeOf(this.#span, this.drawn);
+    this.along = this.#makeAlong();
     if (this.zoomed && !alone) axis.zoom(this.zoomed);
     this.axis = axis;
     const traces = tracesOf(
       this.lines,
-      this.drawn.map((points) => onClock(points, this.page.clock)),
+      this.drawn.map((points) => standing(points, this.along, !this.options.captured)),
       axis,
       colors,
+      this.along.marks(width, NOTCH_PX).map((share) => this.along.from + share * (this.along.to - this.along.from)),
     );
     return { traces, layout: layoutOf(this, axis, colors, width, height, alone) };
   }
@@ -343,29 +369,38 @@ export class LineFigure {
   }
 }
 
-/** The points where their steps stand on the axis. @param {Drawn} points @param {Clock} [clock] @returns {Drawn} */
-function onClock(points, clock) {
-  if (!clock || clock.by === "step") return points;
-  const marks = points.marks.map((mark) => ({ ...mark, x: clock.place(mark.x) }));
-  return { ...points, x: points.x.map((step) => clock.place(step)), marks };
-}
-
-/** The steps on the axis: those of the page, so that all charts of it agree.
- * @param {[number, number] | null} span @param {Drawn[]} many @returns {[number, number]} */
-function rangeOf(span, many) {
-  const firsts = many.filter(({ first }) => first.length).map(({ first }) => first[0]);
-  const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
-  const [from, to] = span ?? [Math.min(...firsts, Infinity), Math.max(...lasts, -Infinity)];
-  return from <= to ? [from - 0.5, to + 0.5] : [0, 1];
+/** The points where their steps stand on the axis. Between two that don't adjoin there is a hole, unless the line has
+ * all values that were ever there. @param {Drawn} points @param {Along} along @param {boolean} isWhole
+ * @returns {Drawn} */
+function standing(points, along, isWhole) {
+  const middle = (/** @type {number} */ first, /** @type {number} */ last) =>
+    along.packs ? (along.place(first - 0.5) + along.place(last + 0.5)) / 2 : along.place((first + last) / 2);
+  const x = points.first.map((first, i) => middle(first, points.last[i]));
+  const marks = points.marks.map((mark) => ({ ...mark, x: middle(mark.first, mark.last) }));
+  const ends = isWhole ? [] : x.flatMap((_, i) => (i && !along.adjoin(points.last[i - 1], points.first[i]) ? [i] : []));
+  if (!ends.length) return { ...points, x, marks };
+  const split = (/** @type {number[]} */ values, /** @type {(i: number) => number} */ between) => {
+    if (!values.length) return values;
+    const parts = [0, ...ends].map((from, part) => values.slice(from, ends[part] ?? values.length));
+    return parts.flatMap((part, i) => (i ? [between(ends[i - 1]), ...part] : part));
+  };
+  const [raw, smooth, min, max] = [points.raw, points.smooth, points.min, points.max].map((values) =>
+    split(values, () => NaN),
+  );
+  return { ...points, x: split(x, (i) => (x[i - 1] + x[i]) / 2), raw, smooth, min, max, marks };
 }
 
 /** @param {LineFigure} figure @param {Axis} axis @param {Record<string, string>} colors
  * @param {number} width @param {number} height @param {boolean} alone */
 function layoutOf(figure, axis, colors, width, height, alone) {
   const { clock } = figure.page;
-  const [from, to] = figure.range.map((step) => clock?.place(step) ?? step);
+  const { from, to } = figure.along;
   const many = Math.max(2, Math.floor(width / 110));
-  const steps = clock ? clock.ticks(from, to, many) : countTicks(from, to, many);
+  const steps = figure.along.packs
+    ? figure.along.ticks(many).map((step) => ({ at: figure.along.place(step), text: count(step) }))
+    : clock
+      ? clock.ticks(from, to, many)
+      : countTicks(from, to, many);
   const ticks = axis.ticks(Math.max(3, Math.floor(height / 42)));
   const common = {
     gridcolor: colors.line,

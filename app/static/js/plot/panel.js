@@ -27,8 +27,6 @@ export class Panel {
     made += 1;
     this.page = page;
     this.element = element;
-    /** @type {[number, number]} */
-    this.range = [0, 1];
     const place = element.querySelector(":scope > .plot");
     this.place = /** @type {HTMLElement} */ (place ?? h("div", { class: "plot" }));
     if (!place) element.append(this.place);
@@ -46,6 +44,7 @@ export class Panel {
     this.empty = h("p", { class: "empty", hidden: true });
     this.legend = h("ul", { class: "plot-legend" });
     this.at = h("li", { class: "quiet" });
+    this.left = h("li", { class: "quiet", hidden: true });
     this.place.replaceChildren(
       h("div", { class: "plot-frame" }, this.plot, this.notes, this.line),
       this.empty,
@@ -122,22 +121,18 @@ export class Panel {
 
   /** @param {number} clientX */
   #stepAt(clientX) {
-    const { clock } = this.page;
-    const [from, to] = this.range;
     const share =
       (clientX - this.plot.getBoundingClientRect().left - MARGIN.l) / Math.max(1, this.width - MARGIN.l - MARGIN.r);
-    const [left, right] = [clock.place(from), clock.place(to)];
-    return Math.round(Math.min(to - 0.5, Math.max(from + 0.5, clock.step(left + share * (right - left)))));
+    return this.figure?.along.stepAt(share) ?? 0;
   }
 
   /** The cursor's line, and what each line says there: at the cursor, else at the step that is looked at.
    * @param {LineFigure} figure */
   point(figure) {
-    this.range = figure.range;
     this.figure = figure;
     const { step: pointed = null } = this.page.cursor.point;
     const step = pointed ?? (areMoved(figure) ? null : this.page.follow.step);
-    const [from, to] = figure.range;
+    const [from, to] = figure.along.span;
     const shown =
       step !== null && step >= from && step <= to && (pointed !== null || this.page.state.get("step") !== "");
     this.line.hidden = !shown;
@@ -147,15 +142,13 @@ export class Panel {
 
   /** Pixels from the left edge to a step. @param {number} step */
   #alongOf(step) {
-    const { clock } = this.page;
-    const [left, right] = this.range.map((end) => clock.place(end));
-    return MARGIN.l + ((clock.place(step) - left) / (right - left || 1)) * (this.width - MARGIN.l - MARGIN.r);
+    return MARGIN.l + (this.figure?.along.share(step) ?? 0) * (this.width - MARGIN.l - MARGIN.r);
   }
 
   /** Draws a line at each annotated step. @param {LineFigure} figure */
   showNotes(figure) {
-    this.range = figure.range;
-    const [from, to] = this.range;
+    this.figure = figure;
+    const [from, to] = figure.along.span;
     const shown = this.page.notes.all.filter(({ step }) => step >= from && step <= to);
     const lines = shown.map(({ step, text }) => {
       const line = h("div", { title: `Step ${count(step)}: ${text}` });
@@ -198,7 +191,9 @@ export class Panel {
       );
     });
     this.at.textContent = [words, beside, note].filter(Boolean).join(" \u00b7 ");
-    this.legend.replaceChildren(this.at, ...items, ...marksOf(figure));
+    this.left.textContent = figure.along.words;
+    this.left.hidden = !figure.along.words;
+    this.legend.replaceChildren(this.at, ...items, ...marksOf(figure), this.left);
   }
 
   /** @param {string} summary */

@@ -49,6 +49,7 @@ function listenToPage() {
  * @property {YAxis} [y]
  * @property {boolean} [legend] false for a single line, which the title names
  * @property {CardOptions["query"]} [query] the same at full resolution
+ * @property {boolean} [captured] whether the lines have values of captured steps only
  * @property {boolean} [pins] false if it is on the board already
  * @property {(series: Series[]) => Line[]} [linesOf] the lines of an answer
  *   to the query: that of a single step is asked for on a page that is held at one that shares a point with others
@@ -230,8 +231,8 @@ export class LineChart {
     if (Number.isFinite(low) && Number.isFinite(high) && figure.axis) figure.zoomed = figure.axis.values([low, high]);
     const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
     if (Number.isFinite(from) && Number.isFinite(to)) {
-      const first = Math.max(0, Math.ceil(page.clock.step(from)));
-      page.follow.zoom(first, Math.max(first, Math.floor(page.clock.step(to))));
+      const first = Math.max(0, Math.ceil(figure.along.step(from)));
+      page.follow.zoom(first, Math.max(first, Math.floor(figure.along.step(to))));
       if (figure.zoomed) this.#brushed = page.state.get("steps");
     }
     this.#showReset();

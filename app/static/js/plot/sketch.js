@@ -6,6 +6,7 @@ const TEXT_GAP = 3; // between the axis and its words
 const SIZE = 3.5; // half of a mark
 /** @type {Record<string, string>} */
 const SYMBOLS = {
+  "line-ns": `M0 ${-SIZE}V${SIZE}`,
   "x-thin": `M${-SIZE} ${-SIZE}L${SIZE} ${SIZE}M${SIZE} ${-SIZE}L${-SIZE} ${SIZE}`,
   "triangle-up": `M0 ${-SIZE}L${SIZE} ${SIZE}H${-SIZE}Z`,
   "triangle-down": `M0 ${SIZE}L${SIZE} ${-SIZE}H${-SIZE}Z`,

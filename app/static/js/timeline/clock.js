@@ -137,6 +137,7 @@ export function countTicks(from, to, many) {
 }
 
 const POINTS = 1000;
+export const PACKED = "captured";
 const RENEWED_MS = 1000;
 
 const WHY = {
@@ -162,7 +163,10 @@ export class Clock extends Emitter {
     this.follow = follow;
     this.ask = ask;
     this.refresh = new Refresh((signal) => this.#load(signal), { min: RENEWED_MS, max: 10_000 });
-    state.on("by", () => this.#look());
+    state.on("by", () => {
+      this.#look();
+      this.emit("change");
+    });
     follow.on("change", () => this.#look());
     follow.on("newest", () => this.asked !== "step" && !follow.paused && this.refresh.soon());
     this.#look();
@@ -172,6 +176,11 @@ export class Clock extends Emitter {
   get asked() {
     const by = this.state.optional("by");
     return by === "time" || by === "samples" ? by : "step";
+  }
+
+  /** Whether captured steps stand side by side, with a mark where steps were left out. */
+  get packs() {
+    return this.state.optional("by") === PACKED;
   }
 
   /** What the axis is of. @returns {By} */
