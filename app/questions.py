@@ -188,6 +188,8 @@ def _figures(overview: answers.Overview) -> list[str]:
     figures = [] if overview.steps_per_s is None else [pace(overview.steps_per_s)]
     for word, reading in (("loss", overview.loss), ("gradient norm", overview.gradient_norm)):
         figures += [] if reading is None else [f"{word} {shown(reading.value)} at step {reading.step:,}"]
+    if (raw := overview.gradient_norm_before) is not None:
+        figures += [f"after clipping ({shown(raw.value)} before it)"]
     figures += [f"{counted(overview.nonfinite, 'module')} non-finite"] if overview.nonfinite else []
     return [f"{', '.join(filter(None, figures))}."] if figures else []
 

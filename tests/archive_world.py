@@ -13,8 +13,10 @@ import numpy as np
 from hookcore.delivery.archive import ArchiveSink
 from hookcore.records import (
     KINDS,
+    PROBE,
     STAT_COLUMN,
     STATS,
+    TENSOR_KINDS,
     Coverage,
     Event,
     Frame,
@@ -31,6 +33,7 @@ from tests.build import frame, stats_of, stats_of_magnitudes
 from tests.sketches import block_of, sketch_of
 
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
+TAKEN = (*TENSOR_KINDS, PROBE)
 SECRET = "the-key-that-must-not-be-written"
 STORE_BYTES = 64 * 2**20  # large enough to keep a small run exact
 MODULES = (
@@ -58,7 +61,7 @@ class Trainer:
     def new_taps(self, count: int) -> tuple[Tap, ...]:
         first = len(self.taps)
         new = tuple(
-            Tap(f"m.{n}", KINDS[n % len(KINDS)], "past.1" if n % 3 else "", n % 2, "eval" if n % 5 == 0 else "train")
+            Tap(f"m.{n}", TAKEN[n % len(TAKEN)], "past.1" if n % 3 else "", n % 2, "eval" if n % 5 == 0 else "train")
             for n in range(first, first + count)
         )
         self.taps += new

@@ -92,6 +92,7 @@ def overview(run: RunParam, span: SpanParam) -> answers.Overview:
         scalars=tuple(reading for scalar in figures.scalars if (reading := reading_of(scalar)) is not None),
         gradient_kind=figures.gradient_kind,
         gradient_norm=reading_of(figures.gradient_norm),
+        gradient_norm_before=reading_of(figures.raw_norm),
         smallest_gradient=reading_of(figures.smallest_gradient),
         largest_gradient=reading_of(figures.largest_gradient),
         nonfinite=len(figures.nonfinite_modules),

@@ -274,6 +274,11 @@ FAULTY: Final = {
         ("long-evaluation",),
         settings={"rules": {"long-evaluation": {"least_s": 4}}},
     ),
+    "clipped by value, far below the usual values": Case(
+        lambda: classifier(mlp(4), 0.05, clip=lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-5)),
+        ("gradient-clipped-always",),
+        severities=("info",),
+    ),
     "clipped far below the usual norm": Case(
         lambda: classifier(mlp(4), 0.05, clip=1e-3), ("gradient-clipped-always",), severities=("info",)
     ),

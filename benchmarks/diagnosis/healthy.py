@@ -37,6 +37,13 @@ from .trainings import Plan, classifier, evaluated, regression
 _ADAM, _ADAMW = torch.optim.Adam, torch.optim.AdamW
 
 
+def _average(model: nn.Module) -> None:
+    """Divide summed gradients by the number of micro-batches, as some loops do."""
+    for each in model.parameters():
+        if each.grad is not None:
+            each.grad /= 4
+
+
 def _frozen(head: int = 1) -> Training:
     model = mlp(4)
     for layer in model[:-head]:
@@ -180,6 +187,7 @@ HEALTHY: Final = {
     ),
     "attention, probed": Case(lambda: classifier(attentive(), 5e-3, _ADAM), steps=300, probes=(ENTROPY,)),
     "masks of attention and of a router": Case(lambda: classifier(masked(), 5e-3, _ADAM), steps=300),
+    "averaged by hand": Case(lambda: classifier(mlp(4), 0.2, parts=4, clip=_average)),
     "clipped now and then": Case(lambda: classifier(mlp(4), 0.1, clip=1.0)),
     "clipped at a healthy level": Case(lambda: classifier(mlp(4), 0.05, clip=0.5, wrong=0.3)),
 }

@@ -44,7 +44,7 @@ def classifier(
     shape: tuple[int, ...] = (16,),
     log: bool = True,
     parts: int = 1,
-    clip: float | None = None,
+    clip: float | Callable[[nn.Module], Any] | None = None,
     plan: Plan | None = None,
     trained: Callable[[nn.Module], Iterable[Any]] = nn.Module.parameters,
     also: Callable[[Any], torch.optim.Optimizer] | None = None,
@@ -70,7 +70,9 @@ def classifier(
                 scores = model(points.reshape(BATCH, *shape).to(dtype)).float()
                 loss = reduce(number, nn.functional.cross_entropy(scores, labels)) / parts
             loss.backward()
-        if clip is not None:
+        if callable(clip):
+            clip(model)
+        elif clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         steps.step()
         if second is not None:

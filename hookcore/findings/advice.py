@@ -281,7 +281,7 @@ ADVICE: Final[dict[str, Advice]] = {
         "a loss that is summed over the batch, not averaged",
         "gradients that are clipped before they are divided by the loss scale",
         tries=(
-            "log the result of `clip_grad_norm_`, the norm before clipping, and set the limit near its upper quartile",
+            "set the limit near the upper quartile of `hookcore/gradient_norm_before`, the norm before clipping",
             "average the loss, or call `scaler.unscale_` before clipping",
             "if this is intended, do nothing: choose the learning rate for steps of this length",
         ),

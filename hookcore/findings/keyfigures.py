@@ -15,7 +15,7 @@ from hookcore.findings.losses import HIGH, Losses, main_losses, never_fell, not_
 from hookcore.findings.rules import RuleName
 from hookcore.findings.times import rates_of, recent
 from hookcore.records import Kind, Tap
-from hookcore.records.vocabulary import OWN, counted, loss_rank, losses_among
+from hookcore.records.vocabulary import OWN, RAW_NORM, counted, loss_rank, losses_among
 from hookcore.store import Latest, Series, Store
 
 # The key figures of a run.
@@ -53,7 +53,7 @@ class KeyFigures:
     loss: Reading | None
     scalars: tuple[Reading, ...]  # the user's, including the loss
     gradient_kind: Kind | None  # the kind of the gradients below: of parameters, else of outputs
-    gradient_norm: Reading | None
+    gradient_norm: Reading | None  # as the optimizer used them
     smallest_gradient: Reading | None  # by root mean square, so that a large layer doesn't count as a large gradient
     largest_gradient: Reading | None
     nonfinite_modules: tuple[str, ...]  # in the newest captured values of each
@@ -64,6 +64,7 @@ class KeyFigures:
     merged: tuple[int, int] | None = None  # the gradients' steps, if they are merged: then their norm is unknown
     seen: int = 0  # taps with values
     losses: tuple[Reading, ...] = ()  # the loss, and those of further optimizers
+    raw_norm: Reading | None = None  # of the same gradients before clipping, if something changes them
 
 
 def key_figures_of(
@@ -102,6 +103,7 @@ def key_figures_of(
         merged=_merged_of(latest, kind),
         seen=len(latest.taps),
         losses=tuple(scalar for scalar in scalars if scalar.name in losses),
+        raw_norm=newest_of(store, RAW_NORM, norm.step, norm.step) if norm is not None else None,
     )
 
 

@@ -318,46 +318,68 @@ WIDEST: Final = 1000  # points of one column with one point per step
 
 
 RULE: Final = "gradient-clipped-always"
-_FEW: Final = 3  # captured steps that show that the norm varies
-_OWN_CHANGE: Final = 1e-3  # by which the norm of a single gradient must change: else the gradient itself is constant
+_FEW: Final = 3  # captured steps that show whether gradients are clipped
+_ALIKE: Final = 0.9  # share of the gradients of a step that must be clipped in the same way
 
 Floats = NDArray[np.float64]
 
 
 def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Finding]:
-    """Return a note if the norm of all gradients of parameters together stays the same although each of them varies.
+    """Return a note if nearly every step clips the gradients, by what they were before and are after it.
 
-    If only some of the gradients that are clipped together are captured, their norm varies, so there is no note.
+    Clipping by norm multiplies several gradients by one number, and clipping by value gives several the same largest
+    magnitude. A number that is the same in all steps, such as the share of a micro-batch, is no clipping.
     """
     limits = limits_of(store, RULE)
     begin = store.captured_step(int(limits["among"]) - 1)
     if len(gradients.taps) < 2 or begin is None:
         return []
     same = limits["same"]
-    newest = _norms_of_each(store, gradients, store.captured_step(_FEW - 1))[1]
-    if len(newest) < _FEW or np.ptp(newest) > same * newest.max() * _FEW:
-        return []  # most looks end here; one step in a while may be below the limit
-    steps, totals, each = _norms_of_each(store, gradients, begin)
-    if len(totals) < limits["captured_steps"]:
+    newest = store.rows(gradients.numbers, "ratio", store.captured_step(_FEW - 1)).mean
+    if not (newest < 1 - same).any():  # most looks end here
         return []
-    usual = float(np.median(totals))
-    alike = np.abs(totals - usual) <= same * usual
-    varies = np.nanmax(each, axis=0) - np.nanmin(each, axis=0) > _OWN_CHANGE * np.nanmax(each, axis=0)
-    if not usual > 0 or alike.mean() < limits["share"] or not varies.any():
+    steps, factors, clipped = _clips_of(store, gradients, begin, same)
+    if len(steps) < limits["captured_steps"] or clipped.mean() < limits["share"]:
+        return []
+    norms = store.rows(gradients.numbers, "norm", begin)
+    after = norms.mean[np.isin(norms.first, steps)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        before = np.sqrt(np.nansum(np.where(factors > 0, after / factors, after) ** 2, axis=1))
+    totals = np.sqrt(np.nansum(after**2, axis=1))
+    shares = (totals / before)[clipped]
+    if np.ptp(shares) <= same * shares.max():
         return []
     place = taps.fact(last_output)
+    usual = float(np.median(totals))
     message = (
-        f"the norm of all gradients was {usual:.4g} in {int(alike.sum())} of the newest {len(totals)} captured steps: "
-        "each of them is clipped"
+        f"clipping made the gradients smaller in {int(clipped.sum())} of the newest {len(steps)} captured steps: their "
+        f"norm was {float(np.median(before)):.4g} before it and {usual:.4g} after it (medians)"
     )
-    since = int(steps[np.flatnonzero(alike)[0]])
+    since = int(steps[np.flatnonzero(clipped)[0]])
     about = "norm", usual, float("nan"), since, None, message, tuple(totals[-SPARK:].tolist()), 0
     return [Finding(RULE, RULES[RULE].severity, int(taps.numbers[place]), taps.taps[place], *about)]
 
 
-def _norms_of_each(store: Store, gradients: TapList, first: int | None) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Return the steps with finite gradients, the norm of all together, and that of each; merged steps are left out."""
-    rows = store.rows(gradients.numbers, "norm", first)
-    whole = (rows.first == rows.last) & (rows.present > 0).any(axis=1) & (rows.nonfinite == 0).all(axis=1)
-    each = rows.mean[whole]
-    return rows.first[whole], np.sqrt(np.nansum(each**2, axis=1)), each
+def _clips_of(
+    store: Store, gradients: TapList, first: int, same: float
+) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
+    """Return the steps in which it is known, each gradient's factor, and whether the step clipped them."""
+    rows, low, high = (store.rows(gradients.numbers, stat, first) for stat in ("ratio", "min", "max"))
+    known = (rows.first == rows.last) & (rows.nonfinite == 0).all(axis=1) & np.isfinite(rows.mean).any(axis=1)
+    factors = rows.mean[known]
+    if low.mean.shape != rows.mean.shape or high.mean.shape != rows.mean.shape:  # a frame arrived in between
+        return rows.first[:0], factors[:0], np.zeros(0, bool)
+    largest = np.fmax(np.abs(low.mean[known]), np.abs(high.mean[known]))
+    clipped = [
+        _are_alike(factor[factor < 1 - same], same) or _are_alike(size[factor < 1 - same], same)
+        for factor, size in zip(factors, largest, strict=True)
+    ]
+    return rows.first[known], factors, np.array(clipped, bool)
+
+
+def _are_alike(values: Floats, same: float) -> bool:
+    """Return whether nearly each of these numbers is also that of another one."""
+    if len(values) < 2:
+        return False
+    close = np.diff(values := np.sort(values)) <= same * values[1:]
+    return bool((np.append(close, False) | np.append(False, close)).mean() >= _ALIKE)

@@ -29,7 +29,7 @@ from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits
 from hookcore.findings.updates import find_lost, find_ownership
 from hookcore.findings.window import MagnitudeWindow, window_first
-from hookcore.records import SEVERITIES, STAT_COLUMN
+from hookcore.records import APART, SEVERITIES, STAT_COLUMN
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -162,7 +162,8 @@ def findings_of(
     inputs = RuleInputs() if inputs is None else inputs
     taps = store.taps()
     outputs = taps.of_kind("output")
-    inputs.sizes = MagnitudeWindow.of(store, taps, "rms", inputs.sizes)
+    judged = taps.fact(_judged)
+    inputs.sizes = MagnitudeWindow.of(store, judged, "rms", inputs.sizes)
     inputs.updates = MagnitudeWindow.of(store, taps.of_kind("update"), "ratio", inputs.updates)
     losses = Losses(store)
     gradients = taps.of_kind("param_grad")
@@ -177,11 +178,17 @@ def findings_of(
     found += find_ownership(store, taps) + find_waits(store, taps)
     found += find_probed(store, taps, losses)
     if inputs.sizes is not None:
-        found += _of_sizes(store, taps, inputs.sizes, losses, spikes_reported)
+        found += _of_sizes(store, judged, inputs.sizes, losses, spikes_reported)
     if inputs.updates is not None:
         found += find_updates(inputs.updates) + find_lost(store, taps)
     wanted = [with_unseen(store, each) for each in found if store.rules.get(each.rule) is not False]
     return _ranked(_with_cause(wanted))
+
+
+def _judged(taps: TapList) -> TapList:
+    """Return the tensors whose magnitudes are compared with their past."""
+    places = [place for place, tap in enumerate(taps.taps) if tap.kind not in APART]
+    return taps if len(places) == len(taps.taps) else taps.at(places)
 
 
 def _with_cause(found: list[Finding]) -> list[Finding]:

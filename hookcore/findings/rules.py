@@ -199,7 +199,7 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
     "gradient-clipped-always": (
         _captured(30, 64),
         Threshold("share", 0.95, 0.1, 1, "share of the captured steps"),
-        Threshold("same", 1e-4, 0, 1, "share by which the norm may differ"),
+        Threshold("same", 2e-3, 0, 1, "share by which the factors of gradients clipped together may differ"),
     ),
     "dead-channels": (Threshold("share", 0.5, 0.01, 1, "share of the channels"), _results(3)),
     "rank-collapse": (
@@ -463,9 +463,9 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "gradient-clipped-always",
                 "info",
                 "Clipped in every step",
-                "The norm of all gradients together is the same number in nearly all of the newest captured steps: "
-                "clipping by norm scales every step, so only the learning rate determines the size of a step. This can "
-                "be intended. Needs the gradients of all parameters that are clipped together.",
+                "Clipping made the gradients smaller in nearly all of the newest captured steps, as their norms before "
+                "and after it show: only the learning rate then determines the size of a step. This can be intended. "
+                "Needs the kind `param_grad`. Clipping inside of the optimizer isn't seen.",
                 among=64,
             ),
             _rule(

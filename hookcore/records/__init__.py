@@ -15,7 +15,7 @@ from hookcore.records.vocabulary import escaped_in as escaped_in
 from hookcore.records.vocabulary import plain as plain
 from hookcore.records.vocabulary import text_of as text_of
 
-Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
+Kind = Literal["output", "output_grad", "input", "input_grad", "param", "raw_grad", "param_grad", "update", "probe"]
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "error"]
 Value = bool | int | float | str | None  # of a configuration, or a fact about a run
@@ -23,19 +23,21 @@ Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 PROBE: Final = "probe"  # what a function of the user computed of a tensor
-TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE)
+APART: Final[frozenset[Kind]] = frozenset(("raw_grad",))  # measured with other kinds, and judged by rules of their own
+TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE and kind not in APART)
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
 UNKNOWN_OWNER: Final = -1
 _STEPS_ABOUT: Final = frozenset({"step", "previous"})  # facts of events that are steps
 _TEXT: Final = frozenset((str,))
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
-PARAMETER_KINDS: Final[frozenset[Kind]] = frozenset(("param", "param_grad", "update"))
+PARAMETER_KINDS: Final[frozenset[Kind]] = frozenset(("param", "raw_grad", "param_grad", "update"))
 ACTIVATION_KINDS: Final[frozenset[Kind]] = frozenset(("output", "output_grad", "input", "input_grad"))
-GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
+GRADIENT_KINDS: Final[frozenset[Kind]] = frozenset({"output_grad", "input_grad", "raw_grad", "param_grad"})
 
 # The columns of a frame's matrix. Moments, minimum, and maximum are over the finite values; `std` is the population's
 # (divided by n); `parts` is the number of merged tensors (calls of several micro-batches); `sketched` is the number of
-# values in the sketch (fewer than `count` if it was sampled); `ratio` is |update| / |param| (otherwise NaN).
+# values in the sketch (fewer than `count` if it was sampled); `ratio` of an update is |update| / |param|, and of a
+# weight gradient |param_grad| / |raw_grad|, if something has changed it after the backward pass (otherwise NaN).
 STATS: Final = ("count", "nan", "inf", "zero", "mean", "std", "min", "max", "rms", "norm", "parts", "sketched", "ratio")
 STAT_COLUMN: Final[dict[str, int]] = {name: column for column, name in enumerate(STATS)}
 

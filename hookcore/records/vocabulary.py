@@ -17,7 +17,10 @@ REDUCTION_WAIT: Final = "hookcore/reduction_wait_s"  # from the last bucket of g
 GRADIENT_WAIT: Final = "hookcore/gradient_wait_s"  # from the last local gradient to the optimizer's step
 MICRO_BATCHES: Final = "hookcore/micro_batches"
 GRAD_SCALE: Final = "hookcore/grad_scale"
-GRADIENT_NORM: Final = "hookcore/gradient_norm"
+GRADIENT_NORM: Final = "hookcore/gradient_norm"  # as the optimizer uses them: after clipping
+RAW_NORM: Final = "hookcore/gradient_norm_before"  # before clipping
+CLIP_FACTOR: Final = "hookcore/clip_factor"  # the first, divided by the second
+CLIPPED_SHARE: Final = "hookcore/clipped_share"  # of the captured steps so far, in which that was below 1
 NONFINITE_MODULES: Final = "hookcore/nonfinite_modules"
 ZERO_MODULES: Final = "hookcore/zero_modules"
 SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
@@ -84,6 +87,7 @@ KIND_TITLES: Final[dict[str, str]] = {  # of several tensors
     "input": "inputs",
     "input_grad": "gradients of inputs",
     "param": "weights",
+    "raw_grad": "gradients of weights before clipping",
     "param_grad": "gradients of weights",
     "update": "updates",
     "probe": "probes",
@@ -94,6 +98,7 @@ KIND_WORDS: Final[dict[str, str]] = {  # the same terms, of one tensor
     "input": "input",
     "input_grad": "input gradient",
     "param": "weight",
+    "raw_grad": "weight gradient before clipping",
     "param_grad": "weight gradient",
     "update": "update",
     "probe": "probe",

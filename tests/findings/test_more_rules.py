@@ -24,40 +24,54 @@ def of_rule(store: Store, rule: str) -> list[Finding]:
 GRADIENTS = tuple(Tap(name, "param_grad", "weight") for name in ("one", "two"))
 
 
-def clipped(norms: Values, steps: int = 40) -> list[Finding]:
-    """Return the notes about gradients with these norms."""
-    return of_rule(store_of([norms(step) for step in range(steps)], GRADIENTS), "gradient-clipped-always")
+def clipped(norms: Values, factors: Values, steps: int = 40, **largest: Values) -> list[Finding]:
+    """Return the notes about gradients with these norms, which are these shares of what they were before."""
+    each = {name: [values(step) for step in range(steps)] for name, values in {"ratio": factors, **largest}.items()}
+    store = store_of([norms(step) for step in range(steps)], GRADIENTS, **each)
+    return of_rule(store, "gradient-clipped-always")
 
 
 def turning(step: int, total: float = 0.5) -> list[float]:
     return [total * np.sin(0.2 + step % 7 / 10), total * np.cos(0.2 + step % 7 / 10)]
 
 
-def test_gradients_whose_common_norm_never_changes_are_clipped() -> None:
-    (told,) = clipped(turning)
+def alike(step: int) -> list[float]:
+    return [0.1 + 0.01 * (step % 5)] * 2
+
+
+def test_gradients_that_are_made_smaller_together_are_clipped() -> None:
+    (told,) = clipped(turning, alike)
     assert (told.severity, told.value, told.since_step) == ("info", pytest.approx(0.5), 0)
-    assert told.message.startswith("the norm of all gradients was 0.5 in 40 of the newest 40 captured steps")
-    (told,) = clipped(lambda step: turning(step, 0.4 if step == 20 else 0.5))
+    assert "in 40 of the newest 40 captured steps: their norm was 4.167 before it and 0.5 after it" in told.message
+    (told,) = clipped(turning, lambda step: [1.0, 1.0] if step == 20 else alike(step))
     assert "in 39 of the newest 40" in told.message
 
 
+def test_gradients_with_the_same_largest_value_are_clipped_by_value() -> None:
+    apart: Values = lambda step: [0.1 + 0.01 * (step % 5), 0.7 - 0.01 * (step % 3)]  # noqa: E731
+    assert clipped(turning, apart) == []
+    (told,) = clipped(turning, apart, max=lambda _: [0.01, 0.004], min=lambda _: [-0.003, -0.01])
+    assert "made the gradients smaller in 40" in told.message
+
+
 @pytest.mark.parametrize(
-    "norms",
+    "factors",
     [
-        lambda step: turning(step, 0.5 + 0.001 * step),
-        lambda step: turning(step, 0.4 if step % 10 == 0 else 0.5),
-        lambda _: [0.3, 0.4],
-        lambda _: [0.0, 0.0],
+        lambda step: [1.0, 1.0] if step % 10 == 0 else alike(step),
+        lambda _: [0.25, 0.25],
+        lambda _: [1.0, 1.0],
+        lambda _: [np.nan, np.nan],
+        lambda step: [1.5 + 0.01 * step, 1.5 + 0.01 * step],
     ],
-    ids=["varies", "a tenth is below the limit", "each is constant", "zero"],
+    ids=["a tenth is below the limit", "the factor is constant", "unchanged", "unknown", "larger"],
 )
-def test_gradients_that_only_appear_to_be_clipped_are_not_reported(norms: Values) -> None:
-    assert clipped(norms, 60) == []
+def test_gradients_that_only_appear_to_be_clipped_are_not_reported(factors: Values) -> None:
+    assert clipped(turning, factors, 60) == []
 
 
 def test_too_few_steps_show_no_clipping() -> None:
-    assert clipped(turning, 29) == []
-    assert len(clipped(turning, 30)) == 1
+    assert clipped(turning, alike, 29) == []
+    assert len(clipped(turning, alike, 30)) == 1
 
 
 # -- all-zero ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hookcore
 from hookcore.records import Kind, Tap
+from hookcore.records.vocabulary import RAW_NORM
 from hookcore.store import Store
 from tests.ranks import run_ranks
 from tests.serving import TOKEN, Served, joint_named, run_named, served
@@ -30,6 +31,7 @@ WORLD: Final = 4
 STEPS: Final = 3
 BATCH: Final = 8
 DRIFTS_AT: Final = 1
+LIMIT: Final = 0.01  # of the norm of all gradients
 OF_PARAMETERS: Final[tuple[Kind, ...]] = ("param", "param_grad", "update")
 KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", *OF_PARAMETERS)
 EXACT: Final = ("count", "nan", "inf", "zero")
@@ -60,6 +62,7 @@ def train(
     backward: Callable[[Tensor], None] | None = None,
     share: slice = slice(None),
     after: Callable[[int], None] = lambda _: None,
+    limit: float | None = None,
 ) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookcore.watch(watched, server=url, name=name, budget=None, kinds=KINDS):
@@ -69,6 +72,8 @@ def train(
                 loss_of(model(batch[share])).backward()
             else:
                 backward(batch)
+            if limit is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), limit)
             optimizer.step()
             after(step)
 
@@ -98,6 +103,19 @@ def with_fsdp(rank: int, url: str) -> None:
     for layer in (model[0], model[2], model):
         fully_shard(layer)  # 9 rows on four ranks, so one rank has none; then 5 rows
     train(model, model, url, f"fsdp rank {rank}", None, share_of(rank, WORLD))
+
+
+def with_clipped_copies(rank: int, url: str) -> None:
+    inner = make()
+    model = DistributedDataParallel(inner)
+    train(model, inner, url, f"clipped copies rank {rank}", None, share_of(rank, WORLD), limit=LIMIT)
+
+
+def with_clipped_fsdp(rank: int, url: str) -> None:
+    model = make()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    train(model, model, url, f"clipped fsdp rank {rank}", None, share_of(rank, WORLD), limit=LIMIT)
 
 
 def with_two_axes(rank: int, url: str) -> None:
@@ -178,7 +196,15 @@ def with_tensor_parallel_stages(rank: int, url: str) -> None:
     train(layer, layer, url, f"layers rank {rank}", after=together)
 
 
-WAYS: Final = (with_drift, with_fsdp, with_two_axes, with_tensor_parallel, with_pipeline)
+WAYS: Final = (
+    with_clipped_copies,
+    with_clipped_fsdp,
+    with_drift,
+    with_fsdp,
+    with_two_axes,
+    with_tensor_parallel,
+    with_pipeline,
+)
 STAGES: Final = (with_split_stages, with_copied_stages, with_tensor_parallel_stages)
 
 
@@ -200,6 +226,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(lambda: 1000.0) as found, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOOKCORE_TOKEN", TOKEN)
         train(model := make(), model, found.url, "alone")
+        train(model := make(), model, found.url, "alone, clipped", limit=LIMIT)
         run_ranks(work, (str(tmp_path_factory.mktemp("ranks")), found.url), WORLD)
         yield found
 
@@ -214,9 +241,25 @@ def assert_same(found: Store, alone: Store, taps: list[Tap], scale: Callable[[Ta
             np.testing.assert_allclose(all_.mean, one.mean * factor, rtol=1e-9, atol=1e-14, err_msg=f"{tap} {stat}")
 
 
-def norms_of_gradients(store: Store) -> list[float]:
-    squares = [store.series(tap, "norm").mean ** 2 for tap in store.taps(None, "param_grad").taps]
+def norms_of_gradients(store: Store, kind: Kind = "param_grad") -> list[float]:
+    squares = [store.series(tap, "norm").mean ** 2 for tap in store.taps(None, kind).taps]
     return list(np.sqrt(np.sum(squares, axis=0)))
+
+
+@pytest.mark.parametrize("name", ["clipped copies", "clipped fsdp"])
+def test_gradients_before_and_after_clipping_are_those_of_one_process(server: Served, name: str) -> None:
+    alone, together = run_named(server, "alone, clipped").store, joint_named(server, name, WORLD).run.store
+    for kind in ("raw_grad", "param_grad"):
+        assert norms_of_gradients(together, kind) == pytest.approx(norms_of_gradients(alone, kind), rel=1e-12)
+        assert len(together.taps(None, kind).taps) == 8
+    assert norms_of_gradients(together) == pytest.approx([LIMIT] * STEPS, rel=1e-3)
+    for tap in alone.taps(None, "param_grad").taps:
+        one, all_ = alone.series(tap, "ratio"), together.series(tap, "ratio")
+        np.testing.assert_allclose(all_.mean[1:], one.mean[1:], rtol=1e-9, err_msg=str(tap))
+        assert (one.mean[1:] < 0.9).all()
+    total = [RAW_NORM in store.scalar_names() for store in (alone, together)]
+    assert total == [True, name == "clipped copies"], "a rank with a part of each gradient doesn't know the norm"
+    assert together.incidents() == []
 
 
 @pytest.mark.parametrize("name", ["fsdp", "axes", "tensor", "pipeline", "split"])

@@ -9,7 +9,7 @@ import pytest
 
 from hookcore.findings import key_figures_of
 from hookcore.reading import StoreReader
-from hookcore.records import KINDS, Tap
+from hookcore.records import APART, KINDS, Tap
 from hookcore.records import ROOT as ROOT_NAME
 from hookcore.records.vocabulary import (
     ELAPSED,
@@ -87,7 +87,8 @@ def test_every_kind_has_a_description() -> None:
 
 def test_one_tensor_and_several_have_the_same_term() -> None:
     assert KIND_TITLES["output"] == "activations"
-    for kind in KINDS:
+    assert KIND_TITLES["raw_grad"] == "gradients of weights before clipping"
+    for kind in set(KINDS) - APART:
         of, is_gradient = kind.removesuffix("_grad"), kind.endswith("_grad")
         assert KIND_WORDS[kind] == KIND_TITLES[of].removesuffix("s") + " gradient" * is_gradient
 

@@ -300,6 +300,7 @@ PHASES: Final[dict[Kind, str]] = {
     "output": "forward",
     "output_grad": "backward",
     "input_grad": "backward",
+    "raw_grad": "backward",
     "param_grad": "backward",
     "update": "optimizer",
     "param": "optimizer",
@@ -489,6 +490,7 @@ def _sources_of(tap: Tap, taps: Sequence[Tap]) -> tuple[str, list[int]]:
     kinds: dict[str, tuple[str, tuple[str, ...]]] = {
         "output": ("input", ("input",)),
         "input_grad": ("gradient from above", ("output_grad",)),
+        "raw_grad": ("gradient from above", ("output_grad",)),
         "param_grad": ("gradient from above", ("output_grad",)),
         "update": ("gradient", ("param_grad",)),
         "param": ("update", ("update", "param_grad")),

@@ -13,7 +13,7 @@ from hookcore.findings import Reading
 from hookcore.findings.keyfigures import newest_of
 from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Flow, FlowCall, Model, ModelBox, ModelTensor, Module, Snapshot
-from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Phase, Tap
+from hookcore.records import KINDS, PARAMETER_KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Phase, Tap
 from hookcore.store import TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -111,7 +111,7 @@ def layer_of(reader: Reader, path: str) -> LayerView | None:
 def _could_have(module: Module, kind: str) -> bool:
     """Return whether a module can have this kind: containers have no parameters of their own."""
     own = {name for name in module.shapes if not name.startswith(("input", "output"))}
-    return bool(own) or not kind.startswith(("param", "update"))
+    return bool(own) or kind not in PARAMETER_KINDS
 
 
 def _crumbs(module: Module, by_path: dict[str, Module]) -> tuple[tuple[str, str], ...]:
@@ -257,7 +257,7 @@ def _is_of_phase(tap: Tap, phase: Phase) -> bool:
 
 
 def _is_of_parameters(tap: Tap | answers.Tap) -> bool:
-    return tap.kind.startswith(("param", "update"))
+    return tap.kind in PARAMETER_KINDS
 
 
 # Words about boxes for the page Model and the drawer.
@@ -294,7 +294,7 @@ def incident_of(run: Run) -> Incident | None:
 
 def box_id(tap: Tap) -> str:
     """Return the name of a tap's box in the address of the page, as `idOf` in js/model/tree.js makes it."""
-    call = f";{tap.call}" if tap.call and not tap.kind.startswith(("param", "update")) else ""
+    call = f";{tap.call}" if tap.call and tap.kind not in PARAMETER_KINDS else ""
     return f"{quote(tap.module, safe=_PLAIN) or '.'}{call}{';e' if tap.phase == 'eval' else ''}"
 
 

@@ -321,11 +321,16 @@ def _norm(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
         "norm",
         "Gradient norm",
         "-",
-        f"of all {_KINDS[kind]}{_older(norm, span)}" if norm else _no_gradients(figures, span),
+        f"of all {_KINDS[kind]}{_before(figures)}{_older(norm, span)}" if norm else _no_gradients(figures, span),
         address_of(run, "flow", kind=kind, stat="norm"),
-        help="Square root of the sum of squares of all gradients captured in one step.",
+        help="Square root of the sum of squares of all gradients captured in one step, as the optimizer used them.",
     )
     return tile if norm is None else _number(tile, norm.value)
+
+
+def _before(figures: KeyFigures) -> str:
+    raw = figures.raw_norm
+    return "" if raw is None else f", after clipping ({shown(raw.value)} before it)"
 
 
 def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, span: Span | None) -> Tile:

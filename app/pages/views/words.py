@@ -73,8 +73,13 @@ KIND_WORDS: Final[dict[Kind, Word]] = {
         "A parameter: a weight or a bias.",
         "If its norm only grows, it may need weight decay. If its norm is constant, it doesn't learn.",
     ),
+    "raw_grad": Word(
+        "The gradient of a parameter as the last backward pass of a step left it: accumulated, unscaled, before "
+        "clipping.",
+        "Measured with the weight gradient, if something changes that after the backward pass.",
+    ),
     "param_grad": Word(
-        "The gradient of a parameter as the optimizer uses it: accumulated, unscaled, clipped.",
+        "The gradient of a parameter as the optimizer uses it: accumulated, unscaled, after clipping.",
         "NaN here reaches the weights with the next step.",
     ),
     "update": Word(
@@ -113,8 +118,10 @@ STAT_WORDS: Final[dict[str, Word]] = {
     "parts": Word("How many tensors were added up in this step: the calls in all micro-batches."),
     "sketched": Word("How many values went into the histogram; fewer than count if the tensor was subsampled."),
     "ratio": Word(
-        "The norm of the update divided by the norm of the parameter.",
-        "About 1e-3 is common. Above 1e-1 the step is too large; below 1e-6 the parameter hardly learns.",
+        "The norm of the update divided by the norm of the parameter. Of a weight gradient: its norm after clipping, "
+        "divided by its norm before clipping.",
+        "About 1e-3 of the parameter is common. Above 1e-1 the step is too large; below 1e-6 the parameter hardly "
+        "learns.",
     ),
     "zero_fraction": Word(
         "The share of values that are exactly zero.",

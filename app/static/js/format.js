@@ -128,7 +128,7 @@ export function isLocal(kind) {
 
 /** Whether a kind is about the parameters of a module, whichever of its calls. @param {string} kind */
 export function ofParameters(kind) {
-  return kind.startsWith("param") || kind === "update";
+  return kind.startsWith("param") || kind === "raw_grad" || kind === "update";
 }
 
 /** What a tensor is within its module, as `stream` in templates.

@@ -6,6 +6,7 @@ export const KIND_WORDS = {
   input: "input",
   input_grad: "input gradient",
   param: "weight",
+  raw_grad: "weight gradient before clipping",
   param_grad: "weight gradient",
   update: "update",
   probe: "probe",

@@ -112,6 +112,9 @@ class OptimizerSteps(EndsSteps):
         self._scale.read(owner.scaler.live(), optimizer)
         if self.last_captured if owner.late else self._current.captured:
             owned, step = self._find_owned(owner, optimizer), self.clock.step - owner.late
+            if with_gradients and owned and not self.clock.reach.many_threads:
+                many = sum(len(group["params"]) for group in optimizer.param_groups)
+                self._parameters.raw.compare(owned, many, owner.late)
             owned = owner.owned = self._parameters.unread(owned, step) if owner.late else owned
             owner.copies = self._parameters.before_step(owned, with_gradients, step)
             if owned:
@@ -282,6 +285,7 @@ class BackwardPasses(EndsSteps):
     def __init__(self, context: Context, capture: Capture, clock: Clock, parts: Parts) -> None:
         super().__init__(context, capture, clock)
         self._placement, self._probes = capture.placement, capture.observers.probes.passes
+        self._parameters = context.parameters
         self.parts = parts
 
     @entry("begin of a backward pass")
@@ -325,6 +329,8 @@ class BackwardPasses(EndsSteps):
             self._loss.end_pass(counts=True)
         if self.clock.stepping:
             self._loss.forget()  # a closure is called as often as the optimizer likes
+        elif self._reads_gradients and (reached or self._counts(self.clock.reaches)):
+            self._parameters.raw.end_pass(self._parameters.all())
         reaches = self.clock.pass_ended()
         if not reached:
             self._end_unwatched(reaches)
@@ -332,6 +338,11 @@ class BackwardPasses(EndsSteps):
         self._current.pending = pending
         if pending:
             self._scale.note_pass(self.clock.owners.scalers())
+
+    @property
+    def _reads_gradients(self) -> bool:
+        """Whether gradients can be read after the running pass, whose optimizer is yet to step."""
+        return self._current.captured and not (self.clock.ends_with_pass or self.clock.reach.many_threads)
 
     def _end_unwatched(self, reaches: bool) -> None:
         """End a pass without watched tensors: none of an uncaptured step is, and some passes reach parameters only."""

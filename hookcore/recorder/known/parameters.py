@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Set
 from math import inf
 from typing import Any, Final
@@ -16,6 +17,7 @@ from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.measured.statistics import Statistics
+from hookcore.recorder.measured.taps import is_shard
 from hookcore.records import Kind, Tap
 
 SHARED: Final = (
@@ -25,6 +27,9 @@ SHARED: Final = (
 LOOK_EVERY_S: Final = 1.0  # between two looks at the forms of the parameters
 MAX_MEASURED: Final = 2**28  # bytes of weights whose updates are measured in one step without being requested
 ROOM: Final = 8  # rows that must be free for each parameter
+UNCHANGED: Final = 64  # comparisons without a difference after which gradients are taken as unchanged by the script
+TRIAL: Final = 4  # captured steps in which those are measured whose changes leave no trace but in their values
+PASSES: Final = 8  # captured steps whose least number of passes says which pass may be the last one
 LOOK_REST_S: Final = 0.001  # more for each parameter, at which a look takes about a thousandth of that
 
 
@@ -32,13 +37,17 @@ class Parameter:
     """A watched parameter and its rows."""
 
     __slots__ = (
+        "_hidden_raw",
         "_hidden_slot",
+        "changes",
         "grad_slot",
         "is_shared",
+        "joins",
         "name",
         "norm_slot",
         "param_slot",
         "plan",
+        "raw_slot",
         "read_in",
         "update_slot",
     )
@@ -46,9 +55,11 @@ class Parameter:
     def __init__(self, statistics: Statistics, plan: Plan, name: str) -> None:
         self.plan = plan
         self.name = name
-        self._hidden_slot = -1
+        self._hidden_slot = self._hidden_raw = -1
         self.read_in = -1  # the newest step in which it was read before an optimizer's step
         self.is_shared = False  # whether a second optimizer was seen to step it with the same gradient
+        self.joins = False  # whether its optimizer steps after another one, with the gradients of the same pass
+        self.changes = -UNCHANGED  # above 0: steps for which its gradient counts as one that changes after the pass
         self.choose(statistics)
 
     @property
@@ -74,7 +85,31 @@ class Parameter:
         self.grad_slot = statistics.slot_of(plan, "param_grad", name, 0)
         self.param_slot = statistics.slot_of(plan, "param", name, 0)
         self.update_slot = statistics.slot_of(plan, "update", name, 0)
+        self._choose_raw(statistics)
         self._choose_norm(statistics)
+
+    def note_change(self, statistics: Statistics, changed: bool | None) -> None:
+        """Note whether the script has changed the gradient after the last backward pass of a step.
+
+        None if only its values can tell: then it is measured now and then, and the recorder's thread compares them.
+        """
+        if changed is None:
+            self.changes = self.changes - 1 if self.changes > -UNCHANGED else TRIAL
+        else:
+            self.changes = UNCHANGED if changed else max(0, self.changes - 1)
+        self._choose_raw(statistics)
+
+    def _choose_raw(self, statistics: Statistics) -> None:
+        self.raw_slot = -1
+        if self.changes <= 0 or self.grad_slot < 0:
+            return
+        tap = Tap(self.plan.path, "raw_grad", self.name)
+        if self.changes > TRIAL:
+            self.raw_slot = statistics.table.add(tap)
+            return
+        if self._hidden_raw < 0:
+            self._hidden_raw = statistics.table.add(tap, hidden=True)
+        self.raw_slot = self._hidden_raw
 
     def measure_update(self, statistics: Statistics) -> None:
         """Measure its update, although this wasn't requested, until `choose` is called."""
@@ -91,6 +126,88 @@ class Parameter:
 
 
 Copies = list[tuple[Parameter, Tensor]]
+Mark = tuple[int, int] | None  # a gradient's identity and version
+
+
+def marks_of(tensors: list[Tensor]) -> list[Mark]:
+    """Return a mark that distinguishes each gradient from a new one."""
+    marks: list[Mark] = []
+    for tensor in tensors:  # before Python 3.12, a comprehension is a call of its own
+        grad = tensor.grad
+        marks.append(None if grad is None else (id(grad), grad._version))
+    return marks
+
+
+class RawGradients:
+    """Gradients as the last backward pass of a captured step left them, if the script changes them after it.
+
+    Clipping, a scaler, and edits in place are noticed by the gradients' versions, when an optimizer is about to step.
+    From then on, these gradients are also read at the end of the pass. It isn't known which pass is the last one, so
+    they are read again, and replaced, after each pass that may be. Torch doesn't count all changes of a DTensor.
+    """
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+        self._passes = 0  # of the running step
+        self._usual: deque[int] = deque([1], PASSES)
+        self._marks: dict[int, Mark] = {}  # by id of the parameter, after the last pass
+        self._read: list[Parameter] = []  # those with a row in this step
+        self.has_split = False  # whether torch has split any over ranks
+        self.is_whole = True  # whether all gradients that optimizers have used in this step are measured, and here
+
+    def begin_step(self) -> None:
+        """Begin a step, whose passes are yet to come."""
+        self._passes, self._read, self.is_whole = 0, [], True
+
+    def end_pass(self, parameters: Iterable[Parameter]) -> None:
+        """Read the gradients of these parameters after a pass."""
+        self._passes += 1
+        self.forget()
+        if self._passes < min(self._usual):
+            return
+        for each in parameters:
+            tensor = each.tensor if each.grad_slot >= 0 else None
+            if tensor is None or (grad := tensor.grad) is None:
+                continue
+            self._marks[id(each)] = id(grad), grad._version
+            if each.raw_slot >= 0:
+                self._read.append(each)
+                self._statistics.add_safely(each.plan, grad, each.raw_slot)
+
+    def compare(self, owned: list[Parameter], many: int, late: bool) -> None:
+        """Note whose gradients have changed since the last pass: an optimizer is about to step these parameters.
+
+        `many`: of how many that it has. `late`: after another optimizer, which has ended the step.
+        """
+        marks, stepped = self._marks if late or self._passes else {}, set(map(id, owned))
+        self.is_whole &= len(owned) == many
+        for each in owned:
+            each.joins = late
+            if (tensor := each.tensor) is None or (grad := tensor.grad) is None:
+                continue
+            split = is_shard(grad)
+            self.is_whole &= each.grad_slot >= 0 and not split
+            self.has_split |= split
+            mark = marks.get(id(each))
+            if mark is not None:
+                changed = mark != (id(grad), grad._version)
+                each.note_change(self._statistics, changed or (None if split else False))
+        if not late:
+            if self._passes:
+                self._usual.append(self._passes)
+            # Gradients that no optimizer uses in this step, such as those of a discriminator while its generator steps.
+            self._clear([each for each in self._read if id(each) not in stepped and not each.joins])
+
+    def forget(self) -> None:
+        """Drop what was read in this step."""
+        self._clear(self._read)
+        self._marks, self._read = {}, []
+
+    def _clear(self, read: list[Parameter]) -> None:
+        slots = [each.raw_slot for each in read if each.raw_slot >= 0]
+        if slots:
+            self._statistics.arena.clear(slots)
+            self._statistics.devices.clear(slots)
 
 
 class Parameters:
@@ -98,6 +215,7 @@ class Parameters:
 
     def __init__(self, plans: PlanTable, statistics: Statistics, kinds: frozenset[Kind], errors: ErrorLog) -> None:
         self._errors = errors
+        self.raw = RawGradients(statistics)
         self._plans = plans
         self._statistics = statistics
         self._wanted = _reads_parameters(kinds)
@@ -117,6 +235,7 @@ class Parameters:
     def begin_step(self) -> None:
         """Forget that gradients were read, and whose updates were measured."""
         self.read = False
+        self.raw.begin_step()
         for each in self._measured:
             each.choose(self._statistics)
         self._measured = []
@@ -336,6 +455,16 @@ class Parameters:
         if not self._wants_updates:
             return ()
         return tuple((p.update_slot, p.norm_slot) for p in self.all() if p.update_slot >= 0)
+
+    def note_changed(self, slots: Set[int]) -> None:
+        """Note the rows of gradients that have other values than after the last pass, from the recorder's thread."""
+        for each in self.all() if slots and self.raw.has_split else ():
+            if each.grad_slot in slots:
+                each.changes = UNCHANGED
+
+    def raws(self) -> tuple[tuple[int, int], ...]:
+        """Return the rows of each gradient that the script changes after the backward pass: after it, and before."""
+        return tuple((p.grad_slot, p.raw_slot) for p in self.all() if p.raw_slot >= 0)
 
 
 def _reads_parameters(kinds: frozenset[Kind]) -> bool:

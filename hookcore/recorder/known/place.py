@@ -21,7 +21,7 @@ from hookcore.recorder.calls.plans import Plan
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.measured.taps import Layout, axes_of, is_shard
-from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
+from hookcore.records import ACTIVATION_KINDS, GRADIENT_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
 
 if TYPE_CHECKING:
     from hookcore.records.wire import Place
@@ -243,7 +243,7 @@ class Replicas:
     def _owner_of_parameter(self, slot: int, tap: Tap, parameter: Tensor | None) -> int:
         for reducer in self._reducers:
             if id(parameter) in reducer.parameters:
-                (reducer.gradients if tap.kind == "param_grad" else reducer.weights).append(slot)
+                (reducer.gradients if tap.kind in GRADIENT_KINDS else reducer.weights).append(slot)
                 return reducer.owner
         return UNKNOWN_OWNER
 

@@ -21,7 +21,7 @@ from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates, Sum
 from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, SketchBlock, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.sketch import rows_of, shifted_rows
-from hookcore.records.vocabulary import SKIPPED
+from hookcore.records.vocabulary import CLIP_FACTOR, CLIPPED_SHARE, GRADIENT_NORM, RAW_NORM, SKIPPED
 
 if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MAX_KEPT_EVENTS: Final = 100  # of dropped frames
 MAX_KNOWN_ROWS: Final = 16  # sets of slots, each with its array of taps
 _Shown = tuple[NDArray[np.uint32], NDArray[np.intp] | None]  # the taps of a frame, and which rows are theirs if not all
+CLIPPED_BELOW: Final = 1e-4  # below 1 by this much, a factor isn't rounding
+_NAN: Final = float("nan")
 _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
 
@@ -38,6 +40,8 @@ class RowFacts(NamedTuple):
     """Facts about the rows in addition to the measurements."""
 
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
+    raws: tuple[tuple[int, int], ...] = ()  # (slot of a gradient, slot of what it was before clipping)
+    is_whole: bool = True  # whether these are all gradients that an optimizer used
     owners: NDArray[np.int32] | None = None  # by slot; see Frame
 
 
@@ -119,14 +123,72 @@ class ShownRows:
         return taps, None if len(shown) == len(numbers) else shown
 
 
-def build_frames(raws: Sequence[RawFrame | Frame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
+class Clipping:
+    """The norm of all gradients of a step after and before clipping. A step may come in parts, which add up."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._before: dict[int, float] = {}  # by the slot of the gradient
+        self._after: dict[int, float] = {}
+        self._is_whole = True
+        self._share = 0, 0  # of the captured steps before this one: those in which gradients were clipped, and all
+        self._factor = _NAN
+        self.changed: set[int] = set()  # the slots of gradients that have changed, in the newest part
+
+    def add(
+        self, step: int, rows: RowFacts, slots: NDArray[np.uint32], stats: NDArray[np.float64], taps: Sequence[Tap]
+    ) -> dict[str, float]:
+        """Fill in the factor of each gradient in these rows. Return the numbers of the step so far."""
+        if not rows.raws:
+            return {}
+        if step != self._step:
+            self._begin(step)
+        gradient_of = {before: after for after, before in rows.raws}
+        nonfinite = (stats[:, STATS.index("nan")] + stats[:, STATS.index("inf")]) > 0
+        norms = np.where(nonfinite, _NAN, stats[:, STATS.index("norm")]).tolist()
+        gradients = []
+        for row, slot in enumerate(slots.tolist()):
+            kind = taps[slot].kind
+            if kind == "raw_grad" and slot in gradient_of:
+                self._before[gradient_of[slot]] = norms[row]
+            elif kind == "param_grad":
+                self._after[slot] = norms[row]
+                gradients.append((row, slot))
+        self.changed.clear()
+        for row, slot in gradients:
+            before = self._before.get(slot, 0.0)
+            stats[row, STATS.index("ratio")] = norms[row] / before if before > 0 else _NAN
+            if before > 0 and norms[row] != before:
+                self.changed.add(slot)
+        self._is_whole &= rows.is_whole
+        return self._totals() if gradients and self._is_whole and self._before else {}
+
+    def _begin(self, step: int) -> None:
+        if self._factor == self._factor:
+            self._share = self._share[0] + (self._factor < 1 - CLIPPED_BELOW), self._share[1] + 1
+        self._step, self._before, self._after, self._is_whole, self._factor = step, {}, {}, True, _NAN
+
+    def _totals(self) -> dict[str, float]:
+        after = math.hypot(*self._after.values())
+        before = math.hypot(*(self._before.get(slot, norm) for slot, norm in self._after.items()))
+        self._factor = after / before if before > 0 else _NAN
+        found = {GRADIENT_NORM: after, RAW_NORM: before}
+        if self._factor == self._factor:
+            many = self._share[0] + (self._factor < 1 - CLIPPED_BELOW)
+            found |= {CLIP_FACTOR: self._factor, CLIPPED_SHARE: many / (self._share[1] + 1)}
+        return found
+
+
+def build_frames(
+    raws: Sequence[RawFrame | Frame], taps: Sequence[Tap], rows: ShownRows, clipping: Clipping
+) -> Iterator[Frame]:
     """Return frames for the store: scaled gradients are divided by their scale, and hidden rows are used and dropped.
 
     Many at once, because twenty steps cost no more arithmetic than one. Some may be frames already.
     """
     captured = [raw for raw in raws if isinstance(raw, RawFrame) and raw.has_rows]
     # Without any, the kernels would let go of the interpreter, and wait for it, for nothing.
-    with_rows = _frames_with_rows(captured, taps, rows) if captured else iter(())
+    with_rows = _frames_with_rows(captured, taps, rows, clipping) if captured else iter(())
     for raw in raws:
         if isinstance(raw, Frame):
             yield raw
@@ -146,7 +208,9 @@ def frame_without_rows(raw: RawFrame) -> Frame:
     )
 
 
-def _frames_with_rows(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
+def _frames_with_rows(
+    raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows, clipping: Clipping
+) -> Iterator[Frame]:
     harvests = [
         join([harvest, *(transfer.finish() for transfer in raw.transfers)])
         for raw, harvest in zip(raws, unpack([raw.packed for raw in raws]), strict=True)
@@ -155,11 +219,18 @@ def _frames_with_rows(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: Shown
     first = 0
     for raw, harvest in zip(raws, harvests, strict=True):
         last = first + len(harvest.slots)
-        yield _build(raw, harvest, stats[first:last], taps, rows)
+        yield _build(raw, harvest, stats[first:last], taps, rows, clipping)
         first = last
 
 
-def _build(raw: RawFrame, harvest: Harvest, stats: NDArray[np.float64], taps: Sequence[Tap], rows: ShownRows) -> Frame:
+def _build(
+    raw: RawFrame,
+    harvest: Harvest,
+    stats: NDArray[np.float64],
+    taps: Sequence[Tap],
+    rows: ShownRows,
+    clipping: Clipping,
+) -> Frame:
     block = SketchBlock(harvest.start, harvest.bins, harvest.counts)
     labels = raw.labels
     if raw.scale not in (None, 1.0) and raw.scaled:
@@ -168,6 +239,7 @@ def _build(raw: RawFrame, harvest: Harvest, stats: NDArray[np.float64], taps: Se
         labels = labels | {"grad_scale": label}
     if raw.rows.ratios:
         _fill_ratios(stats, harvest, raw.rows.ratios)
+    norms = clipping.add(raw.step, raw.rows, harvest.slots, stats, taps)
     numbers, shown = rows.of(harvest.slots)
     owners = None if raw.rows.owners is None else raw.rows.owners[harvest.slots]
     if shown is not None:
@@ -180,7 +252,7 @@ def _build(raw: RawFrame, harvest: Harvest, stats: NDArray[np.float64], taps: Se
         sketches=block,
         new_taps=raw.new_taps,
         events=raw.events,
-        scalars=raw.scalars,
+        scalars=raw.scalars | norms,
         micro_batches=raw.micro_batches,
         grad_scale=raw.scale,
         labels=labels,
@@ -213,7 +285,6 @@ def _fill_ratios(stats: NDArray[np.float64], harvest: Harvest, ratios: tuple[tup
 
 # The data that the training thread passes to the recorder's thread at the end of a step.
 
-_NAN: Final = float("nan")
 _NO_SAMPLE: Final = Sample()
 
 
@@ -286,7 +357,12 @@ class Collector:
             events=tuple(self._events) if self._events else (),
             transfers=statistics.devices.begin_transfers(),
             flow=self._flow,
-            rows=RowFacts(self._parameters.ratios(), self.replicas.owners()),
+            rows=RowFacts(
+                self._parameters.ratios(),
+                self._parameters.raws(),
+                self._parameters.raw.is_whole,
+                self.replicas.owners(),
+            ),
             # After the rows, because another thread may add a tap in between; last, because they are taken only once.
             new_taps=statistics.table.take_new(),
         )

@@ -14,6 +14,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import UnusedForwards
 from hookcore.recorder.leaving.frames import (
     MAX_KEPT_EVENTS,
+    Clipping,
     Light,
     RawFrame,
     ShownRows,
@@ -43,6 +44,7 @@ class Shipper:
         self._queue, self._flows, self._keeping = capture.collector.queue, capture.observers.flows, capture.keeping
         self._examine = examine  # runs the user's own rules
         self._rows, self._unused, self._masks = ShownRows(self._table.numbers), UnusedForwards(context.plans), Masks()
+        self._clipping = Clipping()
         self._was_bad = False
         self._known = 0  # taps before this frame
         self._unsent_taps: tuple[Tap, ...] = ()  # without their names, later numbers would be wrong
@@ -63,9 +65,10 @@ class Shipper:
         began, frames = time.thread_time(), list[Frame]()
         try:
             raws = [self._resolved(each) for each in waiting]
-            for frame in build_frames(raws, self._table.taps, self._rows):
+            for frame in build_frames(raws, self._table.taps, self._rows, self._clipping):
                 shown = self._with_what_rows_tell(frame) if len(frame.taps) else frame
                 self._known += len(frame.new_taps)
+                self._context.parameters.note_changed(self._clipping.changed)
                 frames.append(shown)
         except Exception:
             self._send_all(frames)

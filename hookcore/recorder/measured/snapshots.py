@@ -26,7 +26,7 @@ from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.measured.scalars import LossScale
-from hookcore.records import GRADIENT_KINDS, Names, Snapshot, Tap, about_command, text_of
+from hookcore.records import GRADIENT_KINDS, PARAMETER_KINDS, Names, Snapshot, Tap, about_command, text_of
 
 # The script's names for the positions and samples of a batch, which become part of its snapshots.
 
@@ -366,7 +366,6 @@ MAX_PENDING: Final = 64
 MAX_STEPS: Final = 100  # then a missing tap is given up
 HURRY_STEPS: Final = 8  # steps that are captured for a snapshot, whatever the cadence says
 
-PARAMETER_KINDS: Final = frozenset(("param", "param_grad", "update"))
 INPUT_KINDS: Final = frozenset(("input", "input_grad"))
 
 

@@ -23,12 +23,13 @@ TURN: Final[dict[Kind, int]] = {
     "output": 0,
     "output_grad": 1,
     "input_grad": 1,
-    "param_grad": 2,
-    "update": 3,
-    "param": 4,
-    "probe": 5,
+    "raw_grad": 2,
+    "param_grad": 3,
+    "update": 4,
+    "param": 5,
+    "probe": 6,
 }
-BACKWARD: Final[frozenset[Kind]] = frozenset({"output_grad", "input_grad", "param_grad"})
+BACKWARD: Final = GRADIENT_KINDS
 _PER_TURN: Final = 2**34  # more than twice the number of taps that a store can hold
 _CONTAINER: Final = 2**33
 

@@ -1,5 +1,5 @@
 /** The charts of a module by its captured tensors, and the server's answers as their lines. Pure. */
-import { kindWords } from "../format.js";
+import { kindWords, ofParameters } from "../format.js";
 /** @import { YAxis } from "../plot/lines.js"
  * @import { Line } from "../plot/thin.js" */
 
@@ -63,7 +63,7 @@ function atAGlance(taps) {
     some.length > MAX_LINES ? `${words}, ${MAX_LINES} of ${some.length}` : words;
   const main = of("output").slice(0, 1);
   const shown = main.length ? main : of("input", "param", "param_grad", "update").slice(0, 1);
-  const gradients = of("output_grad", "param_grad", "input_grad");
+  const gradients = of("output_grad", "param_grad", "raw_grad", "input_grad");
   const updates = of("update");
   const probes = of("probe");
   const plans = [];
@@ -127,7 +127,7 @@ export function shortOf(tap) {
   if (!tap.index) return words;
   if (tap.kind === "probe") return tap.index;
   if (tap.kind === "update") return `${tap.index} ${words}`;
-  return tap.kind.startsWith("param") ? words.replace("weight", tap.index) : `${words} ${tap.index}`;
+  return ofParameters(tap.kind) ? words.replace("weight", tap.index) : `${words} ${tap.index}`;
 }
 
 /** @param {Tap} tap */
