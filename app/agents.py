@@ -217,7 +217,7 @@ def _commanded(client: Client, run: str | None, send: Callable[[str], answers.Ac
     reason = f": {quoted(found.reason)}" if found.reason else ""
     at = "" if found.step is None else f" in step {found.step:,}"
     lines = [f"Command {accepted.number} to run {named(run)}: {found.outcome}{at}{reason}."]
-    return told([*lines, *link(client, run, "/hooks")], outcome=found)
+    return told([*lines, *link(client, run, "/capture")], outcome=found)
 
 
 # Values over time, and pictures.
@@ -245,7 +245,7 @@ def _values(
     bad = 0 if found.nonfinite is None else int(found.nonfinite.sum())
     lines.append(f"Covers: {counted(many, 'value')}{span_words(first, last)}; {bad:,} of them non-finite.")
     module = None if found.tap is None else found.tap.module
-    return told([*lines, *link(client, run, "/layer" if found.tap else "", module=module)], series=found)
+    return told([*lines, *link(client, run, "/model/layers" if found.tap else "", module=module)], series=found)
 
 
 def _steps(first: int, last: int) -> str:
@@ -268,7 +268,7 @@ def _histogram(client: Client, tensor: str, run: str | None, first: int | None, 
     known = _steps(int(found.first_step[0]), int(found.last_step[-1])) if len(found.first_step) else "none"
     about = f"{int(counts.sum()):,} sampled values of {labeled(found.tap)}, steps {known}"
     lines.append(f"Covers: {about}; besides {others}.")
-    return told([*lines, *link(client, run, "/layer", module=found.tap.module)], histograms=found)
+    return told([*lines, *link(client, run, "/model/layers", module=found.tap.module)], histograms=found)
 
 
 def _picture_of_layers(
@@ -312,7 +312,7 @@ def _picture_of_tensor(client: Client, run: str | None, number: int) -> Told:
         "white if no value is negative; otherwise blue below zero and red above. NaN is magenta.",
     ]
     image = colors_of(_side_by_side(tiles, across)) if tiles.size else np.zeros((1, 1, 3), np.uint8)
-    return told([*lines, *link(client, run, "/tensors")], image_of(_enlarged(image)), snapshot=chosen)
+    return told([*lines, *link(client, run, "/model/tensors")], image_of(_enlarged(image)), snapshot=chosen)
 
 
 def _side_by_side(tiles: NDArray[Any], across: int) -> NDArray[Any]:

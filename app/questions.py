@@ -206,7 +206,7 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
     opening = [_opening(about), *_failure(about)]
     if chosen is None:
         lines = ["No incident was found.", *_notes(findings), quoted(findings.course.sentence)]
-        lines = [*opening, *lines, f"Covers: {findings.scope.sentence}", *link(client, run, "/events")]
+        lines = [*opening, *lines, f"Covers: {findings.scope.sentence}", *link(client, run, "/problems")]
         return told(lines, run=about, findings=findings, incidents=found)
     full = client.incident(chosen.id, run=run)
     capsule = next((each for each in client.capsules(run) if _is_of(each, full)), None)
@@ -214,7 +214,7 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
     lines = [*opening, *_of_incident(full), *(_replayed(capsule) or _where(full))]
     lines += [*(f"saved step: {quoted(each.message)}" for each in missed), *_evidence(full), *_chain(full)]
     lines += [*_advice(findings, full.rule), *_others(found, full)]
-    lines += [f"Covers: {findings.scope.sentence}", *link(client, run, "/incident", id=full.id)]
+    lines += [f"Covers: {findings.scope.sentence}", *link(client, run, "/problems/incident", id=full.id)]
     return told(lines, run=about, incident=full, capsule=capsule)
 
 
@@ -417,7 +417,7 @@ def _compare_steps(client: Client, run: str | None, spans: Spans, kind: Kind | N
         for each in (found.inside, found.outside)
     )
     covers = f"Covers: {inside}, compared with {outside}; {found.compared:,} tensors in both."
-    return told([*lines, covers, *link(client, run, "/differences")], differences=found)
+    return told([*lines, covers, *link(client, run, "/flow/changes")], differences=found)
 
 
 def _compare_ranks(client: Client, run: str | None, kind: Kind, stat: str, limit: int) -> Told:
@@ -440,7 +440,7 @@ def _compare_ranks(client: Client, run: str | None, kind: Kind, stat: str, limit
     lines += [f"Odd in most of these: rank {max(set(odd), key=odd.count)}."] if odd else []
     seen, steps = found.summary, f"{found.steps:,} steps, {found.incomplete:,} incomplete"
     return told(
-        [*lines, f"Covers: {seen.seen} of {seen.world} ranks; {steps}.", *link(client, run, "/ranks")],
+        [*lines, f"Covers: {seen.seen} of {seen.world} ranks; {steps}.", *link(client, run, "/performance/ranks")],
         ranks=found,
         spread=spread,
     )
@@ -521,7 +521,7 @@ def coverage(client: Client, run: str | None = None) -> Told:
     lines += [f"dropped: {lost}"] if lost else []
     left_out = "" if overview.steps_left_out is None else f"; {overview.steps_left_out:,} were not captured"
     memory = f"; {size(about.usage.nbytes)} of memory" if about.in_memory else ""
-    lines += [f"Covers: {counted(overview.steps, 'step')}{left_out}{memory}.", *link(client, run, "/hooks")]
+    lines += [f"Covers: {counted(overview.steps, 'step')}{left_out}{memory}.", *link(client, run, "/capture")]
     return told(lines, overview=overview, coverage=missing)
 
 
@@ -593,4 +593,4 @@ class Waiting:
         return told([f"{_opening(about)} {sentence}", *_failure(about), *self._page()], run=about)
 
     def _page(self, incident: str | None = None) -> list[str]:
-        return link(self.client, self.run, "/incident" if incident else "", id=incident)
+        return link(self.client, self.run, "/problems/incident" if incident else "", id=incident)

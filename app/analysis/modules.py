@@ -531,9 +531,9 @@ def why_empty(store: Store, kind: str, live: bool) -> str:
         return "No steps yet. The heatmap starts with the first step." if live else "No step was captured."
     if kind == "update":
         why = "Updates were not captured. They need a copy of every parameter, so they are off by default."
-        return f"{why} To capture them, select update on the Hooks page." if live else why
+        return f"{why} To capture them, select update on the Capture page." if live else why
     words = KIND_WORDS.get(kind, kind)
-    unselected = "this kind is not selected on the Hooks page" if live else "this kind was not selected"
+    unselected = "this kind is not selected on the Capture page" if live else "this kind was not selected"
     if kind in GRADIENT_KINDS:
         return (
             f"No {words} was captured: no module has run a backward pass (model.eval()? torch.no_grad()?), "

@@ -216,7 +216,7 @@ _Drafted = Annotated[tuple[_Path, ...], Field(max_length=1000)]
 
 
 class Switched(Body):
-    """Modules whose checkbox on the page Hooks was switched."""
+    """Modules whose checkbox on the page Capture was switched."""
 
     paths: Annotated[tuple[_Path, ...], Field(min_length=1, max_length=100_000)]
     whole: bool

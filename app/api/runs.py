@@ -165,7 +165,7 @@ def find_modules(
     return reply.json(lambda: found_by(run, f) if limit is None else first_found(run, f, limit))
 
 
-@router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the files of the page Hooks
+@router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the files of the page Capture
 def module_rows(run: PathRun, reply: ReplyParam, span: SpanParam, format: Format = None) -> Response:
     """Return what the page shows of each module: its hooks, and the newest values in a range of steps."""
 
@@ -175,7 +175,7 @@ def module_rows(run: PathRun, reply: ReplyParam, span: SpanParam, format: Format
     return reply.arrays(format, rows, table=lambda: Table(columns_of(rows())))
 
 
-@router.post("/runs/{run}/selection", include_in_schema=False)  # only for the page Hooks
+@router.post("/runs/{run}/selection", include_in_schema=False)  # only for the page Capture
 def preview_selection(run: PathRun, draft: SelectionDraft) -> Response:
     """Return the modules that patterns would select, and the patterns after a switch."""
     before, switch = Patterns(draft.include, draft.exclude), draft.switch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .. import assets
 from .compare import ComparePage, DifferencesPage
 from .frame import compile_templates
-from .home import BoardPage, RunsPage
+from .home import BoardPage, MetricsPage, RunsPage
 from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage
-from .overview import HooksPage, OverviewPage, SystemPage, TimelinePage
+from .overview import CapturePage, HooksPage, OverviewPage, RulesPage, SystemPage, TimelinePage
 from .page import router_of
 from .problems import EventsPage, IncidentPage
 from .ranks import RanksPage
@@ -25,9 +25,12 @@ router = router_of(
         DifferencesPage,
         RanksPage,
         TensorsPage,
+        MetricsPage,
         MediaPage,
         BoardPage,
         SystemPage,
+        CapturePage,
+        RulesPage,
         HooksPage,
         EventsPage,
         IncidentPage,

@@ -1,4 +1,4 @@
-"""The pages Compare and Differences: two runs aligned by step, and which layers differ most."""
+"""The pages Compare and What changed: two runs aligned by step, and which layers differ most."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _layer_address(run: Run, tap: Tap, step: int | None = None) -> str:
     return address_of(run, "layer", module=tap.module, step=step)
 
 
-# The page Differences: which layers and logged values differ most in the steps that are shown.
+# The page What changed: which layers and logged values differ most in the steps that are shown.
 
 MAX_DIFFERENT: Final = 30
 MAX_BINS: Final = 60

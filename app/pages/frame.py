@@ -140,36 +140,122 @@ MAX_PICKED: Final = 256  # ranks in the picker
 
 
 @dataclass(frozen=True, slots=True)
-class PageEntry:
-    """A page of a run: its title, and its key after `g`. Without a key, it isn't in the navigation."""
+class Tab:
+    """A page of a run. Without a key, it has no place in the navigation of its entry."""
 
     page: str
     title: str
     path: str  # below the run
-    key: str
-    of_ranks: bool = False  # only for a distributed training
+    key: str = ""  # after `g`
+    was: str = ""  # an older path, which leads here
     finds: bool = True  # whether the find box filters this page; otherwise it leads to the flow page
     has_drawer: bool = False  # whether the names of layers open the drawer
+    if_any: str = ""  # shown if the run has any: "ranks" or "media"
 
 
-PLACES: Final = (
-    PageEntry("overview", "Overview", "", "o", has_drawer=True),
-    PageEntry("model", "Model", "/model", "b", has_drawer=True),
-    PageEntry("flow", "Gradient flow", "/flow", "f", has_drawer=True),
-    PageEntry("layer", "Layer", "/layer", "m", finds=False),
-    PageEntry("histograms", "Histograms", "/histograms", "h", has_drawer=True),
-    PageEntry("differences", "Differences", "/differences", "d", has_drawer=True),
-    PageEntry("ranks", "Ranks", "/ranks", "n", of_ranks=True, has_drawer=True),
-    PageEntry("tensors", "Tensors", "/tensors", "t"),
-    PageEntry("media", "Media", "/media", "i", finds=False),
-    PageEntry("system", "System", "/system", "y", finds=False),
-    PageEntry("board", "Board", "/board", "p", finds=False),
-    PageEntry("hooks", "Hooks", "/hooks", "k"),
-    PageEntry("events", "Events", "/events", "a", has_drawer=True),
-    PageEntry("incident", "Incident", "/incident", "", finds=False, has_drawer=True),
-    PageEntry("timeline", "Timeline", "/timeline", "", finds=False),
-    PageEntry("drawer", "Drawer", "/drawer", "", finds=False),
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the menu of a run, with its pages. Without a title, they belong to no entry."""
+
+    title: str
+    tabs: tuple[Tab, ...]
+    keeps: tuple[str, ...] = ()  # what of the address goes along from tab to tab, besides the steps
+
+    @property
+    def names(self) -> list[tuple[Tab, str]]:
+        """The tabs with a key, each with its name outside of the entry: `Flow: histograms`."""
+        return [
+            (tab, self.title if tab.title == self.title else f"{self.title}: {tab.title[0].lower()}{tab.title[1:]}")
+            for tab in self.tabs
+            if tab.key
+        ]
+
+
+# The menu, the tabs, the titles, the shortcuts, the Help page, the addresses, and the redirects are made of this table.
+ENTRIES: Final = (
+    Entry("Summary", (Tab("overview", "Summary", "", "s", has_drawer=True),)),
+    Entry(
+        "Problems",
+        (
+            Tab("events", "Problems", "/problems", "p", "/events", has_drawer=True),
+            Tab("incident", "Problem", "/problems/incident", "", "/incident", finds=False, has_drawer=True),
+        ),
+    ),
+    Entry(
+        "Model",
+        (
+            Tab("model", "Picture", "/model", "m", has_drawer=True),
+            Tab("layer", "Layers", "/model/layers", "l", "/layer", finds=False),
+            Tab("tensors", "Tensors and attention", "/model/tensors", "t", "/tensors"),
+        ),
+        keeps=("module",),
+    ),
+    Entry(
+        "Flow",
+        (
+            Tab("flow", "Gradient flow", "/flow", "f", has_drawer=True),
+            Tab("histograms", "Histograms", "/flow/histograms", "h", "/histograms", has_drawer=True),
+            Tab("differences", "What changed", "/flow/changes", "d", "/differences", has_drawer=True),
+        ),
+        keeps=("f", "kind"),
+    ),
+    Entry(
+        "Metrics",
+        (
+            Tab("metrics", "Scalars", "/metrics", "e", finds=False),
+            Tab("board", "Pinned", "/metrics/pinned", "b", "/board", finds=False),
+            Tab("media", "Media", "/metrics/media", "i", "/media", finds=False, if_any="media"),
+        ),
+    ),
+    Entry(
+        "Performance",
+        (
+            Tab("system", "Time and machine", "/performance", "o", "/system", finds=False),
+            Tab("ranks", "Ranks", "/performance/ranks", "n", "/ranks", has_drawer=True, if_any="ranks"),
+        ),
+    ),
+    Entry(
+        "Capture",
+        (
+            Tab("capture", "Coverage and settings", "/capture", "c", "/hooks"),
+            Tab("rules", "Rules", "/capture/rules", "u", finds=False),
+            Tab("hooks", "Hooks", "/capture/hooks", "k", finds=False),
+        ),
+    ),
+    Entry("", (Tab("timeline", "Timeline", "/timeline", finds=False), Tab("drawer", "Drawer", "/drawer", finds=False))),
 )
+TABS: Final = {tab.page: tab for entry in ENTRIES for tab in entry.tabs}
+
+
+@dataclass(frozen=True, slots=True)
+class TabLink:
+    """A tab, and its address with what it keeps of the page's address."""
+
+    tab: Tab
+    address: str
+    is_shown: bool
+
+
+def entry_of(page: str) -> Entry | None:
+    """Return the entry of a page of a run."""
+    return next((entry for entry in ENTRIES if any(tab.page == page for tab in entry.tabs)), None)
+
+
+def tabs_of(request: Request, run: Run, page: str) -> list[TabLink]:
+    """Return the tabs of the page's entry that have something to show; nothing if it is only one."""
+    entry = entry_of(page)
+    if entry is None:
+        return []
+    kept = {name: request.query_params[name] for name in entry.keeps if name in request.query_params}
+    here = [tab for tab in entry.tabs if tab.key and (tab.page == page or _has_any(run, tab))]
+    links = [TabLink(tab, address_of(run, tab.page, **kept), tab.page == page) for tab in here]
+    return links if len(links) > 1 else []
+
+
+def _has_any(run: Run, tab: Tab) -> bool:
+    if tab.if_any == "ranks":
+        return joint_in(run) is not None
+    return tab.if_any != "media" or bool(run.reader.media())
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +331,7 @@ def _rest_of(request: Request) -> str:
 
 
 def _find_of(request: Request, page: str, run: Run) -> Find:
-    here = any(place.page == page and place.finds for place in PLACES)
+    here = page in TABS and TABS[page].finds
     query = request.query_params
     kept = [(name, value) for name, value in query.multi_items() if name != "f" and (here or name in SHARED)]
     text = query.get("f", "")
@@ -260,8 +346,10 @@ def _make_templates() -> Environment:
     templates.globals |= {
         "ROOT": ROOT,
         "words_of": words_of,
-        "places": tuple(place for place in PLACES if place.key),
-        "with_drawer": frozenset(place.page for place in PLACES if place.has_drawer),
+        "entries": tuple(entry for entry in ENTRIES if entry.title),
+        "has_any": _has_any,
+        "paths": {tab.page: tab.path for tab in TABS.values()},
+        "with_drawer": frozenset(tab.page for tab in TABS.values() if tab.has_drawer),
         "kinds": KINDS,
         "kind_names": KIND_WORDS,  # of one tensor
         "kind_titles": KIND_TITLES,  # of several
@@ -338,7 +426,7 @@ def ranks_to_pick(run: Run, page: str) -> RanksToPick | None:
 
 def path_of(page: str) -> str:
     """Return the path of a page below its run."""
-    return next((place.path for place in PLACES if place.page == page), "")
+    return TABS[page].path if page in TABS else ""
 
 
 def address_of(run: Run, page: str = "overview", **query: Any) -> str:
@@ -382,6 +470,9 @@ def render(
         "status": status_of(run) if run is not None else "",
         "stop": stop_of(run) if run is not None else None,
         "ending": ending_of(run) if run is not None else None,
+        "entry": entry_of(page) if run is not None else None,
+        "tabs": tabs_of(request, run, page) if run is not None else [],
+        "title": TABS[page].title if page in TABS else "",
         "ranks_to_pick": ranks_to_pick(run, page) if run is not None else None,
         "alerts": alerts_of(run) if run is not None else Alerts(),
         "usual_steps": usual_steps(run) if run is not None else "",

@@ -1,7 +1,8 @@
-"""The page with all runs, and the board of pinned charts."""
+"""The page with all runs; and what a run logged: its scalars, and the charts that were pinned."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from ..live.views import news_of
 from ..runs import Run, Runs
 from ..runs.query import EXAMPLE, Traits, find_runs, names_in
 from .page import Page, RowNumber, RunPage, TablePage, Text
+from .views.overview import scalar_lines
 from .views.run_list import (
     SORTS,
     Cells,
@@ -37,6 +39,7 @@ from .views.run_list import (
 
 MAX_GONE_SHOWN: Final = 5
 MAX_DIFFERENCES: Final = 60  # on a page of their table
+MAX_CHARTS: Final = 100  # of scalars
 MAX_NEWS: Final = 200  # with more runs, the page asks for its parts once more when the socket tells of them
 ColumnNames: TypeAlias = Annotated[Sequence[Text], Query(max_length=50)]
 
@@ -171,6 +174,22 @@ def _news_of(run: Run) -> RunNews | None:
         return news_of(run.id, run.name, mark_of(run))
     except Exception:
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsPage(RunPage):
+    """The scalars of a run, each with its newest value and its line. The scripts draw the charts."""
+
+    name = "metrics"
+    parts = ("scalars",)
+
+    def part_scalars(self) -> dict[str, Any]:
+        lines, total = scalar_lines(self.run, MAX_CHARTS, self.span)
+        return {
+            "scalar_lines": lines,
+            "scalars_total": total,
+            "scalar_names": json.dumps([each.name for each in lines]),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The pages of the model and its layers: Model, Layer, Histograms, Gradient flow, and the drawer."""
+"""The pages of the model and its layers: Picture, Layers, Gradient flow, Histograms, and the drawer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as a whole: the pages Overview, System, and Hooks, and its timeline by itself."""
+"""A run as a whole: its summary, machine, capture, rules, and hooks, and its timeline by itself."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class TimelinePage(PartsPage):
         return {"note": note_of(self.run.reader, self.span)}
 
 
-# The page Hooks: the captured tensors of each module, their cost, all hooks, and the capture settings.
+# The pages of the entry Capture: the captured tensors of each module, their cost, and the settings; rules; all hooks.
 
 HOOKS_ROWS: Final = 200  # of modules on a page of their table
 MAX_TYPES: Final = 200  # to choose from
@@ -283,11 +283,11 @@ class Reason:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HooksPage(RunPage):
-    """The captured modules, their cost, and all hooks. The settings aren't live."""
+class CapturePage(RunPage):
+    """The captured modules and their cost. The settings aren't live."""
 
-    name = "hooks"
-    parts = ("figures", "reasons", "rules", "modules", "lists")
+    name = "capture"
+    parts = ("figures", "reasons", "modules")
 
     f: FindText = ""
     row: RowNumber = 0
@@ -302,7 +302,9 @@ class HooksPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return the settings, which only the whole page shows."""
-        return {} if self.part else {"trainer": trainer_settings(self.run)}
+        return (
+            {} if self.part else {"trainer": trainer_settings(self.run), "no_change_words": no_change_words(self.run)}
+        )
 
     def part_modules(self) -> dict[str, Any]:
         """Return a page of the table of modules, and what its rows can be chosen by."""
@@ -335,16 +337,6 @@ class HooksPage(RunPage):
             return once
         return twice if self.sort == once else ""
 
-    def part_rules(self) -> dict[str, Any]:
-        """Return the rules with their thresholds."""
-        rules = rules_of(self.run)
-        return {
-            "run_rules": rules.rules,
-            "own_rules": rules.own,
-            "changed_rules": self.run.rules,
-            "no_change_words": no_change_words(self.run),
-        }
-
     def part_figures(self) -> dict[str, Any]:
         """Return the coverage, the cost, the memory, and the errors."""
         share = share_of(self.run)
@@ -361,6 +353,32 @@ class HooksPage(RunPage):
     def part_reasons(self) -> dict[str, Any]:
         """Return why modules are not captured."""
         return {"modules": len(self.coverage), "reasons": reasons_of(self.coverage)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesPage(RunPage):
+    """The rules: what each looks for, with its numbers."""
+
+    name = "rules"
+    parts = ("rules",)
+
+    def part_rules(self) -> dict[str, Any]:
+        """Return the rules with their thresholds."""
+        rules = rules_of(self.run)
+        return {
+            "run_rules": rules.rules,
+            "own_rules": rules.own,
+            "changed_rules": self.run.rules,
+            "no_change_words": no_change_words(self.run),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class HooksPage(RunPage):
+    """All hooks: hookcore's, the user's, and those of libraries."""
+
+    name = "hooks"
+    parts = ("lists",)
 
     def part_lists(self) -> dict[str, Any]:
         """Return the hooks."""

@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_type_hints
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -14,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from ..api.routing import SteadyRoute
 from ..formats import words_of
 from ..runs import Run, Runs, why_gone
-from .frame import address_of, path_of, render, run_of
+from .frame import TABS, address_of, path_of, render, run_of
 from .views.layer import note_of
 from .views.span import AXES, Shared, Span, Values, asked_values, span_of, usual_steps, words_of_values
 from .views.timeline import bar_of, timeline_view
@@ -194,7 +195,21 @@ def router_of(pages: Sequence[type[Page]]) -> APIRouter:
     for page in pages:
         path = f"/runs/{{run_id}}{path_of(page.name)}" if issubclass(page, RunPage) else page.path
         router.get(path, response_class=HTMLResponse, name=f"{page.name}_page")(_route_to(page))
+    for tab in TABS.values():
+        if tab.was:
+            router.get(f"/runs/{{run_id}}{tab.was}", name=f"{tab.page}_was")(_redirect_to(tab.page))
     return router
+
+
+def _redirect_to(page: str) -> Any:
+    """Return the function of a route that leads from an older address to that of today, with the same query."""
+
+    def respond(request: Request, run_id: str) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        path = f"runs/{quote(run_id, safe='')}{path_of(page)}{query}"
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/{path}", 307)
+
+    return respond
 
 
 def _route_to(page: type[Page]) -> Any:

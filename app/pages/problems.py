@@ -1,4 +1,4 @@
-"""The pages Events and Incident: findings and events, filtered and over steps, and one problem with its cause."""
+"""The pages Problems and Incident: findings and events, filtered and over steps, and one problem with its cause."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .views.overview import incident_address, layer_address
 from .views.span import Shared, usual_steps
 from .views.words import STAT_WORDS
 
-# The page Events: findings and events, filtered and over steps, and the origin of a finding.
+# The page Problems: findings and events, filtered and over steps, and the origin of a finding.
 
 ROWS: Final = 100  # per page
 MAX_COPIED: Final = 1000
@@ -207,12 +207,12 @@ class IncidentPage(RunPage):
         """The incident with that id. Raises HTTPException if the run has none."""
         if not self.id:
             raise HTTPException(
-                422, "This address lacks the id of an incident. The Events page lists the run's incidents"
+                422, "This address lacks the id of an incident. The Problems page lists the run's incidents"
             )
         found = next((each for each in self.run.store.incidents() if each.id == self.id), None)
         if found is None:
             dropped = "It may have been dropped to make room for later ones"
-            why = self.run.partial or f"{dropped}; the Events page lists the others"
+            why = self.run.partial or f"{dropped}; the Problems page lists the others"
             raise HTTPException(404, f"This run has no such incident. {why}")
         return found
 

@@ -23,7 +23,7 @@ from ..assets import Package
 from ..formats import plain
 from ..runs import Run
 from ..settings import SERVER, ServerSettings
-from .frame import PLACES
+from .frame import ENTRIES
 from .page import Page, Text
 from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS
 
@@ -57,7 +57,7 @@ class MemoryShare:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsPage(Page):
-    """The settings of the reader and of the server; for those of a trainer it has links to the Hooks pages."""
+    """The settings of the reader and of the server; for those of a trainer it has links to the Capture pages."""
 
     name = "settings"
     path = "/settings"
@@ -161,9 +161,9 @@ def diagnostics_of(settings: ServerSettings, shares: list[MemoryShare]) -> dict[
 
 GO: Final = (
     ("r", "Runs"),
-    *((place.key, place.title) for place in PLACES if place.key),
-    ("c", "Compare"),
-    ("s", "Settings"),
+    *((tab.key, name) for entry in ENTRIES for tab, name in entry.names),
+    ("v", "Compare"),
+    (",", "Settings"),
     ("?", "Help"),
 )
 

@@ -48,7 +48,7 @@ def _cost(settings: dict[str, Any], scalars: dict[str, float] | None = None) -> 
 def test_every_page_the_report_and_the_api_show_the_same_sentence() -> None:
     client = _world({"budget": 0.05, "every": 1}, MEASURED, 195).client
     headline, terms = SENTENCE.split(", ", 1)
-    for path in ("/runs/one", "/runs/one/hooks", "/api/v1/report?run=one"):
+    for path in ("/runs/one", "/runs/one/capture", "/api/v1/report?run=one"):
         text = client.get(path).text
         assert headline in text, path
         assert terms in text, path
@@ -59,9 +59,9 @@ def test_every_page_the_report_and_the_api_show_the_same_sentence() -> None:
 
 def test_the_pages_say_how_many_steps_were_left_out() -> None:
     world = _world({"budget": 0.05, "every": 1}, MEASURED, 195)
-    hooks = world.client.get("/runs/one/hooks").text
+    hooks = world.client.get("/runs/one/capture").text
     assert "You requested every step; limited by the budget. 195 steps left out." in hooks
-    every = _world({"budget": None}).client.get("/runs/one/hooks").text
+    every = _world({"budget": None}).client.get("/runs/one/capture").text
     assert "As requested.<" in every
 
 
@@ -77,7 +77,7 @@ def test_captured_steps_and_those_left_out_are_all_steps_of_the_run() -> None:
 
 def test_every_step_is_about_now_or_the_end_if_earlier_ones_were_left_out() -> None:
     world = _world({"budget": 0.05}, {"hookcore/effective_cost": 0.03}, 92)
-    hooks = world.client.get("/runs/one/hooks").text
+    hooks = world.client.get("/runs/one/capture").text
     assert ">every step now<" in hooks
     assert "As requested. 92 earlier steps left out." in hooks
     run = world.runs.get("one")
@@ -161,6 +161,6 @@ def test_all_pages_count_the_same_modules_including_unreported_ones() -> None:
     overview = client.get("/runs/one").text
     assert "of 4 modules" in overview
     assert "2 modules are not captured" in overview
-    hooks = client.get("/runs/one/hooks").text
+    hooks = client.get("/runs/one/capture").text
     assert "2 not captured" in hooks
     assert " of 4</span>" in hooks

@@ -298,7 +298,7 @@ def test_rest_refuses_invalid_requests(client: Any, query: str, status: int) -> 
 
 
 def _page(client: Any, query: str) -> str:
-    answer = client.get(f"/runs/one/differences{query}", headers={"Accept": "text/html"})
+    answer = client.get(f"/runs/one/flow/changes{query}", headers={"Accept": "text/html"})
     assert answer.status_code == 200
     return str(answer.text)
 
@@ -321,7 +321,7 @@ def test_a_held_page_links_to_the_steps_before_and_after_it(client: Any) -> None
     page = _page(client, "?step=40&kind=output")
     link = re.search(r'<a href="([^"]+)">Compare before and after step 40</a>', page)
     assert link is not None
-    assert html.unescape(link[1]) == "runs/one/differences?steps=40-99&beside=0-39&kind=output&step="
+    assert html.unescape(link[1]) == "runs/one/flow/changes?steps=40-99&beside=0-39&kind=output&step="
     split = _page(client, "?" + html.unescape(link[1]).partition("?")[2])
     assert "60 captured steps, 40 to 99" in split
     assert "40 captured steps, 0 to 39" in split
@@ -334,7 +334,7 @@ def test_held_pages_and_pages_of_a_range_link_to_the_differences(client: Any) ->
         text = client.get(f"/runs/one{query}", headers={"Accept": "text/html"}).text
         link = re.search(r'<a class="differs"[^>]* href="([^"]+)"[^>]*>', text)
         assert link is not None
-        assert link[1] == f"runs/one/differences{query}"
+        assert link[1] == f"runs/one/flow/changes{query}"
         assert (" hidden>" in link[0]) is is_hidden
 
 
@@ -343,7 +343,7 @@ def test_a_rank_is_compared_with_other_ranks_and_with_all() -> None:
     fill_ranks(world.runs, world=3)
     open_run(world.runs, "alone")
     for run, others in (("4f2a-1", ["ranks-4f2a", "4f2a-0", "4f2a-2"]), ("ranks-4f2a", ["4f2a-0", "4f2a-1", "4f2a-2"])):
-        address = f"/runs/{run}/differences?other=4f2a-2"
+        address = f"/runs/{run}/flow/changes?other=4f2a-2"
         page = world.client.get(address, headers={"Accept": "text/html"}).text
         ranks = re.search(r'<optgroup label="Ranks">(.*?)</optgroup>', page, re.DOTALL)
         assert ranks is not None

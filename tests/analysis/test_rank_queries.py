@@ -115,14 +115,14 @@ def test_the_spread_of_each_layer_over_the_ranks(client: hookcore.Client, server
 
 
 def test_gradients_of_each_ranks_own_loss_are_called_local(server: Served) -> None:
-    for page in ("", "/flow", "/histograms", "/ranks", "/tensors", "/differences"):
+    for page in ("", "/flow", "/flow/histograms", "/performance/ranks", "/model/tensors", "/flow/changes"):
         for run in ("ranks-4f2a", "4f2a-1"):
             shown = text(server, f"/runs/{run}{page}")
             assert "(local)</option>" in shown, (run, page)
             assert 'data-local="output_grad"' in shown, (run, page)
         assert "(local)" not in text(server, f"/runs/single{page}"), page
     assert 'class="label" title="Gradients of each rank&#39;s own loss' in text(
-        server, "/runs/ranks-4f2a/layer?module=layers.1"
+        server, "/runs/ranks-4f2a/model/layers?module=layers.1"
     )
 
 
@@ -147,24 +147,24 @@ def test_errors_name_what_is_wrong(client: hookcore.Client) -> None:
 
 
 def test_the_pages_link_from_all_ranks_to_one_and_back(server: Served) -> None:
-    page = text(server, "/runs/ranks-4f2a/ranks?value=layers.0%20output&stat=mean")
+    page = text(server, "/runs/ranks-4f2a/performance/ranks?value=layers.0%20output&stat=mean")
     assert "3 of 3" in page
     assert "mean of layers.0 output" in page
     assert ">Samples/s</th>" in page
     assert "Tokens/s" not in page
     assert '<td class="number">10.67</td>' in page
-    assert "Samples/s" not in text(server, "/runs/ranks-4f2a/ranks?step=2")  # it shows the present
-    assert 'href="runs/4f2a-2/ranks"' in page
+    assert "Samples/s" not in text(server, "/runs/ranks-4f2a/performance/ranks?step=2")  # it shows the present
+    assert 'href="runs/4f2a-2/performance/ranks"' in page
     assert "Rank 2 is late:" in page
-    assert "unknown tap &#39;never&#39;" in text(server, "/runs/ranks-4f2a/ranks?value=never")
-    assert 'id="rank-spreads"' in text(server, "/runs/ranks-4f2a/layer?module=layers.0")
-    assert 'id="rank-spreads"' not in text(server, "/runs/4f2a-0/layer?module=layers.0")
+    assert "unknown tap &#39;never&#39;" in text(server, "/runs/ranks-4f2a/performance/ranks?value=never")
+    assert 'id="rank-spreads"' in text(server, "/runs/ranks-4f2a/model/layers?module=layers.0")
+    assert 'id="rank-spreads"' not in text(server, "/runs/4f2a-0/model/layers?module=layers.0")
     assert 'href="runs/ranks-4f2a/flow"' in text(server, "/runs/4f2a-2/flow")
     assert "3 ranks</a>" in text(server, "/")
     single = text(server, "/runs/single")
     assert "pick-rank" not in single
     assert "/ranks" not in single
-    assert "This run is a single process." in text(server, "/runs/single/ranks")
+    assert "This run is a single process." in text(server, "/runs/single/performance/ranks")
 
 
 def test_sharded_tensors_say_how_they_are_split_and_what_their_values_are(
@@ -172,7 +172,7 @@ def test_sharded_tensors_say_how_they_are_split_and_what_their_values_are(
 ) -> None:
     placement = f"Shard(0) over data, {WORLD} ranks"
     assert [each.placements for each in client.modules("layers.*", run="ranks-4f2a")] == [{"weight": placement}, {}]
-    for page in ("layer?module={}", "drawer?module={}&part=about"):
+    for page in ("model/layers?module={}", "drawer?module={}&part=about"):
         joint, rank, of_output = (
             text(server, f"/runs/{run}/{page.format(module)}")
             for run, module in (("ranks-4f2a", "head"), ("4f2a-1", "head"), ("4f2a-1", "layers.0"))
@@ -238,22 +238,27 @@ def pipeline() -> Iterator[Served]:
 
 
 def test_a_value_of_only_one_rank_is_not_called_equal(pipeline: Served) -> None:
-    for page in ("/runs/ranks-pipe/ranks?kind=output&step=2", "/runs/ranks-pipe/layer?module=stage1&step=2"):
+    for page in (
+        "/runs/ranks-pipe/performance/ranks?kind=output&step=2",
+        "/runs/ranks-pipe/model/layers?module=stage1&step=2",
+    ):
         shown = text(pipeline, page)
         assert ">only one rank</td>" in shown, page
         assert ">equal</td>" not in shown, page
 
 
 def test_the_number_of_ranks_belongs_to_the_attempt(pipeline: Served) -> None:
-    before = text(pipeline, "/runs/ranks-pipe/ranks?value=loss&step=2")
+    before = text(pipeline, "/runs/ranks-pipe/performance/ranks?value=loss&step=2")
     assert "; all ranks are equal." in before
-    after = text(pipeline, "/runs/ranks-pipe/ranks?value=loss&step=4")
+    after = text(pipeline, "/runs/ranks-pipe/performance/ranks?value=loss&step=4")
     assert "ranks have a finite value" not in after
 
 
 def test_an_empty_list_of_layers_says_why(pipeline: Served) -> None:
-    page = "/runs/ranks-pipe/ranks?kind=output"
+    page = "/runs/ranks-pipe/performance/ranks?kind=output"
     assert "No layer matches the filter." in text(pipeline, f"{page}&f=nothing")
-    held = text(pipeline, "/runs/ranks-pipe/ranks?kind=param&step=1")
+    held = text(pipeline, "/runs/ranks-pipe/performance/ranks?kind=param&step=1")
     assert "No rank has a value of this kind in step 1. The nearest captured steps are 0 and 2." in held
-    assert "No step of this kind was captured by all ranks." in text(pipeline, "/runs/ranks-pipe/ranks?kind=param")
+    assert "No step of this kind was captured by all ranks." in text(
+        pipeline, "/runs/ranks-pipe/performance/ranks?kind=param"
+    )

@@ -1,4 +1,4 @@
-"""The Hooks page: the modules that patterns would select, and the patterns after a checkbox was clicked."""
+"""The Capture page: the modules that patterns would select, and the patterns after a checkbox was clicked."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_an_empty_tensor_with_a_huge_shape_is_not_written_as_text(world: World, 
     assert world.json(f"{path}/statistics")["statistics"]["count"] == 0
     assert world.get(f"{path}/tiles").status_code == 200
     assert "can't be a picture" in world.error("figure", 400, chart="tensor", number=77)
-    assert world.client.get("/runs/one/tensors?snapshot=77").status_code == 200
+    assert world.client.get("/runs/one/model/tensors?snapshot=77").status_code == 200
 
 
 @pytest.mark.parametrize("shape", [(1, 30_000), (30_000, 1), (3, 2), (7,), (), (0, 3), (2, 0)])

@@ -27,7 +27,7 @@ def test_the_first_differing_step_and_layer_are_shown_with_links_to_both_runs(
         expect(verdict).to_contain_text("encoder.layers.1.linear1")
         links = [link.get_attribute("href") or "" for link in verdict.get_by_role("link").all()]
         for name in ("ended", "bad"):
-            wanted = f"runs/{site.run(name)['id']}/layer?module=encoder.layers.1.linear1&step=40"
+            wanted = f"runs/{site.run(name)['id']}/model/layers?module=encoder.layers.1.linear1&step=40"
             assert wanted in links
 
 

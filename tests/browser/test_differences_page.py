@@ -13,7 +13,7 @@ def test_the_comparison_uses_the_steps_of_the_previous_page(visit: Open, paths: 
     with visit() as tab:
         tab.goto(paths("ended")["overview"] + "?step=25")
         link = tab.page.get_by_role("link", name="What is different here?")
-        expect(link).to_have_attribute("href", re.compile(r"/differences\?step=25$"))
+        expect(link).to_have_attribute("href", re.compile(r"/flow/changes\?step=25$"))
         tab.page.get_by_role("button", name="Clear step").click()
         expect(link).to_be_hidden()
         tab.goto(paths("ended")["overview"] + "?steps=20-29")
@@ -43,4 +43,4 @@ def test_a_choice_is_sent_and_leads_to_the_layer(visit: Open, paths: Paths) -> N
         expect(tab.page.locator("#drawer h2")).to_have_text(name.inner_text())
         expect(tab.page.locator("#drawer-numbers")).to_have_text("Newest values in steps 40 to 50")
         tab.page.locator("#drawer-layer").click()
-        expect(tab.page).to_have_url(re.compile(r"/layer\?module=.*steps=40-50"))
+        expect(tab.page).to_have_url(re.compile(r"/model/layers\?module=.*steps=40-50"))

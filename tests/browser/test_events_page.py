@@ -1,4 +1,4 @@
-"""The Events page: filtered, navigated, acknowledged, and copied, live."""
+"""The Problems page: filtered, navigated, acknowledged, and copied, live."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#drawer-numbers")).to_contain_text("Values in step 4")
         tab.page.keyboard.press("Escape")
         detail.get_by_role("link", name="Open layer").click()
-        tab.page.wait_for_url(re.compile(r"/layer\?module=encoder\.layers\.1"))
+        tab.page.wait_for_url(re.compile(r"/model/layers\?module=encoder\.layers\.1"))
 
 
 def test_a_saved_step_is_explained_at_a_click(visit: Open, paths: Paths) -> None:

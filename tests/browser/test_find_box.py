@@ -120,7 +120,7 @@ def test_layers_added_later_are_found(browser: Browser, world: Served) -> None:
 
 def test_the_list_of_layers_follows_the_typed_text(browser: Browser, world: Served) -> None:
     with visiting(browser, world.url) as tab:
-        tab.goto("runs/one/layer")
+        tab.goto("runs/one/model/layers")
         expect(tab.page.locator("#modules tbody tr")).to_have_count(4)
         tab.page.locator("main input[name=f]").fill("is:nan")
         expect(tab.page.locator("#modules tbody tr")).to_have_count(2)

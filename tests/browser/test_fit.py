@@ -21,8 +21,9 @@ PAINTED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimat
 SETTLE_MS = 150
 PATIENCE = 12  # the number of looks before misfits count
 OF_A_RUN = (
-    "", "model", "flow", "layer", "layer?module={module}", "histograms", "differences", "tensors?module={module}",
-    "media", "board", "system", "hooks", "events", "ranks",
+    "", "model", "model/layers", "model/layers?module={module}", "model/tensors?module={module}", "flow",
+    "flow/histograms", "flow/changes", "metrics", "metrics/media", "metrics/pinned", "performance", "performance/ranks",
+    "capture", "capture/rules", "capture/hooks", "problems",
 )  # fmt: skip
 OTHERS = (
     "",
@@ -34,15 +35,15 @@ OTHERS = (
     "runs/nothing-of-that-name",
 )
 CASES = (
-    *(("long", page) for page in (*OF_A_RUN, "incident?id=nonfinite-40")),
-    *(("many", page) for page in (*OF_A_RUN, "incident?id=nonfinite-40")),
+    *(("long", page) for page in (*OF_A_RUN, "problems/incident?id=nonfinite-40")),
+    *(("many", page) for page in (*OF_A_RUN, "problems/incident?id=nonfinite-40")),
     *(("bare", page) for page in OF_A_RUN if "?" not in page),
 )
 OPENED: dict[str, tuple[str, Callable[[Page], None]]] = {
     "drawer": (f"runs/long/model?step=45&box={LONG}.3.projection", lambda page: page.locator("#drawer h2").hover()),
     "palette": ("runs/long/flow?steps=5-30&step=12", lambda page: page.keyboard.press("Control+k")),
-    "keys": ("runs/long/histograms?steps=5-30", lambda page: page.keyboard.press("?")),
-    "menu": ("runs/long/layer?module={module}", lambda page: page.locator("[aria-haspopup=menu]").first.click()),
+    "keys": ("runs/long/flow/histograms?steps=5-30", lambda page: page.keyboard.press("?")),
+    "menu": ("runs/long/model/layers?module={module}", lambda page: page.locator("[aria-haspopup=menu]").first.click()),
     "ticks": ("?runs=sweep-1,sweep-2", lambda page: page.get_by_role("button", name="Tag 2").click()),
 }
 FAULTS = {

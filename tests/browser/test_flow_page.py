@@ -147,7 +147,7 @@ def test_a_layer_is_selected_by_click_or_key_drawn_as_a_line_and_can_be_pinned(v
         expect(page.locator("#drawer h2")).to_have_text("features.0")
         page.keyboard.press("Escape")
         expect(page.locator("#flow .heat-pad")).to_be_focused()
-        page.locator("h1").click()
+        page.locator("#main").focus()
         page.keyboard.press("j")
         expect(page.locator("#line-title")).to_have_text("features.1")
         page.get_by_role("button", name="Pin").click()

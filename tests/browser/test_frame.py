@@ -35,7 +35,7 @@ def _connected(page: Page) -> None:
 
 def test_the_status_follows_a_live_run_with_its_step_and_rate(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         expect(tab.page.locator("#status")).to_have_class("pill live")
         expect(tab.page.locator("#status-words")).to_have_text(
             re.compile(r"^live · step [\d,]+ · [\d.]+(/s| m?s a step)")
@@ -48,7 +48,7 @@ def test_the_status_follows_a_live_run_with_its_step_and_rate(visit: Open, paths
 
 def test_the_status_of_an_ended_run_says_where_it_ended(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         expect(tab.page.locator("#status-words")).to_have_text("ended · step 59")
         expect(tab.page.locator("#follow")).to_be_hidden()
         expect(tab.page.locator("#banner")).to_be_hidden()
@@ -63,7 +63,7 @@ def test_a_crash_leads_to_its_traceback(browser: Browser) -> None:
 
     send(make_batch(info, [0, 1]))
     with visiting(browser, address) as tab:
-        tab.goto("runs/one/hooks")
+        tab.goto("runs/one/capture")
         expect(tab.page.locator("#status")).to_have_class("pill live")
         _connected(tab.page)
         failure = Failure("crashed", 1, "ValueError: bad batch", "Traceback of it")
@@ -77,9 +77,9 @@ def test_a_crash_leads_to_its_traceback(browser: Browser) -> None:
 
 def test_space_holds_the_page_counts_new_steps_and_returns_to_live(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         expect(tab.page.locator("#follow")).to_have_text("Pause")
-        tab.page.locator("h1").click()
+        tab.page.locator("#main").focus()
         tab.page.keyboard.press("Space")
         expect(tab.page.locator("#status")).to_have_class("pill paused")
         expect(tab.page.locator("#status-words")).to_have_text(re.compile(r"paused · \d+ new step"))
@@ -119,7 +119,7 @@ def test_a_link_shows_the_same_step_in_another_browser(visit: Open, paths: Paths
 
 def test_a_selected_theme_applies_to_every_page_from_the_first_byte(visit: Open, paths: Paths) -> None:
     with visit(theme="light") as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         light = tab.page.evaluate("getComputedStyle(document.body).color")
         tab.page.get_by_role("button", name="Theme: system").click()
         tab.page.keyboard.press("t")
@@ -135,12 +135,12 @@ def test_a_selected_theme_applies_to_every_page_from_the_first_byte(visit: Open,
 
 def test_the_dialog_lists_the_keys_and_restores_the_focus(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         button = tab.page.get_by_role("button", name="Keyboard shortcuts")
         button.click()
         dialog = tab.page.get_by_role("dialog", name="Keyboard shortcuts")
         expect(dialog).to_contain_text("pause, or follow the newest step")
-        expect(dialog).to_contain_text("Gradient flow")
+        expect(dialog).to_contain_text("Flow: gradient flow")
         assert tab.axe() == []
         tab.page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
@@ -152,7 +152,7 @@ def test_the_dialog_lists_the_keys_and_restores_the_focus(visit: Open, paths: Pa
 def test_the_help_page_lists_the_keys_of_every_page(visit: Open, paths: Paths) -> None:
     known = {words for _, lines in KEYS for _, words in lines}
     with visit() as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         tab.page.keyboard.press("?")
         everywhere = tab.page.locator("dialog section", has_text="Everywhere").locator("dd").all_inner_texts()
         assert set(everywhere) - known == set()
@@ -162,9 +162,9 @@ def test_the_help_page_lists_the_keys_of_every_page(visit: Open, paths: Paths) -
 @pytest.mark.all
 def test_g_and_a_letter_go_to_a_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         _connected(tab.page)
-        for letter, end in (("o", paths("ended")["overview"]), ("a", paths("ended")["events"]), ("r", "/")):
+        for letter, end in (("s", paths("ended")["overview"]), ("d", paths("ended")["differences"]), ("r", "/")):
             tab.page.keyboard.press("g")
             tab.page.keyboard.press(letter)
             tab.page.wait_for_url(re.compile(re.escape(end) + "$"))
@@ -174,7 +174,7 @@ def test_g_and_a_letter_go_to_a_page(visit: Open, paths: Paths) -> None:
 
 def test_keys_are_text_in_input_fields(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         _connected(tab.page)
         tab.page.keyboard.press("/")
         find = tab.page.locator("#find")
@@ -260,7 +260,7 @@ def test_the_removal_of_a_run_is_reported_on_its_open_page(browser: Browser, emp
     empty_site.train("one", "--steps", "3")
     run = empty_site.run("one", 3, "ended")["id"]
     with visiting(browser, empty_site.url) as tab:
-        tab.goto(f"runs/{run}/hooks")
+        tab.goto(f"runs/{run}/capture")
         expect(tab.page.locator("#status")).to_have_class("pill ended")
         tab.forgiven = ("404",)  # parts of the page that request the run again
         tab.page.evaluate(f"fetch('api/v1/runs/{run}', {{method: 'DELETE'}})")
@@ -269,7 +269,7 @@ def test_the_removal_of_a_run_is_reported_on_its_open_page(browser: Browser, emp
 
 def test_the_events_link_counts_unacknowledged_lines(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         badge = tab.page.locator("#alerts")
         expect(badge).to_be_visible()
         assert int(re.sub(r"\D", "", badge.inner_text())) >= 1
@@ -301,7 +301,7 @@ def _connected_or_loaded(page: Page) -> None:
 
 def test_nothing_moves_with_reduced_motion(visit: Open, paths: Paths) -> None:
     with visit(reduced_motion="reduce") as tab:
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         _connected(tab.page)
         moving = "[...document.getAnimations()].filter(each => each.playState === 'running').length"
         assert tab.page.evaluate(moving) == 0
@@ -310,7 +310,7 @@ def test_nothing_moves_with_reduced_motion(visit: Open, paths: Paths) -> None:
 @pytest.mark.all
 def test_everything_in_the_header_is_large_enough_to_click(visit: Open, paths: Paths) -> None:
     with visit(size=(390, 844)) as tab:
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         expect(tab.page.locator("#follow")).to_be_visible()
         controls = ":is(a, button, input:not([type=hidden]), select, [role=slider])"
         for each in tab.page.locator(f"header.top {controls}, #when {controls}, nav.side a").all():
@@ -327,7 +327,7 @@ def test_the_header_stays_on_one_line_whatever_the_name_and_status_of_the_run(
 ) -> None:
     long = {".run-name": "a-name-of-a-run-" * 6, "#status-words": "disconnected · step 1,234,567 · 12.3 ms a step"}
     with visit(size=(width, 700)) as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         expect(tab.page.locator("#keys")).to_be_visible()
         for words in ({}, long):
             for selector, text in words.items():

@@ -134,9 +134,9 @@ def test_a_click_opens_the_layer_at_the_step_and_its_name_is_a_link(visit: Open,
         tab.goto(paths("ended")["histograms"] + "?f=head")
         drawn(tab.page)
         link = tab.page.locator(".tile a").first
-        assert "layer?module=head" in str(link.get_attribute("href"))
+        assert "layers?module=head" in str(link.get_attribute("href"))
         tab.page.locator(".tile canvas").first.click(position={"x": 150, "y": 50})
-        tab.page.wait_for_url(re.compile(r"/layer\?module=head&step=\d+"))
+        tab.page.wait_for_url(re.compile(r"/model/layers\?module=head&step=\d+"))
 
 
 def test_the_view_is_in_the_url_and_restored_from_it(visit: Open, paths: Paths) -> None:
@@ -199,7 +199,7 @@ def test_a_kind_that_is_not_captured_says_which_setting_to_change(visit: Open, p
         expect(tab.page.locator("#empty-words")).to_contain_text(
             "None captured in 60 steps. Gradients need a backward pass"
         )
-        expect(tab.page.locator("#wall-empty a")).to_have_attribute("href", re.compile("/hooks$"))
+        expect(tab.page.locator("#wall-empty a")).to_have_attribute("href", re.compile("/capture$"))
         assert tab.axe() == []
 
 

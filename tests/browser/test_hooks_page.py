@@ -1,4 +1,4 @@
-"""The Hooks page: what is captured, why other modules aren't, and changes during a training."""
+"""The Capture page: what is captured, why other modules aren't, and changes during a training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def watched(page: Page, path: str) -> Any:
 
 def test_every_module_is_listed_with_what_is_captured_or_why_not(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         expect(row(tab.page, "features.0")).to_contain_text("gradients of weights")
         expect(row(tab.page, "attention.out_proj")).to_contain_text("uses its weight directly")
         expect(tab.page.locator("#hook-reasons")).to_contain_text("bypass hooks")
@@ -66,7 +66,7 @@ def test_the_inventory_says_who_owns_each_hook_and_where_it_was_written(visit: O
 
 def test_an_ended_run_says_why_its_controls_are_disabled(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("ended")["hooks"])
+        tab.goto(paths("ended")["capture"])
         expect(tab.page.locator("#why-off")).to_contain_text("This run has ended")
         expect(tab.page.locator("#capture")).to_have_count(0)
         expect(tab.page.get_by_role("checkbox", name="Watch", exact=False)).to_have_count(0)
@@ -74,12 +74,12 @@ def test_an_ended_run_says_why_its_controls_are_disabled(visit: Open, paths: Pat
 
 def test_without_a_script_there_is_a_table_that_the_url_filters(visit: Open, paths: Paths) -> None:
     with visit(java_script_enabled=False) as tab:
-        tab.goto(paths("bad")["hooks"] + "?f=type:Conv2d")
+        tab.goto(paths("bad")["capture"] + "?f=type:Conv2d")
         expect(tab.page.locator("#module-rows tbody tr:not(.context)")).to_have_count(2)
         expect(tab.page.locator("#modules-said")).to_have_text("2 of 41 modules")
-        tab.goto(paths("bad")["hooks"] + "?f=is:nosuch")
+        tab.goto(paths("bad")["capture"] + "?f=is:nosuch")
         expect(tab.page.locator("#find-problem")).to_contain_text("is:frozen")
-        tab.goto(paths("bad")["hooks"] + "?f=nothing-at-all")
+        tab.goto(paths("bad")["capture"] + "?f=nothing-at-all")
         expect(tab.page.locator("#modules")).to_contain_text("41 modules are hidden")
 
 
@@ -87,7 +87,7 @@ def test_a_module_is_switched_off_and_the_previous_state_is_restored(visit: Open
     change(site, include=None, exclude=[])
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         watched(page, "features.1").click()
         expect(page.locator("#exclude")).to_have_value("features.1")
         expect(page.locator("#dry-run")).to_have_text("Would watch 40 of 41 modules (now 41)")
@@ -106,7 +106,7 @@ def test_a_closed_group_is_switched_as_a_whole_by_key(visit: Open, paths: Paths,
     change(site, include=None, exclude=[])
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         expect(row(page, "encoder")).to_be_visible()
         page.get_by_role("link", name="Collapse encoder", exact=True).click()
         expect(row(page, "encoder")).to_have_attribute("aria-expanded", "false")
@@ -123,7 +123,7 @@ def test_a_closed_group_is_switched_as_a_whole_by_key(visit: Open, paths: Paths,
 def test_kinds_and_cadence_take_effect_in_the_trainer_when_applied(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         page.get_by_label("updates", exact=True).check()
         page.locator("#every").fill("2")
         page.get_by_role("button", name="Apply").click()
@@ -136,7 +136,7 @@ def test_kinds_and_cadence_take_effect_in_the_trainer_when_applied(visit: Open, 
 def test_invalid_settings_are_reported_before_and_refusals_after_sending(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         expect(page.locator("#dry-run")).to_contain_text("41")
         page.locator("#include").fill("no.such.module")
         expect(page.locator("#dry-run")).to_contain_text("'no.such.module' matches no module")
@@ -152,7 +152,7 @@ def test_two_pages_that_change_one_setting_at_once_each_say_what_became_of_their
     change(site, include=None, exclude=[])
     with visit() as wrong, visit() as right:
         for tab, pattern in ((wrong, "no.such.module"), (right, "features*")):
-            tab.goto(paths("live")["hooks"])
+            tab.goto(paths("live")["capture"])
             expect(tab.page.locator("#dry-run")).to_contain_text("41")
             tab.page.locator("#include").fill(pattern)
             expect(tab.page.locator("#dry-run")).not_to_contain_text("41 of 41")
@@ -168,7 +168,7 @@ def test_two_pages_that_change_one_setting_at_once_each_say_what_became_of_their
 def test_capturing_is_paused_and_resumed(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["capture"])
         page.get_by_role("button", name="Pause capture").click()
         wait_for(lambda: settings(site)["paused"], "it is paused")
         page.get_by_role("button", name="Resume capture").click()
@@ -186,7 +186,7 @@ def test_the_trainer_refreshes_the_inventory(visit: Open, paths: Paths) -> None:
 
 def test_a_threshold_is_changed_and_reset_to_its_default(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("live")["hooks"])
+        tab.goto(paths("live")["rules"])
         rule = tab.page.locator("#rule-spike")
         rule.locator("summary").click()
         rule.get_by_label("warning factor").fill("250")

@@ -53,7 +53,7 @@ def test_the_saved_step_is_explained_here_too(visit: Open, paths: Paths) -> None
         cause = tab.page.locator("#cause")
         expect(cause).to_contain_text("Step 40 was", timeout=90_000)  # another page may have asked for its replay
         explain = cause.get_by_role("button", name="Explain", exact=True)
-        if explain.count():  # the Events page may already have done it
+        if explain.count():  # the Problems page may already have done it
             explain.click()
         expect(cause).to_contain_text("weight encoder.layers.1.linear1.weight already had", timeout=60_000)
 

@@ -173,7 +173,7 @@ def test_values_at_a_step_are_those_of_that_step(visit: Open, paths: Paths, site
         assert float(first.locator("data").first.get_attribute("value") or "nan") == said["mean"][0]
         assert "step=20" in page.url
         page.keyboard.press("Escape")
-        page.locator("h1").click()
+        page.locator("#main").focus()
         page.keyboard.press("ArrowRight")
         page.locator("#values").scroll_into_view_if_needed()
         expect(page.locator("#values header")).to_contain_text("in step 21")

@@ -57,7 +57,7 @@ def test_the_key_figures_and_findings_link_to_the_layer_at_its_step(visit: Open,
         expect(finding).to_contain_text("after it")
         address = finding.locator("a").first.get_attribute("href")
         assert address
-        assert re.search(r"/layer\?module=encoder\.layers\.1\..*step=\d+$", address)
+        assert re.search(r"/model/layers\?module=encoder\.layers\.1\..*step=\d+$", address)
         expect(tab.page.locator("#figure-nonfinite .value")).not_to_have_text("0")
 
 
@@ -92,11 +92,11 @@ def test_the_name_of_a_layer_opens_the_drawer_and_escape_gives_the_focus_back(vi
         expect(drawer.locator("h2")).to_have_text("features.0")
         with page.context.expect_page() as opened:
             row.click(modifiers=["Control"])
-        opened.value.wait_for_url("**/layer?module=features.0*")
+        opened.value.wait_for_url("**/model/layers?module=features.0*")
         opened.value.close()
         with page.context.expect_page() as opened:
             page.locator("#model .heat-pad").click(position={"x": 20, "y": 10}, modifiers=["Control"])
-        assert re.search(r"/layer\?module=features.0&.*step=30", opened.value.url)
+        assert re.search(r"/model/layers\?module=features.0&.*step=30", opened.value.url)
 
 
 def test_figures_follow_a_live_run_and_keep_focus_and_scroll(visit: Open, paths: Paths) -> None:

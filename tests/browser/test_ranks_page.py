@@ -30,7 +30,7 @@ def server() -> Iterator[Served]:
 
 def test_a_selected_value_is_shown_and_the_page_follows_the_ranks(browser: Browser, server: Served) -> None:
     with visiting(browser, server.url) as tab:
-        tab.goto("/runs/ranks-4f2a/ranks")
+        tab.goto("/runs/ranks-4f2a/performance/ranks")
         expect(tab.page.locator("#map-heading")).to_have_text("Seconds per step")
         expect(tab.page.locator("#ranks tbody tr")).to_have_count(WORLD)
         tab.page.locator("[name=value]").fill("layers.0 output")
@@ -49,7 +49,7 @@ def test_a_selected_value_is_shown_and_the_page_follows_the_ranks(browser: Brows
 
 def test_the_map_is_read_by_pointer_and_keyboard(browser: Browser, server: Served) -> None:
     with visiting(browser, server.url) as tab:
-        tab.goto("/runs/ranks-4f2a/ranks?steps=5-9")
+        tab.goto("/runs/ranks-4f2a/performance/ranks?steps=5-9")
         pad = tab.page.get_by_role("application", name=re.compile("Arrow keys move between ranks and steps"))
         expect(tab.page.locator("#rank-map .plot")).to_have_attribute("style", re.compile("--heat-height"))
         tip = tab.page.locator(".tip")
@@ -63,7 +63,7 @@ def test_the_map_is_read_by_pointer_and_keyboard(browser: Browser, server: Serve
 
 def test_a_value_that_is_not_finite_is_not_called_an_infinity(browser: Browser, server: Served) -> None:
     with visiting(browser, server.url) as tab:
-        tab.goto("/runs/ranks-4f2a/ranks?steps=5-7&value=layers.0%20output")
+        tab.goto("/runs/ranks-4f2a/performance/ranks?steps=5-7&value=layers.0%20output")
         expect(tab.page.locator("#rank-map .plot")).to_have_attribute("style", re.compile("--heat-height"))
         tab.page.get_by_role("application").press("ArrowDown")
         expect(tab.page.locator(".tip")).to_have_text(re.compile(r"rank 0\s*step 7 .* NaN or Inf"))
@@ -71,7 +71,7 @@ def test_a_value_that_is_not_finite_is_not_called_an_infinity(browser: Browser, 
 
 def test_the_spread_of_the_layers_is_sorted_filtered_and_leads_to_the_map(browser: Browser, server: Served) -> None:
     with visiting(browser, server.url) as tab:
-        tab.goto("/runs/ranks-4f2a/ranks?step=7")
+        tab.goto("/runs/ranks-4f2a/performance/ranks?step=7")
         rows = tab.page.locator("#layer-spreads tbody tr")
         expect(tab.page.locator("[data-part=layers]")).to_contain_text("Step 7")
         tab.page.get_by_role("link", name="Layer", exact=True).and_(tab.page.locator("thead a")).click()
@@ -89,7 +89,7 @@ def test_the_spread_of_the_layers_is_sorted_filtered_and_leads_to_the_map(browse
         expect(rows.locator("th a")).to_be_focused()
         rows.get_by_role("link", name="By rank").click()
         expect(tab.page.locator("#map-heading")).to_have_text("Rms of layers.0 output")
-        tab.goto("/runs/ranks-4f2a/layer?module=layers.0&step=7")
+        tab.goto("/runs/ranks-4f2a/model/layers?module=layers.0&step=7")
         expect(tab.page.locator("#rank-spreads tbody tr")).to_have_count(1)
         tab.page.locator("[name=spread]").select_option("mean")
         expect(tab.page).to_have_url(re.compile("spread=mean"))
@@ -97,23 +97,23 @@ def test_the_spread_of_the_layers_is_sorted_filtered_and_leads_to_the_map(browse
 
 def test_the_picker_leads_to_one_rank_on_the_same_page_and_back(browser: Browser, server: Served) -> None:
     with visiting(browser, server.url) as tab:
-        tab.goto("/runs/ranks-4f2a/histograms?steps=5-9")
+        tab.goto("/runs/ranks-4f2a/flow/histograms?steps=5-9")
         tab.page.locator(".pick-rank summary").click()
         tab.page.get_by_role("navigation", name="Choose a rank").get_by_role("link", name="3", exact=True).click()
-        expect(tab.page).to_have_url(re.compile(r"/runs/4f2a-3/histograms\?steps=5-9"))
+        expect(tab.page).to_have_url(re.compile(r"/runs/4f2a-3/flow/histograms\?steps=5-9"))
         expect(tab.page.locator(".pick-rank summary")).to_have_text("rank 3")
         expect(tab.page.locator("#status-words")).to_contain_text("paused · steps 5 to 9")
         expect(tab.page.locator("#banner")).to_be_hidden()
         tab.page.locator(".pick-rank summary").click()
         tab.page.get_by_role("link", name="All ranks").click()
-        expect(tab.page).to_have_url(re.compile("/runs/ranks-4f2a/histograms"))
+        expect(tab.page).to_have_url(re.compile("/runs/ranks-4f2a/flow/histograms"))
 
 
 @pytest.mark.rota
 @pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1440, "light")])
 def test_the_page_fits_and_passes_axe(browser: Browser, server: Served, width: int, theme: str) -> None:
     with visiting(browser, server.url, theme=theme, size=(width, 900)) as tab:
-        tab.goto("/runs/ranks-4f2a/ranks?value=layers.0%20output")
+        tab.goto("/runs/ranks-4f2a/performance/ranks?value=layers.0%20output")
         tab.page.locator(".pick-rank summary").click()
         expect(tab.page.get_by_role("link", name="All ranks")).to_be_visible()
         status = tab.page.locator("#status-words")

@@ -34,7 +34,7 @@ def test_a_live_run_is_updated_in_the_list(visit: Open) -> None:
 def test_the_page_of_a_run_that_has_not_arrived_yet_opens_by_itself(browser: Browser, tmp_path: Path) -> None:
     with running(tmp_path) as site, visiting(browser, site.url) as tab:
         tab.forgiven = ("404",)
-        tab.goto("runs/to-come/hooks")
+        tab.goto("runs/to-come/capture")
         expect(tab.page.locator("#awaited")).to_have_text(re.compile("opens automatically"))
         batch = encode(make_batch(make_info("to-come"), [0, 1]))
         urllib.request.urlopen(urllib.request.Request(f"{site.url}/api/v1/ingest", batch, BATCH)).close()

@@ -37,7 +37,7 @@ def test_a_preferred_window_is_in_the_url_so_that_a_link_shows_the_same(visit: O
     with visit() as tab:
         tab.goto("settings")
         tab.page.get_by_label("Steps shown").select_option("200")
-        tab.goto(f"runs/{site.run('live')['id']}/hooks")
+        tab.goto(f"runs/{site.run('live')['id']}/capture")
         tab.page.wait_for_url("**steps=live%3A200*")
 
 
@@ -65,7 +65,7 @@ def test_capture_settings_are_one_click_away_on_the_hooks_page(visit: Open, site
     with visit() as tab:
         tab.goto("settings")
         tab.page.get_by_role("main").get_by_role("link", name="live").click()
-        tab.page.wait_for_url(f"**/runs/{site.run('live')['id']}/hooks*#switches")
+        tab.page.wait_for_url(f"**/runs/{site.run('live')['id']}/capture*#switches")
         expect(tab.page.locator("#switches").get_by_role("button", name="Apply")).to_be_in_viewport()
 
 

@@ -26,7 +26,7 @@ def test_the_machine_of_a_run_with_gpus_is_drawn_over_its_steps(visit: Open, gpu
         speed, time = r"[\d.,]+ samples/s, [\d.]+ .B of memory", r"[\d.]+ .?s for step \d+, \d+% of it [a-z ]+"
         expect(line).to_contain_text(re.compile(f"^GPU 0 87%, {speed}, {time}$"))
         line.click()
-        expect(tab.page.get_by_role("heading", level=1)).to_have_text("System")
+        expect(tab.page.get_by_role("heading", level=1)).to_have_text("Performance")
         sampled = tab.page.locator("#newest").get_attribute("data-names") or ""
         expect(tab.page.locator("#charts h2")).to_have_text(
             [
@@ -56,18 +56,18 @@ def test_the_machine_of_a_run_with_gpus_is_drawn_over_its_steps(visit: Open, gpu
 
 def test_a_held_page_has_the_values_of_its_step(visit: Open, gpus: dict[str, Any]) -> None:
     with visit() as tab:
-        tab.goto(f"runs/{gpus['id']}/system")
+        tab.goto(f"runs/{gpus['id']}/performance")
         newest = tab.page.locator("#newest")
         sampled = re.search(r"up to step (\d+)", newest.inner_text())
         assert sampled is not None
         tab.page.get_by_label("Step", exact=True).fill(sampled[1])
         tab.page.keyboard.press("Enter")
         expect(newest).to_contain_text(f"Sampled in step {sampled[1]}.")
-        tab.goto(f"runs/{gpus['id']}/system?steps=0-{int(sampled[1])}")
+        tab.goto(f"runs/{gpus['id']}/performance?steps=0-{int(sampled[1])}")
         drawn = tab.page.locator("#chart-cpu")
         drawn.scroll_into_view_if_needed()  # charts are drawn when they come into view
         expect(drawn.locator(".js-plotly-plot")).to_be_visible()
-        tab.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Overview").click()
+        tab.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Summary").click()
         expect(tab.page).to_have_url(re.compile(rf"steps=0-{sampled[1]}"))
 
 
@@ -75,7 +75,7 @@ def test_new_samples_of_a_live_run_appear_automatically(visit: Open, paths: Path
     with visit() as tab:
         tab.goto(paths("live")["overview"])
         tab.page.keyboard.press("g")
-        tab.page.keyboard.press("y")
+        tab.page.keyboard.press("o")
         newest = tab.page.locator("#newest")
         expect(newest).to_contain_text("sampled up to step")
         before = newest.locator("> p").first.inner_text()

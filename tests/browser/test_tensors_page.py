@@ -250,7 +250,7 @@ def test_a_request_to_a_dead_trainer_is_reported_as_lost(empty_site: Site, brows
     trainer = empty_site.train("dies", "--pause", "0.05")
     run = empty_site.run("dies", 3)["id"]
     with visiting(browser, empty_site.url) as tab:
-        tab.goto(f"runs/{run}/tensors?module=head")
+        tab.goto(f"runs/{run}/model/tensors?module=head")
         expect(tab.page.locator("#ask-button")).to_be_enabled()
         trainer.kill()
         trainer.join()

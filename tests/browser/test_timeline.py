@@ -244,7 +244,7 @@ def test_the_axis_shows_samples_or_time_on_all_pages(visit: Open) -> None:
         expect(page.locator("#chart .main-svg").first).to_be_visible()
         page.get_by_label("Axis of charts").select_option("samples")
         page.wait_for_function(f"() => Math.abs(({axis})() - {STEPS * BATCH_ROWS}) <= {BATCH_ROWS}")
-        page.locator("nav.side a[data-place=layer]").click()
+        page.locator("nav.side a[data-place=model]").click()
         page.wait_for_url("**by=samples*")
         page.get_by_label("Axis of charts").select_option("time")
         assert chosen(page, "by") == "time"
@@ -295,7 +295,7 @@ def test_a_live_timeline_grows_without_replacing_anything_else(visit: Open, site
     with visit() as tab:
         page = tab.page
         send(site, "going", range(50, 60))  # by now, it may be lost
-        tab.goto("runs/going/hooks")
+        tab.goto("runs/going/capture")
         ready(page)
         expect(page.locator("#range-words")).to_have_text("newest 500 steps")
         page.evaluate("for (const each of document.querySelectorAll('#track, .handle, #when')) each.mine = true")

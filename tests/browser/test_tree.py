@@ -1,4 +1,4 @@
-"""The table of modules of the Hooks page: keys, filter, folding, order, and pages of rows."""
+"""The table of modules of the Capture page: keys, filter, folding, order, and pages of rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names(page: Page) -> list[str]:
 def test_the_arrows_move_open_and_close(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         expect(grid(page)).to_have_attribute("aria-rowcount", "42")
         grid(page).focus()
         for key, path, count in [
@@ -55,17 +55,17 @@ def test_the_arrows_move_open_and_close(visit: Open, paths: Paths) -> None:
 
 def test_enter_opens_the_layer(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         grid(tab.page).focus()
         tab.page.keyboard.press("ArrowDown")
         tab.page.keyboard.press("Enter")
-        tab.page.wait_for_url("**/layer?module=features")
+        tab.page.wait_for_url("**/model/layers?module=features")
 
 
 def test_typing_filters_and_an_invalid_expression_keeps_the_last_result(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         page.locator("#find").fill("linear1")
         expect(page.locator("#modules-said")).to_have_text("3 of 41 modules")
         assert page.url.endswith("f=linear1")
@@ -82,7 +82,7 @@ def test_typing_filters_and_an_invalid_expression_keeps_the_last_result(visit: O
 def test_the_type_is_selected_and_part_of_the_filter(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         page.get_by_label("Type of module").select_option("Conv2d")
         expect(page.locator("#find")).to_have_value("type:Conv2d")
         expect(page.locator("#modules-said")).to_have_text("2 of 41 modules")
@@ -91,7 +91,7 @@ def test_the_type_is_selected_and_part_of_the_filter(visit: Open, paths: Paths) 
 def test_equal_blocks_are_folded_to_one_row(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         page.get_by_label("Group equal blocks").check()
         expect(row(page, "encoder.layers.*")).to_contain_text("(3)")
         assert "fold=1" in page.url
@@ -103,7 +103,7 @@ def test_equal_blocks_are_folded_to_one_row(visit: Open, paths: Paths) -> None:
 def test_a_click_on_a_heading_sorts_and_changes_the_url(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         heading = page.get_by_role("columnheader", name="Values")
         for order, part in (("descending", "sort=-values"), ("ascending", "sort=values"), ("none", "")):
             heading.get_by_role("link").click()
@@ -117,7 +117,7 @@ def test_a_click_on_a_heading_sorts_and_changes_the_url(visit: Open, paths: Path
 def test_a_closed_group_shows_that_it_contains_uncaptured_modules(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
-        tab.goto(paths("bad")["hooks"])
+        tab.goto(paths("bad")["capture"])
         expect(row(page, "attention")).to_contain_text("yes")
         page.get_by_role("link", name="Collapse attention", exact=True).click()
         expect(row(page, "attention")).to_contain_text("uses its weight directly")
@@ -139,8 +139,8 @@ def two_pages(route: Route) -> None:
 def test_the_arrows_reach_the_next_rows_of_a_long_table(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
-        page.route("**/hooks?*part=modules*", two_pages)
-        tab.goto(paths("bad")["hooks"])
+        page.route("**/capture?*part=modules*", two_pages)
+        tab.goto(paths("bad")["capture"])
         page.get_by_role("link", name="Collapse all").click()
         expect(row(page, "first.1")).to_be_visible()
         grid(page).focus()

@@ -421,7 +421,7 @@ def test_a_server_asks_a_real_trainer_and_its_page_shows_the_step(monkeypatch: p
         (found,) = (each for each in client.incidents() if each.id == kept.incident)
         assert (found.rule, found.first_step) == ("exploding", BAD)
         assert kept.step > found.found_step
-        page = server.get(f"/runs/{run_id_of(watcher)}/incident?id={found.id}").decode()
+        page = server.get(f"/runs/{run_id_of(watcher)}/problems/incident?id={found.id}").decode()
     assert f"after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
     assert f'data-explain="{kept.id}"' in page
     assert "A replay looks for" in page

@@ -58,7 +58,7 @@ def test_why_names_the_culprit_the_step_the_values_and_what_to_try(
     assert "layer output       1" in told
     assert "\ntry: " in told
     assert "Covers: 1 problem found in the last 30 steps (30 captured)." in told
-    assert f"Page: {server.url}/runs/bad/incident?id=nonfinite-20" in told
+    assert f"Page: {server.url}/runs/bad/problems/incident?id=nonfinite-20" in told
 
 
 def test_why_of_a_saved_run_is_the_answer_of_a_server_without_the_page(

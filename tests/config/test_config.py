@@ -40,12 +40,12 @@ def test_the_api_its_documentation_and_the_page_change_the_live_settings_of_the_
         assert sentence is not None
         assert set(re.findall("`([a-z]+)`", sentence[1])) | {"paused"} == names, page
     world.take(make_batch(make_info("one"), [0]))
-    form = world.client.get("/runs/one/hooks").text
+    form = world.client.get("/runs/one/capture").text
     assert {name for name in LIVE if name != "channels"} <= set(re.findall(r'name="([a-z]+)"', form))
     run = world.runs.get("one")
     assert run is not None
     run.store.describe([ModuleRecord("head", "Linear", "")])
-    layer = world.client.get("/runs/one/layer?module=head").text
+    layer = world.client.get("/runs/one/model/layers?module=head").text
     assert 'id="capture-channels"' in layer
 
 

@@ -106,13 +106,13 @@ def test_an_incident_is_sent_once_with_its_sentence_and_its_link(hook: Webhook) 
     told = notifier_of(hook)
     told.start()
     for _ in range(3):
-        told.put(note(7, link="http://box/runs/run-1/events"))
+        told.put(note(7, link="http://box/runs/run-1/problems"))
     wait_for(lambda: hook.messages)
     told.put(note(7))
     told.close(PATIENCE_S)
     (message,) = hook.messages
     assert message["title"] == "hookcore: error in run-1"
-    assert message["message"] == "error: number 7.\nhttp://box/runs/run-1/events"
+    assert message["message"] == "error: number 7.\nhttp://box/runs/run-1/problems"
     assert message["type"] == "failure"
     (target,) = told.targets
     assert (target.name, target.sent, target.failed, target.works) == ("JSON", 1, 0, True)
@@ -305,9 +305,9 @@ def test_a_server_sends_the_incidents_of_its_live_runs(hook: Webhook) -> None:
         assert run is not None
         run.take(bad_batch(make_info("one"), range(5), bad=3))
         wait_for(lambda: hook.messages)
-        url = f"{server.url}/runs/one/incident?id=nonfinite-3"
+        url = f"{server.url}/runs/one/problems/incident?id=nonfinite-3"
         assert url in hook.bodies
-        assert server.get("/runs/one/incident?id=nonfinite-3").startswith(b"HTTP/1.1 200")
+        assert server.get("/runs/one/problems/incident?id=nonfinite-3").startswith(b"HTTP/1.1 200")
     assert re.search(r"NaN first appeared in the activation of \S+, at step 3", hook.bodies)
     assert len(hook.messages) == 1
 
@@ -510,10 +510,10 @@ def test_a_training_with_a_server_sends_the_link_to_its_page(hook: Webhook, monk
     with served() as server, hookcore.watch(model, server=server.url, budget=None, notify=[hook.url]) as watcher:
         train(model, 5)
         wait_for(lambda: hook.messages)
-        assert f"{watcher.url}/incident?id=nonfinite-" in hook.bodies
+        assert f"{watcher.url}/problems/incident?id=nonfinite-" in hook.bodies
         (run,) = server.runs.all()
         assert run.info.settings["notify"] == ["(hidden)"]
-        for path in (f"/runs/{run.id}", f"/runs/{run.id}/hooks", f"/api/v1/runs/{run.id}", "/api/v1/settings"):
+        for path in (f"/runs/{run.id}", f"/runs/{run.id}/capture", f"/api/v1/runs/{run.id}", "/api/v1/settings"):
             assert PASSWORD.encode() not in server.get(path)
 
 

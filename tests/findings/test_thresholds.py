@@ -206,7 +206,7 @@ def test_rest_has_the_table_and_changes_it(world: World) -> None:
 
 def test_the_pages_show_the_table(world: World) -> None:
     change(world, {"dead": False, "spike": {"factor": 21}})
-    page = world.client.get("/runs/one/hooks").text
+    page = world.client.get("/runs/one/capture/rules").text
     assert 'id="spike-factor" name="factor" type="number" step="any" min="1.1"' in page
     assert 'value="21"' in page
     assert "every value" not in page

@@ -278,7 +278,7 @@ test("links to incidents, other runs and other pages don't take the steps of thi
   const of = (href) => isOfRun(href, "runs/a");
   assert.deepEqual([of("runs/a"), of("runs/a?x=1"), of("runs/a/events#mutes")], [true, true, true]);
   assert.deepEqual(
-    [of("runs/a/incident?id=x"), of("runs/ab"), of("help"), of("api/v1/report")],
+    [of("runs/a/problems/incident?id=x"), of("runs/ab"), of("help"), of("api/v1/report")],
     [false, false, false, false],
   );
 });

@@ -97,7 +97,7 @@ def test_the_first_page_lists_the_newest_runs_first(world: World, client: TestCl
 
 def test_pages_behind_a_proxy_link_below_its_path(world: World) -> None:
     client = TestClient(world.app, base_url="http://127.0.0.1", root_path="/hookcore")
-    for path in ("/", "/runs/one", "/runs/one/events"):
+    for path in ("/", "/runs/one", "/runs/one/problems"):
         text = client.get(path).text
         assert '<base href="/hookcore/">' in text
         assert not re.findall(r'(?:href|src|action)="/(?!hookcore/)', text)
@@ -269,8 +269,8 @@ def test_names_from_the_run_are_escaped(client: TestClient, store: Store) -> Non
     pages = [text, client.get("/runs/one", params={"match": f'"{nasty}', "scalar": nasty}).text]
     store.add_event(Event(4, 0.0, nasty, nasty, "error", nasty))
     pages += [
-        client.get("/runs/one/events", params={"f": nasty, "text": nasty}).text,
-        client.get("/runs/one/events").text,
+        client.get("/runs/one/problems", params={"f": nasty, "text": nasty}).text,
+        client.get("/runs/one/problems").text,
     ]
     for each in pages:
         assert "<script>" not in each

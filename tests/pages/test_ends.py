@@ -55,7 +55,7 @@ def test_a_page_names_the_module_and_the_line_that_raised_with_the_traceback_unf
     page = world.client.get("/runs/one", headers=HTML).text
     words = words_of(page)
     assert "The training crashed in step 2: RuntimeError: no In encoder.3, at model.py:14: x = self.up(x)" in words
-    assert 'layer?module=encoder.3"' in page
+    assert 'model/layers?module=encoder.3"' in page
     assert "<details open><summary>Traceback" in page
 
 

@@ -1,4 +1,4 @@
-"""The Events page: lines of findings and events, their filters, and the origin of a finding."""
+"""The Problems page: lines of findings and events, their filters, and the origin of a finding."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_page_is_rendered_again_if_its_run_leaves_memory_meanwhile(
     run.findings.current()
     monkeypatch.setattr(Store, "events", events)
     monkeypatch.setattr(world.runs.disk, "load", lambda run: run.swap(store, loaded=True))
-    answer = world.client.get("/runs/one/events")
+    answer = world.client.get("/runs/one/problems")
     assert answer.status_code == 200, answer.text
     assert next(leaves, None) is None
     assert "The one tensor captured before it in that step was finite." in answer.text
@@ -232,12 +232,12 @@ def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: W
     (finding,) = run.findings.current()
     assert (finding.unseen, finding.culprit_known) == (19, False)
     client = world.client
-    overview, page = client.get("/runs/one").text, "runs/one/incident?id=nonfinite-20"
+    overview, page = client.get("/runs/one").text, "runs/one/problems/incident?id=nonfinite-20"
     assert "NaN or infinity; the layer isn&#39;t known" in client.get("/").text.replace("\n", "")
     assert "the first one isn&#39;t known" in overview
     assert f'data-address="{page}"' in overview
     assert ">layer<" not in overview.partition('id="findings"')[2].partition("</section>")[0]
-    assert page in client.get("/runs/one/events").text
+    assert page in client.get("/runs/one/problems").text
     assert "NaN began between steps 1 and 20; the layer isn&#39;t known." in client.get(f"/{page}").text
     assert "Open layer" not in client.get(f"/{page}&part=about").text
     summary = summary_of(run)
@@ -265,60 +265,60 @@ def test_the_provenance_says_whether_the_input_was_finite(world: World, bad: tup
 def test_the_page_shows_the_worst_finding_and_filters_by_its_address(world: World) -> None:
     run = _run(world)
     run.store.add_event(Event(80, 1.0, "settings-changed", "every 1 -> 2"))
-    text = world.client.get("/runs/one/events").text
+    text = world.client.get("/runs/one/problems").text
     assert "Affected afterwards" in text
     assert "2 events" in text
-    assert "1 of 2 events" in world.client.get("/runs/one/events?severity=info").text
-    assert "1 of 2 events" in world.client.get("/runs/one/events?f=layers.1").text
-    assert "No events match" in world.client.get("/runs/one/events?text=nowhere&in=3-4").text
-    assert "No longer available" in world.client.get("/runs/one/events?event=gone").text
+    assert "1 of 2 events" in world.client.get("/runs/one/problems?severity=info").text
+    assert "1 of 2 events" in world.client.get("/runs/one/problems?f=layers.1").text
+    assert "No events match" in world.client.get("/runs/one/problems?text=nowhere&in=3-4").text
+    assert "No longer available" in world.client.get("/runs/one/problems?event=gone").text
 
 
 def test_the_value_of_a_finding_is_the_current_one_only_while_the_run_is_live(world: World) -> None:
     run = _run(world, bad=())
     for step in range(100, 140):
         run.store.append(frame(step, [1.0] * 3, scalars={"loss": math.nan}))
-    assert '<dt>loss now</dt><dd><data value="nan">' in world.client.get("/runs/one/events").text
+    assert '<dt>loss now</dt><dd><data value="nan">' in world.client.get("/runs/one/problems").text
     run.end = End(139)
-    assert '<dt>loss at the end</dt><dd><data value="nan">' in world.client.get("/runs/one/events").text
+    assert '<dt>loss at the end</dt><dd><data value="nan">' in world.client.get("/runs/one/problems").text
 
 
 def test_the_page_hides_acknowledged_lines_on_request(world: World) -> None:
     run = _run(world)
     run.acknowledge(run.findings.current()[0].key)
-    assert "1 event" in world.client.get("/runs/one/events").text
-    assert "1 acknowledged" in world.client.get("/runs/one/events?hide=1").text
+    assert "1 event" in world.client.get("/runs/one/problems").text
+    assert "1 acknowledged" in world.client.get("/runs/one/problems?hide=1").text
 
 
 def test_the_list_is_available_as_markdown(world: World) -> None:
     _run(world)
-    answer = world.client.get("/runs/one/events?severity=error&format=markdown")
+    answer = world.client.get("/runs/one/problems?severity=error&format=markdown")
     assert answer.headers["content-type"].startswith("text/markdown")
     assert "| 60 | error | NaN or infinity | `layers.1` |" in answer.text
-    assert "runs/one/events?severity=error>" in answer.text
+    assert "runs/one/problems?severity=error>" in answer.text
 
 
 def test_a_run_without_events_says_so(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
-    assert "No step has been captured" in world.client.get("/runs/one/events").text
+    assert "No step has been captured" in world.client.get("/runs/one/problems").text
     run.store.append(frame(0, [1.0], new=1))
-    assert "No events." in world.client.get("/runs/one/events").text
+    assert "No events." in world.client.get("/runs/one/problems").text
 
 
 def test_a_long_list_has_pages(world: World) -> None:
     run = _run(world, bad=())
     for number in range(130):
         run.store.add_event(Event(number % 100, float(number), "note", f"note {number}"))
-    first = world.client.get("/runs/one/events").text
-    last = world.client.get("/runs/one/events?row=100").text
-    beyond = world.client.get("/runs/one/events?row=5000").text
+    first = world.client.get("/runs/one/problems").text
+    last = world.client.get("/runs/one/problems?row=100").text
+    beyond = world.client.get("/runs/one/problems?row=5000").text
     assert (first.count('id="row-'), last.count('id="row-'), beyond.count('id="row-')) == (100, 30, 30)
 
 
 def test_a_finding_shows_its_usual_causes_and_what_to_try(world: World) -> None:
     (line,) = all_lines(_run(world))
-    text = world.client.get("/runs/one/events", params={"event": line.id}).text
+    text = world.client.get("/runs/one/problems", params={"event": line.id}).text
     assert line.rule is not None
     assert all(each in text for each in (*line.rule.causes, *line.rule.tries))
     assert _line().rule is None
@@ -334,7 +334,7 @@ def test_the_overview_the_badge_and_the_events_page_count_the_same_alerts(world:
     assert 'Findings <span class="badge">2</span>' in overview
     assert "All 4</a>" in overview
     assert "No events" not in overview
-    events = world.client.get("/runs/one/events").text
+    events = world.client.get("/runs/one/problems").text
     assert "4 events" in events
     assert "2 problems, newest first" in events
 
@@ -368,7 +368,7 @@ def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(wor
     spikes = [line for line in all_lines(run) if line.name == "spike"]
     assert [line.step for line in spikes] == [160, 120]
     assert len({line.id for line in spikes}) == 2
-    text = world.client.get("/runs/one/events", params={"event": spikes[1].id}).text
+    text = world.client.get("/runs/one/problems", params={"event": spikes[1].id}).text
     assert text.count('aria-current="true"') == 1
     assert "blocks.<wbr>2.<wbr>relu" in text
 

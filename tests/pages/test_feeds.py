@@ -65,9 +65,9 @@ def test_the_page_links_to_the_neighbors() -> None:
     world = World()
     run = fill(open_run(world.runs, "one"))
     run.store.describe([ModuleRecord("blocks", "Net", ""), ModuleRecord("head", "Linear", "")])
-    text = world.client.get("/runs/one/layer?module=layers.1").text
+    text = world.client.get("/runs/one/model/layers?module=layers.1").text
     before, after = text.partition('id="fed-by"')[2].split("</p>")[:2]
-    assert 'href="runs/one/layer?module=layers.0"' in before
+    assert 'href="runs/one/model/layers?module=layers.0"' in before
     assert ">(root) ?</a>" in after
     assert 'title="guessed from the order of execution"' in after
-    assert 'id="fed-by"' not in world.client.get("/runs/one/layer?module=head").text
+    assert 'id="fed-by"' not in world.client.get("/runs/one/model/layers?module=head").text

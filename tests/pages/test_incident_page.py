@@ -129,28 +129,30 @@ def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> Non
     world = World()
     fill(open_run(world.runs, "run-1"))
     with world.client as client:
-        page = client.get("/runs/run-1/incident?id=nonfinite-9")
+        page = client.get("/runs/run-1/problems/incident?id=nonfinite-9")
         assert page.status_code == 200
         assert re.search(r'<h1 id="about-title">.*NaN or infinity.*layers\.1', page.text, re.DOTALL)
         assert "the activation of layers.1" in page.text.replace("<wbr>", "")
         assert re.search(r"<dd>activation <span class=.mono.>past.1</span>, call 2</dd>", page.text)
         for part in ("about", "cause", "graph", "tensors", "chain"):
-            alone = client.get(f"/runs/run-1/incident?id=nonfinite-9&part={part}").text
+            alone = client.get(f"/runs/run-1/problems/incident?id=nonfinite-9&part={part}").text
             assert f'data-part="{part}"' in alone
             assert alone.count("data-part=") == 1
-        odd = client.get("/runs/run-1/incident?id=nonfinite-9&stat=nonsense")
+        odd = client.get("/runs/run-1/problems/incident?id=nonfinite-9&stat=nonsense")
         assert odd.status_code == 200
-        missing = client.get("/runs/run-1/incident?id=nonfinite-8", headers={"Accept": "text/html"})
+        missing = client.get("/runs/run-1/problems/incident?id=nonfinite-8", headers={"Accept": "text/html"})
         assert missing.status_code == 404
-        assert "Events page lists the others" in missing.text
-        assert '<a class="button" href="runs/run-1/events">Its events</a>' in missing.text
-        nameless = client.get("/runs/run-1/incident", headers={"Accept": "text/html"})
+        assert "Problems page lists the others" in missing.text
+        assert '<a class="button" href="runs/run-1/problems">Its problems</a>' in missing.text
+        nameless = client.get("/runs/run-1/problems/incident", headers={"Accept": "text/html"})
         assert nameless.status_code == 422
         assert "This address lacks the id of an incident." in nameless.text
-        assert '<a class="button" href="runs/run-1/events">Its events</a>' in nameless.text
+        assert '<a class="button" href="runs/run-1/problems">Its problems</a>' in nameless.text
         link = re.search(
-            r'href="(runs/run-1/incident\?id=nonfinite-9)"',
-            client.get("/runs/run-1/events?name=nonfinite&event=nonfinite%3Alayers.1+output+%5Bpast.1%5D+call+2").text,
+            r'href="(runs/run-1/problems/incident\?id=nonfinite-9)"',
+            client.get(
+                "/runs/run-1/problems?name=nonfinite&event=nonfinite%3Alayers.1+output+%5Bpast.1%5D+call+2"
+            ).text,
         )
         assert link is not None
 

@@ -16,7 +16,7 @@ from hookcore.store import Store
 from hookcore.store.incidents import Link, Replay
 from hookcore_app import assets
 from hookcore_app.analysis.modules import why_uncaptured
-from hookcore_app.pages.frame import PLACES
+from hookcore_app.pages.frame import TABS
 from hookcore_app.pages.views.layer import box_id
 from hookcore_app.runs.parts import End
 from tests.api_world import World, open_run
@@ -100,7 +100,7 @@ def test_a_first_nan_after_uncaptured_steps_may_not_be_the_first() -> None:
     append(run.store, 9, [float("nan")])
     onset = page(found, "model?part=onset")
     assert "NaN began between steps 1 and 9; the layer isn&#39;t known." in onset
-    assert "runs/real/incident?id=nonfinite-9" in onset
+    assert "runs/real/problems/incident?id=nonfinite-9" in onset
     assert "box=" not in onset
 
 
@@ -114,7 +114,7 @@ def test_a_first_nan_that_only_a_replay_knows_links_to_its_incident_since_the_pi
     run.store.explain(Replay(9, Link(1, taps[1], 9), float("nan")))
     onset = page(found, "model?part=onset")
     assert re.search(r"First NaN or infinity: .*>b<.* at step 9", onset)
-    assert "runs/real/incident?id=nonfinite-9" in onset
+    assert "runs/real/problems/incident?id=nonfinite-9" in onset
     assert "box=" not in onset
 
 
@@ -138,7 +138,7 @@ def test_a_kind_that_was_switched_off_says_where_it_was_captured_last() -> None:
         why_uncaptured(store, "output", True, 10, 10)
         == "No activation was captured at step 10; the newest is at step 30."
     )
-    assert "Hooks page" in why_uncaptured(store, "input_grad", True)
+    assert "Capture page" in why_uncaptured(store, "input_grad", True)
     assert "heatmap starts" in why_uncaptured(Store(), "output", True)
     assert why_uncaptured(Store(), "output", False) == "No step was captured."  # nothing can arrive later
 
@@ -191,7 +191,7 @@ def test_a_layer_with_many_events_says_how_many_are_not_listed(world: World) -> 
     run.store.describe([ModuleRecord("a[0]", "Linear", None)])
     for number in range(50):
         run.store.add_event(Event(0, 0.0, f"event {number}", "odd", "warning", "a[0]"))
-    layer = world.client.get("/runs/noisy/layer?module=a[0]", headers=HTML).text
+    layer = world.client.get("/runs/noisy/model/layers?module=a[0]", headers=HTML).text
     more = re.search(r'href="([^"]*)">20 more', layer)
     assert more is not None
     listed = world.client.get(f"/{more[1].lstrip('/')}".replace("&amp;", "&"), headers=HTML).text
@@ -203,19 +203,18 @@ def test_a_layer_with_many_events_says_how_many_are_not_listed(world: World) -> 
 def test_the_drawer_by_itself_is_the_page_of_the_layer_and_an_unknown_module_is_not_found(world: World) -> None:
     answer: Any = world.client.get("/runs/real/drawer?module=2.inner&step=3", headers=HTML, follow_redirects=False)
     assert answer.status_code == 307
-    assert answer.headers["location"] == "/runs/real/layer?module=2.inner&step=3"
+    assert answer.headers["location"] == "/runs/real/model/layers?module=2.inner&step=3"
     assert world.client.get("/runs/real/drawer?module=nowhere&part=about", headers=HTML).status_code == 404
 
 
 def test_the_pages_with_a_drawer_have_its_script_and_its_style(world: World) -> None:
     """Names of layers open the drawer on pages that have one, and lead to the layer's page on others."""
-    shown = {place.page: place.has_drawer for place in PLACES if place.key}
+    shown = {tab.page: tab.has_drawer for tab in TABS.values() if tab.key}
     assert {name for name, has_drawer in shown.items() if not has_drawer} == {
-        "layer", "tensors", "media", "system", "board", "hooks",
+        "layer", "tensors", "metrics", "board", "media", "system", "capture", "rules", "hooks",
     }  # fmt: skip
     for name, has_drawer in shown.items():
-        path = "" if name == "overview" else name
-        text = page(world, path)
+        text = page(world, TABS[name].path.lstrip("/"))
         script = assets.read(f"joined/{name}.js")
         assert script is not None
         found = 'id="drawer"' in text, "css/drawer.css" in text, b"js/drawer/drawer.js" in script.content

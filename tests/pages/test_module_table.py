@@ -1,4 +1,4 @@
-"""The table of modules on the Hooks page: grown to a tree, folded, opened and closed, filtered, sorted, and paged."""
+"""The table of modules on the Capture page: grown to a tree, folded, opened and closed, filtered, sorted, and paged."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_ten_thousand_modules_have_pages_of_rows_and_all_are_reachable() -> None
     world = big_world(10_000)
 
     def page(**query: str | int) -> str:
-        answer = world.client.get("/runs/big/hooks", params={"part": "modules", **query})
+        answer = world.client.get("/runs/big/capture", params={"part": "modules", **query})
         assert answer.status_code == 200
         return answer.text
 
@@ -177,7 +177,7 @@ def test_ten_thousand_modules_have_pages_of_rows_and_all_are_reachable() -> None
 
 def test_the_links_of_the_table_keep_the_other_choices() -> None:
     world = big_world(300)
-    text = world.client.get("/runs/big/hooks", params={"f": "layers.*", "fold": "1", "step": "0"}).text
-    link = re.search(r'href="(runs/big/hooks\?[^"]*sort=-values[^"]*)"', text)
+    text = world.client.get("/runs/big/capture", params={"f": "layers.*", "fold": "1", "step": "0"}).text
+    link = re.search(r'href="(runs/big/capture\?[^"]*sort=-values[^"]*)"', text)
     assert link
     assert all(each in link[1] for each in ("f=layers.%2A", "fold=1", "step=0"))

@@ -103,9 +103,9 @@ def test_a_page_held_at_a_step_counts_the_muted_incidents_of_that_step(world: Wo
     change(world, "POST", rule="nonfinite")
     for query, said in (("step=45", True), ("step=10", False), ("steps=5-50", True), ("steps=5-20", False)):
         assert ("1 muted" in world.client.get(f"/runs/run-1?part=findings&{query}").text) == said, query
-        assert "1 finding, 1 incident" in (mutes := world.client.get(f"/runs/run-1/events?part=mutes&{query}").text)
+        assert "1 finding, 1 incident" in (mutes := world.client.get(f"/runs/run-1/problems?part=mutes&{query}").text)
         assert "the numbers cover the whole run" in mutes
-    assert "the numbers cover" not in world.client.get("/runs/run-1/events?part=mutes").text
+    assert "the numbers cover" not in world.client.get("/runs/run-1/problems?part=mutes").text
 
 
 def test_a_page_held_at_a_step_says_that_incidents_were_dropped(world: World) -> None:
@@ -168,16 +168,16 @@ def test_followers_receive_mutes(world: World) -> None:
 
 
 def test_the_pages_list_mutes_and_offer_to_mute(world: World) -> None:
-    page = world.client.get("/runs/run-1/events").text
+    page = world.client.get("/runs/run-1/problems").text
     assert 'data-mute="nonfinite"' in page
     assert 'value="layers.1"' in page
     change(world, "POST", rule="nonfinite", match="layers.*")
-    page = world.client.get("/runs/run-1/events").text
+    page = world.client.get("/runs/run-1/problems").text
     assert 'data-unmute="nonfinite" data-match="layers.*"' in page
     assert "1 finding, 1 incident" in page
     (incident,) = world.json("incidents")["incidents"]
-    assert 'data-unmute="nonfinite"' in world.client.get(f"/runs/run-1/incident?id={incident['id']}").text
-    hidden = world.client.get("/runs/run-1/events?hide=1").text
+    assert 'data-unmute="nonfinite"' in world.client.get(f"/runs/run-1/problems/incident?id={incident['id']}").text
+    hidden = world.client.get("/runs/run-1/problems?hide=1").text
     assert "Show 1 acknowledged or muted" in hidden
 
 

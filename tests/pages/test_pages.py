@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import math
 import re
@@ -19,7 +21,7 @@ from starlette.testclient import TestClient
 from hookcore.config import SETTINGS
 from hookcore.findings import RULES
 from hookcore.reading import StoreReader
-from hookcore.records import KINDS, STAT_COLUMN, Event, Failure, HookRecord, ModuleRecord, Tap
+from hookcore.records import KINDS, STAT_COLUMN, Event, Failure, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app import assets
@@ -86,13 +88,74 @@ def _names(client: TestClient, query: str = "") -> list[str]:
 def test_no_page_of_an_ended_run_promises_new_data(world: World) -> None:
     _open(world, "bare").end = End(0)
     for run in ("new", "bare"):
-        for name in [place.page for place in frame.PLACES if place.key]:
-            text = world.client.get(f"/runs/{run}/{name}".replace("/overview", ""), headers=HTML).text
+        for name, tab in frame.TABS.items():
+            if not tab.key:
+                continue
+            text = world.client.get(f"/runs/{run}{tab.path}", headers=HTML).text
             main = re.sub(r"(?s)<script.*?</script>|<[^>]*>", " ", text[text.index("<main") : text.index("</main")])
             found = re.findall(
-                r"[^.]*(?:\byet\b|will appear|future step|lets you|as soon as|on the Hooks page)[^.]*", main
+                r"[^.]*(?:\byet\b|will appear|future step|lets you|as soon as|on the Capture page)[^.]*", main
             )
             assert not found, (run, name, found)
+
+
+@pytest.mark.parametrize("tab", [tab for tab in frame.TABS.values() if tab.was], ids=lambda tab: tab.page)
+def test_an_older_address_leads_to_the_page_with_its_query(world: World, tab: frame.Tab) -> None:
+    old = f"/runs/new{tab.was}?steps=0-1&module=a%20b&id=x"
+    answer = world.client.get(old, headers=HTML, follow_redirects=False)
+    assert answer.status_code == 307
+    assert answer.headers["location"] == f"/runs/new{tab.path}?steps=0-1&module=a%20b&id=x"
+
+
+def test_the_menu_of_a_run_has_seven_entries_and_marks_that_of_each_page(world: World) -> None:
+    for page, tab in frame.TABS.items():
+        if not tab.key:
+            continue
+        text = world.client.get(f"/runs/new{tab.path}", headers=HTML).text
+        menu = text[text.index('<nav class="side"') : text.index("</nav>", text.index('<nav class="side"'))]
+        seen = re.findall(r'<a(?! hidden)[^>]*data-title="([^":]*)', menu)
+        wanted = ["Summary", "Problems", "Model", "Flow", "Metrics", "Performance", "Capture"]
+        assert seen == ["Runs", *wanted, "Settings", "Help"], page
+        entry = frame.entry_of(page)
+        assert entry is not None
+        assert re.findall(r'data-title="([^":]*)[^"]*" aria-current', menu) == [entry.title]
+        assert f"<title>{tab.title}" in text
+        assert len(re.findall("<h1", text)) == 1, page
+    assert len({tab.key for tab in frame.TABS.values() if tab.key}) == 16
+
+
+def _tabs(world: World, address: str) -> dict[str, str]:
+    text = world.client.get(address, headers=HTML).text
+    found = re.search(r'<nav class="tabs"[^>]*>(.*?)</nav>', text)
+    return dict(re.findall(r'<a href="([^"]*)"[^>]*>([^<]*)</a>', found[1])) if found else {}
+
+
+def test_the_tabs_of_an_entry_keep_the_steps_the_filter_and_the_kind(world: World) -> None:
+    kept = "f=a&amp;kind=output&amp;step=1"
+    assert _tabs(world, "/runs/new/flow/histograms?kind=output&step=1&f=a&view=bars") == {
+        f"runs/new/flow?{kept}": "Gradient flow",
+        f"runs/new/flow/histograms?{kept}": "Histograms",
+        f"runs/new/flow/changes?{kept}": "What changed",
+    }
+    assert "runs/new/model/tensors?module=a" in _tabs(world, "/runs/new/model/layers?module=a")
+
+
+def test_media_and_ranks_have_a_tab_only_if_the_run_has_any(world: World) -> None:
+    assert list(_tabs(world, "/runs/new/metrics").values()) == ["Scalars", "Pinned"]
+    assert _tabs(world, "/runs/new/performance") == {}
+    values = np.frombuffer(b"words", np.uint8)
+    world.runs.find("new").store.add_snapshot(Snapshot(Tap("x", "output"), 1, 0.0, "text/plain", (5,), values))
+    assert list(_tabs(world, "/runs/new/metrics").values()) == ["Scalars", "Pinned", "Media"]
+
+
+def test_links_for_agents_terminals_and_messages_are_of_pages_of_today() -> None:
+    paths = {tab.path for tab in frame.TABS.values()}
+    for file in ("hookcore_app/questions.py", "hookcore_app/agents.py", "hookcore/delivery/notify/notifier.py"):
+        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+        text = inspect.getsource(module)
+        linked = re.findall(r'link\([^\n"]*"(/[\w/]*)"', text) + re.findall(r"\{page\}(/[\w/]+)", text)
+        assert linked, file
+        assert set(linked) <= paths
 
 
 def test_the_runs_page_shows_every_run_at_a_glance(client: TestClient) -> None:
@@ -144,7 +207,7 @@ def test_a_run_shows_its_worst_alert_until_it_is_acknowledged(world: World, clie
     alerts = frame.alerts_of(run)
     assert alerts.worst == "error"
     assert (alerts.title, alerts.where) == ("Hook error", "a.b")
-    assert '<span class="badge error" id="alerts" data-part="badge">' in client.get("/runs/old/events").text
+    assert '<span class="badge error" id="alerts" data-part="badge">' in client.get("/runs/old/problems").text
     for event in run.store.events():
         run.acknowledge(event.key)
     left = frame.alerts_of(run)
@@ -159,7 +222,7 @@ def test_forbidden_actions_have_no_button() -> None:
     assert 'data-may-change="no"' in reader
     assert 'data-do="delete"' not in reader
     assert 'data-do="edit"' in owner
-    reading = world.client.get("/runs/one/hooks", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
+    reading = world.client.get("/runs/one/capture", headers={"Authorization": f"Bearer {READ_TOKEN}"}).text
     assert "You have read-only access" in reading
     assert "capture-save" not in reading
 
@@ -199,7 +262,7 @@ def test_the_find_box_keeps_the_rest_of_the_url(client: TestClient) -> None:
     assert 'value="layers.*"' in text
     assert '<input type="hidden" name="kind" value="output">' in text
     assert '<input type="hidden" name="other" value="&#34;x">' in text
-    elsewhere = client.get("/runs/old/layer?kind=output").text
+    elsewhere = client.get("/runs/old/model/layers?kind=output").text
     assert 'action="runs/old/flow"' in elsewhere
     assert 'type="hidden"' not in elsewhere.split("</form>")[0]
 
@@ -234,13 +297,13 @@ def test_pages_show_the_settings_that_the_trainer_sent_and_hide_secrets() -> Non
     told = {"every": 7, "budget": 0.02, "include": ["blocks.*", "head"], "kinds": ["update"], "effective_cost": 0.013}
     world.client.headers["Authorization"] = f"Bearer {TOKEN}"
     world.post(make_batch(make_info("one", settings=told), [0]))
-    text = world.client.get("/runs/one/hooks").text
+    text = world.client.get("/runs/one/capture").text
     assert 'value="7"' in text
     assert 'value="2"' in text  # percent
     assert "blocks.*\nhead</textarea>" in text
     assert re.findall(r'name="kinds" value="(\w+)" checked', text) == ["update"]
     text = world.client.get("/settings").text
-    assert 'href="runs/one/hooks#switches"' in text
+    assert 'href="runs/one/capture#switches"' in text
     assert TOKEN not in text
     assert "2 GB" in text
 
@@ -256,13 +319,13 @@ def test_a_trainer_that_sent_no_settings_has_the_defaults(world: World) -> None:
 
 def test_settings_link_to_the_hooks_pages_of_live_runs(client: TestClient) -> None:
     text = client.get("/settings").text
-    assert 'href="runs/old/hooks#switches"' in text
-    assert "runs/new/hooks" not in text  # it has ended
+    assert 'href="runs/old/capture#switches"' in text
+    assert "runs/new/capture" not in text  # it has ended
 
 
 def test_settings_start_with_the_run_that_the_reader_came_from(client: TestClient) -> None:
     text = client.get("/settings?run=new").text
-    assert 0 < text.index('href="runs/new/hooks#switches"') < text.index('href="runs/old/hooks#switches"')
+    assert 0 < text.index('href="runs/new/capture#switches"') < text.index('href="runs/old/capture#switches"')
     assert text.count("Back to this run") == 1
     unknown = client.get("/settings?run=nothing")
     assert unknown.status_code == 200
@@ -325,7 +388,7 @@ def test_the_channels_of_a_layer_are_asked_for_by_a_pattern_that_matches_it_alon
     run = _open(world, "live", (1.0,))
     others = [ModuleRecord(each, "Linear", "" if path == "" else None) for each in ("a0.b", "layer", "b")]
     run.store.describe([ModuleRecord(path, "Linear", None), *others])
-    text = world.client.get("/runs/live/layer", params={"module": path}, headers=HTML).text
+    text = world.client.get("/runs/live/model/layers", params={"module": path}, headers=HTML).text
     pattern = unescape(text.split('data-pattern="')[1].split('"')[0])
     assert [each.path for each in StoreReader(run.store).modules(pattern)] == [path]
     code = unescape(text.split('id="channel-code">')[1].split("</code>")[0])
@@ -565,9 +628,11 @@ def test_process_wide_hooks_of_optimizers_are_not_said_to_run_for_modules() -> N
     assert run is not None
     hooks = [HookRecord("process", "", point, "f", "a.py:1", True) for point in ("forward pre", "step pre", "step")]
     run.store.describe(MODULES, COVERAGE, hooks)
-    assert "1 process-wide hook runs for every module" in world.client.get("/runs/one/layer?module=layers.0").text
+    assert (
+        "1 process-wide hook runs for every module" in world.client.get("/runs/one/model/layers?module=layers.0").text
+    )
     run.store.describe(MODULES, COVERAGE, hooks[1:])
-    assert "process-wide" not in world.client.get("/runs/one/layer?module=layers.0").text
+    assert "process-wide" not in world.client.get("/runs/one/model/layers?module=layers.0").text
 
 
 def test_a_size_of_gradients_is_named_as_a_norm_or_an_rms(world: World) -> None:

@@ -59,21 +59,21 @@ def test_samples_are_scalars_of_the_api() -> None:
 def test_the_page_shows_the_newest_values_or_those_of_the_held_step() -> None:
     labels = {MACHINE_LABEL: "4 cores, 16 GB of memory", f"{MACHINE_LABEL} gpu0": "NVIDIA H100, 80 GB"}
     client = sampled(HOST | gpu(0, **GPU), HOST | gpu(0, **GPU | {"utilization": 3.0}), labels=labels)
-    text = text_of(client, "/runs/one/system")
+    text = text_of(client, "/runs/one/performance")
     assert "4 cores, 16 GB of memory GPU 0: NVIDIA H100, 80 GB" in text
     assert "sampled up to step 10." in text
     assert "GPU 0 3% 20 GB in use, 5 GB in tensors, 312 W, 61 °C" in text
     assert "CPU 1.3 cores 2.0 cores by all processes" in text
     assert "Samples per second 149" in text
     assert "Steps per second 1" in text
-    held = text_of(client, "/runs/one/system?step=0")
+    held = text_of(client, "/runs/one/performance?step=0")
     assert "Sampled in step 0." in held
     assert "GPU 0 87%" in held
-    between = text_of(client, "/runs/one/system?step=9")
+    between = text_of(client, "/runs/one/performance?step=9")
     assert "GPU 0 87%" not in between
     assert "The machine was not sampled in step 9." in between
     assert "The nearest sampled steps are 0 and 10." in between
-    some = text_of(client, "/runs/one/system?steps=0-9")
+    some = text_of(client, "/runs/one/performance?steps=0-9")
     assert "The values were sampled up to step 0, in steps 0 to 9." in some
     assert "GPU 0 87%" in some
 
@@ -98,7 +98,9 @@ def test_the_overview_summarizes_the_machine_in_one_line() -> None:
 
 def test_without_sensors_the_page_says_why_and_shows_what_torch_reserved() -> None:
     labels = {SENSORS_LABEL: "not read: the package nvidia-ml-py is not installed"}
-    text = text_of(sampled(HOST | gpu(2, allocated=5e9, reserved=8e9, retries=3.0), labels=labels), "/runs/one/system")
+    text = text_of(
+        sampled(HOST | gpu(2, allocated=5e9, reserved=8e9, retries=3.0), labels=labels), "/runs/one/performance"
+    )
     assert "GPU 2 8 GB reserved 5 GB in tensors, 3 allocator retries" in text
     assert "temperature are not read: the package nvidia-ml-py is not installed." in text
 
@@ -115,11 +117,11 @@ def test_without_sensors_the_page_says_why_and_shows_what_torch_reserved() -> No
 def test_a_page_without_samples_says_what_will_appear(
     samples: tuple[dict[str, float], ...], query: str, words: str
 ) -> None:
-    assert words in text_of(sampled(*samples), f"/runs/one/system{query}")
+    assert words in text_of(sampled(*samples), f"/runs/one/performance{query}")
 
 
 def test_a_part_is_rendered_alone_with_the_names_that_scripts_draw() -> None:
-    part = sampled(HOST).get("/runs/one/system?part=newest", headers=HTML).text
+    part = sampled(HOST).get("/runs/one/performance?part=newest", headers=HTML).text
     assert f'data-names="{" ".join(HOST)}"' in part
     assert "<main" not in part
 
@@ -127,11 +129,11 @@ def test_a_part_is_rendered_alone_with_the_names_that_scripts_draw() -> None:
 def test_the_time_of_a_step_needs_no_sample() -> None:
     times = {f"{SYSTEM}time/{name}": 0.002 for name in ("before", "forward", "backward", "optimizer", "other")}
     client = sampled(HOST | times, times, times, HOST | times)
-    held = text_of(client, "/runs/one/system?step=10")
+    held = text_of(client, "/runs/one/performance?step=10")
     assert "Time of step 10: 10 ms" in held
     assert "The machine was not sampled in step 10." in held
     assert "The nearest sampled steps are 0 and 30." in held
-    never = text_of(sampled(times), "/runs/one/system")
+    never = text_of(sampled(times), "/runs/one/performance")
     assert "Time of step 0: 10 ms" in never
     assert "The machine hasn't been sampled yet." in never
     assert "Time of step 0: 10 ms, 20% of it before the model" in text_of(sampled(times), "/runs/one")
@@ -141,15 +143,15 @@ def test_the_time_of_the_newest_measured_step_is_split() -> None:
     parts = {"before": 0.001, "forward": 0.003, "backward": 0.005, "optimizer": 0.0005, "other": 0.0005}
     times = {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()}
     client = sampled(HOST | times | {f"{SYSTEM}time/hookcore": 0.01}, HOST | times | {f"{SYSTEM}rate/tokens": 4096.0})
-    text = text_of(client, "/runs/one/system")
+    text = text_of(client, "/runs/one/performance")
     assert "Time of step 10: 10 ms before the model 10% 1 ms forward 30% 3 ms backward 50% 5 ms" in text
     assert "hookcore 50%" not in text  # that one is from another step
     assert "Tokens per second 481" in text
-    held = text_of(client, "/runs/one/system?step=0")
+    held = text_of(client, "/runs/one/performance?step=0")
     assert "Time of step 0: 20 ms" in held
     assert "hookcore 50% 10 ms" in held
     assert "“Before the model” is data loading, and everything else" in held
-    bar = client.get("/runs/one/system", headers=HTML).text.partition('class="shares"')[2].partition("</svg>")[0]
+    bar = client.get("/runs/one/performance", headers=HTML).text.partition('class="shares"')[2].partition("</svg>")[0]
     assert '<rect class="share-backward" x="40.0%" width="50.0%"' in bar
     assert (
         "CPU 1.3 cores, 149 samples/s, 481 tokens/s, 4.5 GB of memory, 10 ms for step 10, 50% of it backward"
@@ -161,13 +163,13 @@ def test_the_overview_names_the_longest_part_of_the_trainings_own_since_the_cost
     parts = {"before": 0.001, "forward": 0.006, "backward": 0.003, "hookcore": 0.03}
     client = sampled(HOST | {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()})
     assert "40 ms for step 0, 15% of it forward" in text_of(client, "/runs/one")
-    assert "hookcore 75% 30 ms" in text_of(client, "/runs/one/system")
+    assert "hookcore 75% 30 ms" in text_of(client, "/runs/one/performance")
 
 
 def test_data_loading_is_the_first_part_and_is_distinguished_from_the_rest_before_the_model() -> None:
     parts = {"before": 0.001, "forward": 0.001, "backward": 0.002, "optimizer": 0.0, "other": 0.0, "loading": 0.006}
     client = sampled(HOST | {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()})
-    text = text_of(client, "/runs/one/system")
+    text = text_of(client, "/runs/one/performance")
     assert "Time of step 0: 10 ms data loading 60% 6 ms before the model 10% 1 ms forward" in text
     assert "“Data loading” is the time that it waited for a DataLoader. “Before the model” is everything else" in text
     assert "10 ms for step 0, 60% of it data loading" in text_of(client, "/runs/one")
@@ -176,5 +178,5 @@ def test_data_loading_is_the_first_part_and_is_distinguished_from_the_rest_befor
 
 
 def test_a_process_that_is_almost_idle_does_not_keep_zero_cores_busy() -> None:
-    assert "CPU &lt;0.1 cores" in text_of(sampled(HOST | {CPU_PROCESS: 0.03}), "/runs/one/system")
-    assert "CPU 0.0 cores" in text_of(sampled(HOST | {CPU_PROCESS: 0.0}), "/runs/one/system")
+    assert "CPU &lt;0.1 cores" in text_of(sampled(HOST | {CPU_PROCESS: 0.03}), "/runs/one/performance")
+    assert "CPU 0.0 cores" in text_of(sampled(HOST | {CPU_PROCESS: 0.0}), "/runs/one/performance")

@@ -22,7 +22,7 @@ def test_the_list_of_snapshots_has_pages_and_marks_the_chosen_one_and_those_that
     numbers = [each.number for each in world.run.reader.snapshots()][::-1]
 
     def page(**query: str | int) -> str:
-        return world.client.get("/runs/one/tensors", params={"part": "kept", **query}).text
+        return world.client.get("/runs/one/model/tensors", params={"part": "kept", **query}).text
 
     text = page(snapshot=numbers[0], beside=numbers[2])
     assert re.findall(r'id="kept-(\d+)"', text) == [str(each) for each in numbers[:300]]

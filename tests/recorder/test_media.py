@@ -229,7 +229,7 @@ def test_the_api_lists_media_and_returns_their_content_with_its_type() -> None:
 def test_the_page_leads_to_all_names() -> None:
     client = served(*((f"name {number:03}", number % 7, "text/plain", b"x") for number in range(120)))
     shown: set[str] = set()
-    path = "/runs/one/media?steps=0-6"
+    path = "/runs/one/metrics/media?steps=0-6"
     for page in ("1 to 50", "51 to 100", "101 to 120"):
         html = client.get(path, headers={"Accept": "text/html"}).text
         assert f"Names {page} of 120" in html
@@ -242,10 +242,13 @@ def test_the_page_leads_to_all_names() -> None:
 
 def test_the_page_is_held_at_a_step_although_none_was_captured() -> None:
     client = served(*((f"name {number:02}", step, "text/plain", b"x") for number in range(60) for step in (1, 2)))
-    html = client.get("/runs/one/media?step=1&row=50", headers={"Accept": "text/html"}).text
+    html = client.get("/runs/one/metrics/media?step=1&row=50", headers={"Accept": "text/html"}).text
     assert set(re.findall(r'<span class="quiet small">step (\d+)', html)) == {"1"}
-    assert 'href="runs/one/media?step=2&amp;row=50"' in html
-    assert "Nothing was logged in step 9." in client.get("/runs/one/media?step=9", headers={"Accept": "text/html"}).text
+    assert 'href="runs/one/metrics/media?step=2&amp;row=50"' in html
+    assert (
+        "Nothing was logged in step 9."
+        in client.get("/runs/one/metrics/media?step=9", headers={"Accept": "text/html"}).text
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,7 +260,9 @@ def test_the_page_is_held_at_a_step_although_none_was_captured() -> None:
     ],
 )
 def test_an_invalid_table_is_offered_as_a_file(table: bytes) -> None:
-    answer = served(("odd", 1, "application/json", table)).get("/runs/one/media", headers={"Accept": "text/html"})
+    answer = served(("odd", 1, "application/json", table)).get(
+        "/runs/one/metrics/media", headers={"Accept": "text/html"}
+    )
     assert answer.status_code == 200
     assert "download>Download</a>" in answer.text
 
@@ -271,20 +276,20 @@ def test_the_page_shows_the_newest_of_each_name_as_text_only() -> None:
         ("bad", 2, "application/json", b"[]"),
         ("picture", 2, "image/png", b"png"),
     )
-    html = client.get("/runs/one/media", headers={"Accept": "text/html"}).text
+    html = client.get("/runs/one/metrics/media", headers={"Accept": "text/html"}).text
     assert "&lt;b&gt;new&lt;/b&gt;" in html.replace("<wbr>", "")  # lines may wrap after a slash
     assert "<b>new</b>" not in html
     assert "a&lt;b" in html
     assert "2 of 7 rows" in html
     assert 'src="api/v1/media/4?run=one"' in html
     assert "This page can't show it" in html.replace("&#39;", "'")
-    assert "Nothing was logged" in served().get("/runs/one/media", headers={"Accept": "text/html"}).text
+    assert "Nothing was logged" in served().get("/runs/one/metrics/media", headers={"Accept": "text/html"}).text
 
 
 def test_a_table_is_shown_whatever_its_trainer_says_about_its_size() -> None:
     for total in ("1" * 4000, "1e999", "NaN", '"many"', "null", "-1", "[1]"):
         table = b'{"columns": ["a"], "rows": [["cell"]], "total": %s}' % total.encode()
-        shown = served(("table", 2, TABLE_TYPE, table)).get("/runs/one/media", headers={"Accept": "text/html"})
+        shown = served(("table", 2, TABLE_TYPE, table)).get("/runs/one/metrics/media", headers={"Accept": "text/html"})
         assert shown.status_code == 200, total
         assert ">cell<" in shown.text
         assert ("The number of rows" in shown.text) == (total != "-1")
@@ -304,7 +309,7 @@ def test_a_table_that_is_larger_than_any_logged_one_is_neither_taken_nor_parsed(
     assert make_world().post(wire.Batch(run=make_info("one"), items=(item,))).status_code == 200
     client = served(("table", 2, TABLE_TYPE, table))  # saved by an earlier version
     monkeypatch.setattr("hookcore_app.pages.tensors.parsed", pytest.fail)
-    assert "This page can't show it" in client.get("/runs/one/media", headers={"Accept": "text/html"}).text
+    assert "This page can't show it" in client.get("/runs/one/metrics/media", headers={"Accept": "text/html"}).text
 
 
 def test_an_item_is_never_confused_with_another_of_the_same_number() -> None:

@@ -20,7 +20,7 @@ def test_a_chart_is_pinned_replaced_shown_for_every_run_and_unpinned(world: Worl
     chart = {"name": "<head>: norm", "path": "series", "query": "tap=layers.0+output&stat=norm"}
     assert world.client.put("/api/v1/board", json={**chart, "query": "tap=x&stat=norm"}).status_code == 200
     assert world.client.put("/api/v1/board", json=chart).json() == {"charts": [chart]}
-    page = world.client.get(f"/runs/{world.run.id}/board").text
+    page = world.client.get(f"/runs/{world.run.id}/metrics/pinned").text
     assert "&lt;head&gt;: norm" in page
     assert 'data-query="tap=layers.0+output&amp;stat=norm"' in page
     (link,) = re.findall(r'href="(api/v1/series\?[^"]*)"', page)
@@ -28,7 +28,7 @@ def test_a_chart_is_pinned_replaced_shown_for_every_run_and_unpinned(world: Worl
     assert world.client.delete("/api/v1/board", params={"name": "head"}).status_code == 404
     assert world.client.delete("/api/v1/board", params={"name": chart["name"]}).status_code == 204
     assert world.client.get("/api/v1/board").json() == {"charts": []}
-    assert "Nothing is pinned" in world.client.get(f"/runs/{world.run.id}/board").text
+    assert "Nothing is pinned" in world.client.get(f"/runs/{world.run.id}/metrics/pinned").text
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_chart_that_no_run_can_show_is_not_pinned(world: World, query: str, sa
 def test_a_chart_and_a_view_that_were_stored_unchecked_say_what_is_wrong_and_can_be_removed(world: World) -> None:
     world.runs.board.save("old", "series?tap=a&stat=nrm&format=csv")
     world.runs.views.save("old", "f=(")
-    page = world.client.get(f"/runs/{world.run.id}/board").text
+    page = world.client.get(f"/runs/{world.run.id}/metrics/pinned").text
     assert "This chart can't be shown: unknown parameter &#39;format&#39;" in page
     assert 'aria-label="Unpin old"' in page
     page = world.client.get("/").text

@@ -261,7 +261,7 @@ def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(r
         ranks.send(rank, [5])
     found = ranks.joint.run.store.scalars(SAMPLES_RATE)
     assert dict(zip(found.first_step.tolist(), found.mean.tolist(), strict=True)) == {2: 400.0, 5: 350.0}
-    page = ranks.server.client.get(f"/runs/{JOINT}/system", headers={"Accept": "text/html"}).text
+    page = ranks.server.client.get(f"/runs/{JOINT}/performance", headers={"Accept": "text/html"}).text
     assert "4 ranks together" in page
 
 
@@ -271,7 +271,7 @@ def test_the_throughput_of_ranks_that_may_see_the_same_batch_is_their_mean(ranks
         owners = np.array([-1, 0], np.int32)
         ranks.post(rank, [replace(of_rank(rank, step), owners=owners, scalars=rates) for step in (0, 1)])
     assert ranks.joint.run.store.scalars(SAMPLES_RATE).mean.tolist() == [101.5, 101.5]
-    page = ranks.server.client.get(f"/runs/{JOINT}/system", headers={"Accept": "text/html"}).text
+    page = ranks.server.client.get(f"/runs/{JOINT}/performance", headers={"Accept": "text/html"}).text
     assert "mean of the ranks" in page
 
 
@@ -446,7 +446,7 @@ def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ran
     assert (ranks.joint.sum.assembly.steps, ranks.joint.sum.assembly.absences.incomplete) == (3, 3)
     assert ranks.joint.sum.assembly.ranks[1].missed == 3
     assert "rank 1 reported 3 trained steps, but it sent no values" in ranks.events("rank-silent")[0]
-    page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+    page = ranks.server.client.get(f"/runs/{JOINT}/performance/ranks", headers={"Accept": "text/html"}).text
     assert "Trained, but sent no values: rank 1." in page
     assert re.findall(r'<td class="number">(\d*)</td>\s*<td class="mono small">', page) == ["0", "3"]  # missed
 
@@ -715,7 +715,7 @@ def test_values_that_ranks_should_have_in_common_and_do_not_are_an_incident(rank
         "layer param [weight] is 10 in ranks 0, 1 and 3, 11 in rank 2. It was over at step 10."
     )
     assert incident.is_over
-    page = f"/runs/{JOINT}/ranks"
+    page = f"/runs/{JOINT}/performance/ranks"
     assert "The rule desync is off" not in ranks.server.client.get(page, headers={"Accept": "text/html"}).text
 
 
@@ -725,7 +725,7 @@ def test_without_the_rule_the_page_does_not_claim_that_everything_is_equal(ranks
     for rank in range(WORLD):
         ranks.send(rank, [1], weight=11.0 if rank == 2 else 10.0)
     assert not ranks.joint.run.store.incidents()
-    page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+    page = ranks.server.client.get(f"/runs/{JOINT}/performance/ranks", headers={"Accept": "text/html"}).text
     assert "In 1 step, ranks differed in values that they should share. The rule desync is off" in page
     assert "had the same values" not in page
 
@@ -1029,7 +1029,7 @@ def test_a_rank_whose_saved_run_cannot_be_read_is_named(tmp_path: Path) -> None:
         (event,) = [event for event in again.joint.run.store.events() if event.name == "rank-not-read"]
         assert event.severity == "warning"
         assert "rank 1 can't be read, so the sum of all ranks doesn't include it" in event.message
-        page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        page = again.server.client.get(f"/runs/{JOINT}/performance/ranks", headers={"Accept": "text/html"}).text
         assert "The saved run of rank 1 can't be read" in page
 
 
@@ -1046,7 +1046,7 @@ def test_a_rank_whose_folder_cannot_be_read_at_startup_is_listed_as_missing_with
         (message,) = again.events("rank-not-read")
         assert f"a saved run can't be read: {folder} is not a saved run" in message
         assert "By its name, it may belong to this training, and rank 1 is missing" in message
-        page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        page = again.server.client.get(f"/runs/{JOINT}/performance/ranks", headers={"Accept": "text/html"}).text
         assert "1 saved run with the name of this training can't be read" in page
 
 
@@ -1146,7 +1146,7 @@ def test_frames_that_came_too_late_are_in_the_sum_after_the_ranks_were_added_up_
             late.end(rank, 7)
             in_time.end(rank, 7)
         wait_for(lambda: late.server.runs.can_sum_again(late.joint))
-        page = late.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        page = late.server.client.get(f"/runs/{JOINT}/performance/ranks", headers={"Accept": "text/html"}).text
         assert "7 frames came too late" in page
         assert "data-sum-again" in page
         assert everything(late) != everything(in_time)
@@ -1154,7 +1154,7 @@ def test_frames_that_came_too_late_are_in_the_sum_after_the_ranks_were_added_up_
         assert answer.status_code == 200, answer.text
         assert (answer.json()["incomplete"], [rank["late"] for rank in answer.json()["ranks"]]) == (0, [0] * WORLD)
         assert everything(late) == everything(in_time)
-        page = late.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        page = late.server.client.get(f"/runs/{JOINT}/performance/ranks", headers={"Accept": "text/html"}).text
         assert "came too late" not in page
 
 

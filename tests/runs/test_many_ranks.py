@@ -67,7 +67,7 @@ def test_the_memory_is_bounded_and_every_step_has_all_ranks(filled: tuple[Runs, 
 
 PATHS = (
     "/runs/ranks-job",
-    "/runs/ranks-job/ranks",
+    "/runs/ranks-job/performance/ranks",
     "/runs/ranks-job/flow",
     "/api/v1/ranks/map?run=ranks-job&tap=0&columns=400",
     "/api/v1/ranks/spread?run=ranks-job&kind=output&limit=100",

@@ -133,9 +133,9 @@ def _addresses(run: Run, stat: str, kind: str) -> Iterator[str]:
     yield from ("/", "/settings", f"/settings?{asked}", "/metrics", f"/runs/{run.id}", f"/compare?runs={run.id},good")
     yield from (f"/runs/{run.id}/{page}" for page in ("flow", "hooks", "events", "histograms", "tensors"))
     for each in run.store.incidents()[:3]:
-        yield f"/runs/{run.id}/incident?id={quote(each.id)}&stat={stat}"
+        yield f"/runs/{run.id}/problems/incident?id={quote(each.id)}&stat={stat}"
     for place, tap in enumerate(run.store.taps().taps[:3]):
-        yield f"/runs/{run.id}/layer?module={quote(tap.module, safe='')}&step={newest}"
+        yield f"/runs/{run.id}/model/layers?module={quote(tap.module, safe='')}&step={newest}"
         yield f"/api/v1/histograms?{asked}&tap={place}&format=csv"
         yield f"/api/v1/figure?{asked}&chart=fan&tap={place}"
         yield f"/api/v1/series?{asked}&tap={place}&stat=p50,{stat}&points=3"
@@ -160,7 +160,7 @@ def _addresses(run: Run, stat: str, kind: str) -> Iterator[str]:
     for number, _ in run.store.numbered_snapshots():
         yield from (f"/api/v1/snapshots/{number}?{asked}&format={form}" for form in ("json", "csv", "png"))
         yield from (f"/api/v1/snapshots/{number}/{part}?{asked}" for part in ("statistics", "tiles"))
-        yield f"/runs/{run.id}/tensors?snapshot={number}"
+        yield f"/runs/{run.id}/model/tensors?snapshot={number}"
 
 
 @pytest.fixture
@@ -204,5 +204,5 @@ def test_an_unreadable_run_is_listed_as_such_among_the_others(world: World, capl
 def test_an_impossible_start_date_does_not_break_the_list_of_runs(started_s: float) -> None:
     world = FilledWorld()
     fill(open_run(world.runs, "odd", started_s=started_s, settings={"kinds": 7}))
-    for address in ("/", "/settings", "/settings?run=odd", "/runs/odd", "/runs/odd/hooks", "/api/v1/runs"):
+    for address in ("/", "/settings", "/settings?run=odd", "/runs/odd", "/runs/odd/capture", "/api/v1/runs"):
         assert world.client.get(address).status_code == 200, address

@@ -158,7 +158,7 @@ def test_a_run_that_was_read_at_the_start_waits_for_its_trainer_before_it_is_los
         """Return its state, as REST, the list of runs, a search, and its page show it."""
         (listed,) = world.client.get("/api/v1/runs").json()["runs"]
         found = world.client.get("/api/v1/runs", params={"query": f"state:{run.state}"}).json()["runs"]
-        hooks = unescape(world.client.get(f"/runs/{INFO.id}/hooks").text)
+        hooks = unescape(world.client.get(f"/runs/{INFO.id}/capture").text)
         told = {"waiting": "hasn't reconnected to this server yet", "lost": "isn't responding"}.get(run.state, "")
         assert told in hooks
         assert f"{run.state} \u00b7 step " in hooks

@@ -139,8 +139,8 @@ def test_every_link_of_the_pages_stays_below_the_prefix_and_works(proxy: Proxied
 
 def test_the_url_copied_from_a_page_is_the_proxys(proxy: Proxied, client: Client) -> None:
     run = client.runs()[0].id
-    _, text = _ask(proxy, "GET", f"{PREFIX}/runs/{run}/events?format=markdown", **BEARER)
-    assert f"{proxy.url}/runs/{run}/events" in text
+    _, text = _ask(proxy, "GET", f"{PREFIX}/runs/{run}/problems?format=markdown", **BEARER)
+    assert f"{proxy.url}/runs/{run}/problems" in text
 
 
 def test_events_of_a_stream_arrive_while_it_is_open(proxy: Proxied) -> None:

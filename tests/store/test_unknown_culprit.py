@@ -293,7 +293,7 @@ def test_page_and_rest_say_why_the_step_of_an_incident_cannot_be_repeated() -> N
     run.store.append(frame(0, stats_of_magnitudes(FINE, "rms")))
     missed = Event(120, 120.0, "capsule-missed", "not saved", about={"why": "late", "because": "its copies were gone"})
     run.store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119), missed)))
-    page = html.unescape(world.client.get("/runs/one/incident?id=nonfinite-120").text)
+    page = html.unescape(world.client.get("/runs/one/problems/incident?id=nonfinite-120").text)
     assert "Step 120 can't be repeated, so the operator and the line of code are unknown: its copies were gone." in page
     incident = world.client.get("/api/v1/incidents?run=one").json()["incidents"][0]
     assert incident["remedy"].startswith("The step can't be repeated: its copies were gone. To find the layer, train")
@@ -317,7 +317,7 @@ def test_all_surfaces_say_the_same_of_a_step_that_was_not_captured(found: str) -
     assert (incident["earliest_step"], incident["first_step"]) == (120, 120)
     finding = client.get("/api/v1/findings?run=one").json()["findings"][0]
     assert (finding["message"], finding["culprit_known"]) == (headline, found == "weights")
-    pages = "runs/one", "runs/one/events", "runs/one/incident?id=nonfinite-120", "api/v1/report?run=one", ""
+    pages = "runs/one", "runs/one/problems", "runs/one/problems/incident?id=nonfinite-120", "api/v1/report?run=one", ""
     for page in pages:
         assert headline in html.unescape(client.get(f"/{page}").text).replace("\u200b", "").replace("<wbr>", ""), page
     model = html.unescape(client.get("/runs/one/model?part=onset").text)

@@ -46,7 +46,7 @@ def terminal(lines: list[str], now: list[float]) -> Terminal:
 
 def test_an_error_is_one_line_with_a_link(terminal: Terminal, lines: list[str]) -> None:
     terminal.begin(an_incident(3))
-    assert lines == ["Problem 3 began at step 3. http://box/runs/one/incident?id=id-3"]
+    assert lines == ["Problem 3 began at step 3. http://box/runs/one/problems/incident?id=id-3"]
 
 
 def test_many_errors_are_a_few_lines_each_minute(terminal: Terminal, lines: list[str], now: list[float]) -> None:

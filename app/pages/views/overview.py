@@ -54,7 +54,7 @@ from .incident import cause_of
 from .layer import about_reading, nothing_in
 from .span import Span
 
-# The newest values of the machine, in words: of the System page, and in a line for the Overview.
+# The newest values of the machine, in words: of the page Performance, and in a line for the Summary.
 
 Write = Callable[[float], str]
 Detail = tuple[str, Write]  # the name of a scalar, and how its value is said

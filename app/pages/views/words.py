@@ -146,10 +146,10 @@ NOTHING: Final = (
         "Activations but no gradients",
         "The model runs under no_grad, or none of its tensors requires a gradient.",
     ),
-    ("A layer is missing", "The Hooks page lists every module that is not captured, with the reason."),
+    ("A layer is missing", "The Capture page lists every module that is not captured, with the reason."),
     (
         "Fewer captured steps than training steps",
-        "The budget allows only every n-th step. The Hooks page shows the number and the cost.",
+        "The budget allows only every n-th step. The Capture page shows the number and the cost.",
     ),
     (
         "A run is lost",
@@ -207,7 +207,7 @@ KEYS: Final = (
             ("l", "logarithmic scale"),
             ("s", "smoothing"),
             ("f", "fit all rows, or readable rows"),
-            ("n p", "next and previous event in the list of the Events page"),
+            ("n p", "next and previous event in the list of the page Problems"),
             ("e", "export"),
         ),
     ),

@@ -11,7 +11,7 @@ import { Emitter, State } from "./state.js";
 import { Captured } from "./timeline/captured.js";
 import { Clock, PACKED } from "./timeline/clock.js";
 import { Notes } from "./timeline/notes.js";
-import { LIVE_STEPS } from "./vocabulary.js";
+import { LIVE_STEPS, PATHS } from "./vocabulary.js";
 
 /** @import { RunNews } from "./answers.js" */
 
@@ -71,10 +71,10 @@ export function create(defaults = {}) {
      * @type {Emitter<{run: RunNews, news: RunNews, state: RunNews, acknowledged: undefined}>} */
     events: new Emitter(),
     /** The address of a page of this run, or of a page without a run, relative to the base.
-     * @param {string} place "" is the overview @param {Record<string, string | number>} [query] */
+     * @param {string} place the name of a page of the run @param {Record<string, string | number>} [query] */
     address(place, query = {}) {
       const text = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)])).toString();
-      return `${[runPath, place].filter(Boolean).join("/")}${text ? `?${text}` : ""}`;
+      return `${[runPath, PATHS[place] ?? place].filter(Boolean).join("/")}${text ? `?${text}` : ""}`;
     },
     /** @param {string} text */
     announce(text) {

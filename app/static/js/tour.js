@@ -10,7 +10,7 @@ import { visit } from "./timeline/links.js";
 /** @type {readonly Stop[]} */
 const STOPS = [
   {
-    place: "",
+    place: "overview",
     target: "#timeline",
     title: "The whole run is always here",
     text:
@@ -18,7 +18,7 @@ const STOPS = [
       "The step applies to every page and every link.",
   },
   {
-    place: "",
+    place: "overview",
     target: "#findings",
     title: "What is wrong, and since when",
     text:
@@ -42,7 +42,7 @@ const STOPS = [
       "vanishing gradient, a wedge is a NaN that spreads.",
   },
   {
-    place: "",
+    place: "overview",
     target: "#palette",
     title: "Everything else",
     text: "Ctrl+K finds every action, page, layer, and run by typing. The question mark lists the keys of each page.",
@@ -76,7 +76,7 @@ export function startTour(page) {
 function go(page, at) {
   const { place } = STOPS[at];
   const tour = String(at + 1);
-  if (page.name === (place || "overview")) page.state.set({ tour }, { push: true });
+  if (page.name === place) page.state.set({ tour }, { push: true });
   else visit(page, place, { tour });
 }
 

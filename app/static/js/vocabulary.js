@@ -11,6 +11,28 @@ export const KIND_WORDS = {
   update: "update",
   probe: "probe",
 };
+/** Where the pages of a run are, below the run. @type {Record<string, string>} */
+export const PATHS = {
+  overview: "",
+  events: "problems",
+  incident: "problems/incident",
+  model: "model",
+  layer: "model/layers",
+  tensors: "model/tensors",
+  flow: "flow",
+  histograms: "flow/histograms",
+  differences: "flow/changes",
+  metrics: "metrics",
+  board: "metrics/pinned",
+  media: "metrics/media",
+  system: "performance",
+  ranks: "performance/ranks",
+  capture: "capture",
+  rules: "capture/rules",
+  hooks: "capture/hooks",
+  timeline: "timeline",
+  drawer: "drawer",
+};
 /** The root module, whose path is empty. */
 export const ROOT = "(root)";
 /** How the names begin of what is sampled from the machine. */

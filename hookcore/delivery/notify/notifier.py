@@ -114,13 +114,13 @@ class Note:
 
 def note_about(incident: About, run: str, name: str, page: str) -> Note:
     """Return the note about an incident of a run with this id and name. `page` is the address of the run, if any."""
-    link = f"{page}/incident?id={quote(incident.id)}" if page else ""
+    link = f"{page}/problems/incident?id={quote(incident.id)}" if page else ""
     return Note((run, incident.id), name, incident.severity, incident.sentence, link)
 
 
 def note_about_event(event: Event, run: str, name: str, page: str) -> Note:
     """Return the note about an event of a run, such as its crash."""
-    link = f"{page}/events?name={quote(event.name)}" if page else ""
+    link = f"{page}/problems?name={quote(event.name)}" if page else ""
     return Note((run, f"{event.key}@{event.step}"), name, event.severity, event.message, link)
 
 

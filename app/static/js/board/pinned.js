@@ -1,4 +1,4 @@
-/** A pinned chart of the board, for the page's run and steps. */
+/** A pinned chart of the board, or one of a scalar, for the page's run and steps. */
 import { get } from "../api.js";
 import { h } from "../dom.js";
 import { tapWords } from "../format.js";
@@ -86,7 +86,7 @@ export class PinnedChart {
       y: { title: "", scale: scaleOf(String(this.asked.stat ?? "")) },
       query: () => ({ path: this.path, query: this.query }),
       linesOf,
-      pins: false,
+      pins: page.name !== "board",
     });
     this.note = h("p", { class: "quiet small", role: "status" });
     figure.append(this.note);

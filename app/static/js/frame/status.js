@@ -178,7 +178,7 @@ export class Status {
       toast(`The training crashed at step ${count(page.follow.newest)}.`, {
         kind: "error",
         // The Overview shows it by itself.
-        link: page.name === "overview" ? undefined : { words: "Show the traceback", href: page.address("") },
+        link: page.name === "overview" ? undefined : { words: "Show the traceback", href: page.address("overview") },
       });
     if (wasOpen && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
     if (before === page.runState && wasPaused === this.capturePaused) this.soon();

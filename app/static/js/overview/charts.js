@@ -1,4 +1,4 @@
-/** The charts of the Overview page: the heatmap of the whole model, and the large lines of the losses. */
+/** The charts of the Summary: the heatmap of the whole model, and the large lines of the losses. */
 import { get, NoAnswer } from "../api.js";
 import { byId, write } from "../dom.js";
 import { layerOf } from "../drawer/names.js";

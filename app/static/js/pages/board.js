@@ -1,4 +1,4 @@
-/** The Board page: the charts that were pinned, of this run. */
+/** The page Pinned: the charts that were pinned, of this run. */
 import { pin, unpin } from "../board/pin.js";
 import { PinnedChart } from "../board/pinned.js";
 import { byId, onClick, reveal } from "../dom.js";

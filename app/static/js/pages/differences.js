@@ -1,4 +1,4 @@
-/** The Differences page: the server compares and draws. A choice is sent at once; typed text waits for Enter. */
+/** The page What changed: the server compares and draws. A choice is sent at once; typed text waits for Enter. */
 import { LayerNames } from "../drawer/names.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";

@@ -1,4 +1,4 @@
-/** The Events page: the server renders its list, also when something has changed; scripts request it and move through
+/** The page Problems: the server renders its list, also when something has changed; scripts request it and move through
  * it. */
 import { listenToExplain, listenToMute, listenToSeen, Walk } from "../alerts/controls.js";
 import { reach } from "../api.js";

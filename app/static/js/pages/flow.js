@@ -87,7 +87,7 @@ function sayCount() {
     ? limited
     : page.follow.newest === null
       ? profile.values[0].why
-      : "Neither activations nor their gradients are captured. The Hooks page shows which kinds are.";
+      : "Neither activations nor their gradients are captured. The Capture page shows which kinds are.";
   profile.plot.hidden = !layers.length;
   byId("profile-step").textContent = profile.about;
 }

@@ -98,7 +98,7 @@ function whyEmpty() {
   const { from, to } = follow.values;
   const where = from === undefined || to === undefined ? counted(follow.newest + 1, "step") : stepWords(from, to);
   return [
-    `None captured in ${where}.${needs} The Hooks page shows which kinds are captured ` +
+    `None captured in ${where}.${needs} The Capture page shows which kinds are captured ` +
       `and why a module is not captured.${live ? " You can turn kinds on there during the training." : ""}`,
   ];
 }

@@ -1,71 +1,50 @@
+/** The hooks of a run, and the search for them. */
 import { send } from "../api.js";
 import { byId } from "../dom.js";
-import { Finder } from "../finder.js";
-import { Capture } from "../hooks/capture.js";
-import { listenToRules, startInventory } from "../hooks/lists.js";
-import { ModuleTable } from "../hooks/table.js";
-import { listenToLinks, Parts } from "../live/parts.js";
+import { nextNews, outcomesOf } from "../live/news.js";
+import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 
+/** @import { Page } from "../page.js" */
+
 const MIN_MS = 5000;
-const ASK_MS = 1000;
-const PATIENCE = 8; // requests, after a change
-const CHOICES = ["sort", "fold", "folds"]; // what the table is chosen by, besides the text of the find box
+const PATIENCE_MS = 20_000;
 
-const page = open({ sort: "", fold: "0", folds: "", row: "0" });
-const run = /** @type {string} */ (page.run);
-const form = /** @type {HTMLFormElement | null} */ (document.getElementById("capture"));
-const figures = byId("hook-figures");
-/** The text of the find box that could be read last: the table stays as it is until another one can be. */
-let filter = page.state.get("f");
-const parts = new Parts(page, "hooks", { min: MIN_MS, max: MIN_MS, query });
-/** Changes when other modules are captured. */
-let coverage = figures.dataset.coverage;
-
-const capture = form && new Capture(page, form, { drafted: () => table.showWatched(), obeyed: () => void settle() });
-const table = new ModuleTable(page, byId("modules"), capture);
-const finder = new Finder(page, () => {
-  if (finder.problem) return;
-  filter = finder.text;
-  fromTop();
-});
-
-function query() {
-  const query = new URLSearchParams(location.search);
-  query.set("f", filter);
-  return query.toString();
+/** @param {Page} page @param {() => Promise<void>} show */
+function startInventory(page, show) {
+  const button = document.getElementById("stock");
+  if (!button) return;
+  const outcome = byId("stock-told");
+  button.addEventListener("click", async () => {
+    button.setAttribute("disabled", "");
+    outcome.textContent = "Searching \u2026";
+    try {
+      const { number } = await send("POST", "hooks", undefined, { run: page.run });
+      outcome.textContent = (await isDone(page, number))
+        ? "Done."
+        : "The trainer has not answered yet. It searches at its next step.";
+      await show();
+    } catch (error) {
+      outcome.textContent = /** @type {Error} */ (error).message;
+    }
+    button.removeAttribute("disabled");
+  });
 }
 
-/** Shows the first rows of other modules, or the same ones in another order. */
-function fromTop() {
-  page.state.set({ row: "0" });
-  void parts.now(["modules"]);
+/** @param {Page} page @param {number} number */
+async function isDone(page, number) {
+  const until = performance.now() + PATIENCE_MS;
+  do {
+    const news = nextNews(page);
+    const [{ outcome }] = await outcomesOf(page.run, [number]);
+    if (outcome !== "waiting") return true;
+    await news;
+  } while (performance.now() < until);
+  return false;
 }
 
-/** After a change, asks the trainer for its hooks, and waits until it has reported what it captures now. */
-async function settle() {
-  await send("POST", "hooks", undefined, { run }).catch(() => null);
-  const before = coverage;
-  for (let requests = 0; requests < PATIENCE && coverage === before; requests += 1) {
-    if (requests) await new Promise((go) => setTimeout(go, ASK_MS));
-    await parts.now(["figures", "reasons", "rules", "lists"]);
-  }
-}
-
-parts.follow(["figures", "reasons", "rules", "lists"]);
-page.events.on("news", () => page.follow.paused || parts.soon(["figures", "reasons", "rules", "lists"]));
-figures.addEventListener("renewed", () => {
-  if (figures.dataset.coverage === coverage) return;
-  coverage = figures.dataset.coverage;
-  void parts.now(["modules"]);
-});
-page.follow.on("change", () => {
-  byId("hooks-now").hidden = !page.follow.paused;
-  void parts.now(["modules"]);
-});
-for (const name of CHOICES) page.state.on(name, fromTop);
-page.state.on("row", () => void parts.now(["modules"]));
-listenToLinks(page);
+const page = open();
+const parts = new Parts(page, "hooks", { min: MIN_MS, max: MIN_MS });
+parts.follow();
+page.events.on("news", () => page.follow.paused || parts.soon());
 startInventory(page, () => parts.now());
-listenToRules(run, byId("rules"), () => parts.now(["rules"]));
-capture?.look();

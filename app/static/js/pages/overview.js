@@ -1,5 +1,5 @@
-/** The Overview page: the server renders its parts, also when something has changed; the heatmap and the line are drawn
- * here. */
+/** The Summary of a run: the server renders its parts, also when something has changed; the heatmap and the line are
+ * drawn here. */
 import { listenToSeen } from "../alerts/controls.js";
 import { byId } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
@@ -18,7 +18,7 @@ const after = Promise.race([drawn, new Promise((go) => setTimeout(go, PATIENCE_M
 const chart = new ScalarChart(page, usualNames(), showNewest, after);
 start(page); // after the chart: the frame takes longer, and its changes would make the browser lay out the page again
 fetchPlotly(); // while the heatmap's first numbers come
-const parts = new Parts(page, "");
+const parts = new Parts(page, "overview");
 startParts();
 new ModelPicture(page, byId("model"), new LayerNames(page));
 

@@ -5,7 +5,7 @@ import { h } from "../dom.js";
 
 /** @typedef {{steps: string, step: string, by: string, range: [number, number] | null}} Shared "" is the default */
 
-const OWN = /\/incident$/; // opens at its own steps
+const OWN = /\/problems\/incident$/; // opens at its own steps
 
 /** Whether a link leads to a page of the run that shows steps. @param {string} href @param {string} runPath */
 export function isOfRun(href, runPath) {
@@ -18,6 +18,18 @@ export function kept(href, { steps, step, by }) {
   return changed(href, (query) => {
     for (const [name, value] of Object.entries({ steps, step, by })) {
       if (value) query.set(name, value);
+      else query.delete(name);
+    }
+  });
+}
+
+/** A tab's link with what else it keeps of this page: what is found, and the kind of values.
+ * @param {string} href @param {string} names @param {Pick<Page["state"], "get" | "defaults">} state */
+export function carried(href, names, state) {
+  return changed(href, (query) => {
+    for (const name of names.split(" ").filter((each) => each in state.defaults)) {
+      const value = state.get(name);
+      if (value && value !== state.defaults[name]) query.set(name, value);
       else query.delete(name);
     }
   });
@@ -90,7 +102,10 @@ export function keepSteps(page) {
   if (page.run === null) return;
   const links = /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("a[data-keeps-steps]"));
   const show = () => {
-    for (const link of links) link.setAttribute("href", kept(link.getAttribute("href") ?? "", sharedOf(page)));
+    for (const link of links) {
+      const href = kept(link.getAttribute("href") ?? "", sharedOf(page));
+      link.setAttribute("href", carried(href, link.dataset.keeps ?? "", page.state));
+    }
   };
   page.state.on("change", show);
   show();

@@ -1,45 +1,11 @@
-/** The lists of the Hooks page: the inventory of hooks, and the rules with their forms. */
+/** The rules of a run, and their numbers. */
 import { send } from "../api.js";
 import { byId, onClick } from "../dom.js";
-import { nextNews, outcomesOf } from "../live/news.js";
+import { Parts } from "../live/parts.js";
+import { open } from "../page.js";
 import { attempt, toast } from "../popup.js";
 
-/** @import { Page } from "../page.js" */
-
-const PATIENCE_MS = 20_000;
-
-/** @param {Page} page @param {() => Promise<void>} show */
-export function startInventory(page, show) {
-  const button = document.getElementById("stock");
-  if (!button) return;
-  const outcome = byId("stock-told");
-  button.addEventListener("click", async () => {
-    button.setAttribute("disabled", "");
-    outcome.textContent = "Searching \u2026";
-    try {
-      const { number } = await send("POST", "hooks", undefined, { run: page.run });
-      outcome.textContent = (await isDone(page, number))
-        ? "Done."
-        : "The trainer has not answered yet. It searches at its next step.";
-      await show();
-    } catch (error) {
-      outcome.textContent = /** @type {Error} */ (error).message;
-    }
-    button.removeAttribute("disabled");
-  });
-}
-
-/** @param {Page} page @param {number} number */
-async function isDone(page, number) {
-  const until = performance.now() + PATIENCE_MS;
-  do {
-    const news = nextNews(page);
-    const [{ outcome }] = await outcomesOf(page.run, [number]);
-    if (outcome !== "waiting") return true;
-    await news;
-  } while (performance.now() < until);
-  return false;
-}
+const MIN_MS = 5000;
 
 /** @param {HTMLFormElement} form @returns {Record<string, number> | boolean} */
 function chosenIn(form) {
@@ -50,7 +16,7 @@ function chosenIn(form) {
 }
 
 /** @param {string} run @param {HTMLElement} root @param {() => Promise<unknown>} renew called when it is saved */
-export function listenToRules(run, root, renew) {
+function listenToRules(run, root, renew) {
   /** @param {HTMLFormElement} form @param {Record<string, number> | boolean} chosen */
   const change = async (form, chosen) => {
     const rules = { [form.dataset.rule ?? ""]: chosen };
@@ -66,3 +32,9 @@ export function listenToRules(run, root, renew) {
   });
   onClick("[data-default]", (button) => change(button.closest("form"), true), root);
 }
+
+const page = open();
+const parts = new Parts(page, "rules", { min: MIN_MS, max: MIN_MS });
+parts.follow();
+page.events.on("news", () => page.follow.paused || parts.soon());
+listenToRules(/** @type {string} */ (page.run), byId("rules"), () => parts.now());

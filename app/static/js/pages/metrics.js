@@ -1,0 +1,34 @@
+/** The scalars of a run: a chart for each, also for those that are logged later. */
+import { PinnedChart } from "../board/pinned.js";
+import { byId, h } from "../dom.js";
+import { Parts } from "../live/parts.js";
+import { open } from "../page.js";
+
+const page = open({ smooth: "0" });
+const place = byId("charts");
+const list = byId("scalars");
+const parts = new Parts(page, "metrics");
+/** @type {Set<string>} */
+const drawn = new Set();
+
+function draw() {
+  for (const name of /** @type {string[]} */ (JSON.parse(list.dataset.names ?? "[]"))) {
+    if (drawn.has(name)) continue;
+    drawn.add(name);
+    const query = new URLSearchParams({ name }).toString();
+    const heading = h("header", {}, h("h2", { title: name }, name));
+    const data = { "data-name": name, "data-path": "scalars", "data-query": query, "aria-label": name };
+    const figure = h(
+      "figure",
+      { class: "card chart", id: `chart-${name}`, ...data },
+      heading,
+      h("div", { class: "plot" }),
+    );
+    place.append(figure);
+    new PinnedChart(page, figure);
+  }
+}
+
+draw();
+list.addEventListener("renewed", draw);
+parts.follow(undefined, { held: true });
