@@ -140,12 +140,12 @@ class GradientCosine:
     in_a_row: ClassVar = 2  # steps that belong together; in each of them, the object gets its tensor once
 
     def __init__(self) -> None:
-        self._previous: Tensor | None = None
+        self.previous: Tensor | None = None
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """Return the cosine, or None for the first gradient."""
         now = sample(gradient, MAX_SAMPLE)
-        previous, self._previous = self._previous, now
+        previous, self.previous = self.previous, now
         if now is None or previous is None or previous.shape != now.shape or previous.device != now.device:
             return None
         product: Tensor = torch.dot(_unit(previous), _unit(now))
@@ -168,7 +168,7 @@ class NoiseScale:
         self._seen: dict[int, Tensor] = {}  # what the pass adds in this process, by the parameter's place
         self._shapes: dict[int, torch.Size] = {}
         self._most = MAX_SAMPLE
-        self._sum: Tensor | None = None  # of what the passes of this step added
+        self.total: Tensor | None = None  # of what the passes of this step added
         self._own: Tensor | None = None  # the same before the gradients were reduced between ranks
         self._squares: Tensor | None = None  # of the norms of this process's gradients, summed
         self._precision = 0.0  # of the gradients
@@ -199,7 +199,7 @@ class NoiseScale:
         self._before = None
         if before is None or now is None or self._marks == _marks_of(parameters):  # a pass of another model
             return
-        if before.shape != now.shape or (self._sum is not None and self._sum.shape != now.shape):
+        if before.shape != now.shape or (self.total is not None and self.total.shape != now.shape):
             self._why = "its parameters changed within a step"
             return
         gradient = now - before
@@ -211,14 +211,14 @@ class NoiseScale:
             return
         square = own.square().sum(dtype=_wide(own))
         self._passes += 1
-        self._sum = gradient if self._sum is None else self._sum + gradient
+        self.total = gradient if self.total is None else self.total + gradient
         self._own = own if self._own is None else self._own + own
         self._squares = square if self._squares is None else self._squares + square
 
     def end_step(self) -> Tensor | str:
         """Return the noise scale, or why it is unknown."""
-        passes, total, own, squares, why = self._passes, self._sum, self._own, self._squares, self._why
-        self._before = self._sum = self._own = self._squares = None
+        passes, total, own, squares, why = self._passes, self.total, self._own, self._squares, self._why
+        self._before = self.total = self._own = self._squares = None
         self._seen, self._shapes, self._passes, self._why = {}, {}, 0, ""
         count = passes * _ranks()  # micro-batches
         if why or total is None or own is None or squares is None or count < 2:

@@ -30,25 +30,20 @@ def keeper_of(watcher: hookcore.Watcher) -> Any:
     return parts_of(watcher).recorder.capture.dispatcher.keeper
 
 
-def late_steps_of(watcher: hookcore.Watcher) -> Any:
-    """Return the uncaptured steps that a watcher can still save."""
-    return keeper_of(watcher)._late_steps
-
-
 def sender_of(sink: Any) -> Any:
     """Return the sender of an HTTP sink, with its thread."""
     assert isinstance(sink, HttpSink)
-    return sink._sender
+    return sink.sender
 
 
 def pause_of(sink: Any) -> Any:
     """Return how often the sender of a sink has failed in a row, and until when it waits."""
-    return sender_of(sink)._retries.pause
+    return sender_of(sink).retries.pause
 
 
 def thread_of(sink: Any) -> Any:
     """Return the thread of a sink's sender, or None before it starts and after it ends."""
-    return sender_of(sink)._thread
+    return sender_of(sink).thread
 
 
 def threads_named(name: str) -> list[threading.Thread]:
@@ -57,12 +52,12 @@ def threads_named(name: str) -> list[threading.Thread]:
 
 
 def module_of(part: str, room: str = "recorder") -> Any:
-    """Return the module that defines a class of a room, wherever that is: for tests of one part, or of its failure."""
+    """Return the module that defines a class or function of a room, wherever it is, to test one part or its failure."""
     inside = (module for name, module in list(sys.modules.items()) if name.startswith(f"hookcore.{room}."))
     (found,) = (module for module in inside if getattr(vars(module).get(part), "__module__", "") == module.__name__)
     return found
 
 
 def class_of(part: str, room: str = "recorder") -> Any:
-    """Return a class of a room by its name, wherever it is."""
+    """Return a class or a function of a room by its name, wherever it is."""
     return getattr(module_of(part, room), part)

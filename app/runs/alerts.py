@@ -124,7 +124,7 @@ class Explainer:
 
     def __init__(self, environment: Mapping[str, str] = os.environ, max_s: float = MAX_S) -> None:
         self._environment, self._max_s = environment, max_s
-        self._running: dict[Path, Replaying] = {}
+        self.running: dict[Path, Replaying] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -141,10 +141,10 @@ class Explainer:
         if saved is None:
             return None
         with self._lock:
-            if not saved.trouble and saved.path not in self._running:
-                if self._closed or len(self._running) >= MAX_RUNNING:
+            if not saved.trouble and saved.path not in self.running:
+                if self._closed or len(self.running) >= MAX_RUNNING:
                     raise BusyError(f"{MAX_RUNNING} steps are being explained: try again when one is finished")
-                replaying = self._running[saved.path] = Replaying(saved, self._environment)
+                replaying = self.running[saved.path] = Replaying(saved, self._environment)
                 thread = background("hookcore-explain", self._replay, run, saved, replaying)
                 self._threads = [*(old for old in self._threads if old.is_alive()), thread]
                 thread.start()
@@ -154,7 +154,7 @@ class Explainer:
         """End all replays."""
         with self._lock:
             self._closed = True
-            for replaying in self._running.values():
+            for replaying in self.running.values():
                 replaying.kill()
         for thread in self._threads:
             thread.join(CLOSE_S)
@@ -168,7 +168,7 @@ class Explainer:
         kept, about = Kept(saved.trouble) if saved.trouble else read(saved.explained), saved.described
         state: Any = "saved" if kept is None else "failed" if kept.failure else "explained"
         with self._lock:
-            state = "running" if saved.path in self._running else state
+            state = "running" if saved.path in self.running else state
         return answers.Capsule(
             id=saved.id,
             step=about.step,
@@ -187,7 +187,7 @@ class Explainer:
     def _replay(self, run: Run, saved: Saved, replaying: Replaying) -> None:
         kept = replaying.run(self._max_s)
         with self._lock:
-            self._running.pop(saved.path, None)
+            self.running.pop(saved.path, None)
         if self._closed or replaying.was_elsewhere:
             return
         for event in events_of(saved, kept):

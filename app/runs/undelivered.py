@@ -134,10 +134,10 @@ def follow_orphans(app: FastAPI) -> None:
     state.undelivered = Undelivered(
         state.runs, lambda batch: state.take(batch, bytearray(), True), undelivered_folder()
     )
-    background("hookcore-orphans", _follow, app.state).start()
+    background("hookcore-orphans", follow, app.state).start()
 
 
-def _follow(state: Any) -> None:
+def follow(state: Any) -> None:
     problem = ""
     while not state.stopping:
         try:

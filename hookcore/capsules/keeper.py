@@ -69,24 +69,24 @@ class RecentFrames:
     """The newest steps of a run without their histograms. One thread adds, another one reads."""
 
     _steps: deque[list[Frame]] = field(default_factory=deque)  # the parts of each step
-    _taps: list[Tap] = field(default_factory=list)
-    _nbytes: int = 0
+    taps: list[Tap] = field(default_factory=list)
+    nbytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, frame: Frame, keep: bool = True) -> None:
         """Keep a frame, and drop the oldest ones to make room. Otherwise, only learn the names of its taps."""
         with self._lock:
-            self._taps += frame.new_taps
+            self.taps += frame.new_taps
             if not keep:
                 self._steps.clear()
-                self._nbytes = 0
+                self.nbytes = 0
                 return
             if not self._steps or self._steps[-1][0].step != frame.step:
                 self._steps.append([])
             self._steps[-1].append(_outline(frame))
-            self._nbytes += frame.stats.nbytes
-            while len(self._steps) > MAX_STEPS or self._nbytes > MAX_BYTES:
-                self._nbytes -= sum(each.stats.nbytes for each in self._steps.popleft())
+            self.nbytes += frame.stats.nbytes
+            while len(self._steps) > MAX_STEPS or self.nbytes > MAX_BYTES:
+                self.nbytes -= sum(each.stats.nbytes for each in self._steps.popleft())
 
     def steps(self, last: int) -> list[int]:
         """Return the kept steps up to this one, oldest first."""
@@ -97,9 +97,9 @@ class RecentFrames:
         """Return the kept steps up to this one as a message."""
         with self._lock:
             frames = [frame for parts in self._steps for frame in parts if frame.step <= last]
-            taps = tuple(self._taps)
+            known = tuple(self.taps)
         items = tuple(wire.frame_item(number, frame) for number, frame in enumerate(frames))
-        return wire.encode(wire.Batch(run=_RUN, taps=taps, items=items))
+        return wire.encode(wire.Batch(run=_RUN, taps=known, items=items))
 
 
 def read_frames(path: str | os.PathLike[str]) -> Store:
@@ -184,7 +184,7 @@ class CapsuleKeeper:
         self._looked = False
         self._fired: Fired | None = None  # why to save the running step, captured or not
         self._why_not = _NOT_CALLED
-        self._late_steps = LateSteps(plan.max_bytes)
+        self.late_steps = LateSteps(plan.max_bytes)
         self._parked: _Parked | None = None
         self._recent = RecentFrames()
         self.updates = 0  # of any weights, by optimizers
@@ -257,7 +257,7 @@ class CapsuleKeeper:
                 weight_versions=known.members.versions(),
                 versions=versions_of(tensors),
                 numbers=known.counters.at_call(),
-                entry=self._late_steps.enter(known, last, self.updates) if known.is_late else None,
+                entry=self.late_steps.enter(known, last, self.updates) if known.is_late else None,
             )
             known.runs = True
 
@@ -274,7 +274,7 @@ class CapsuleKeeper:
             self._why_not = str(error)
             return
         if known.is_late:
-            held.entry = self._late_steps.enter(known, last, self.updates)
+            held.entry = self.late_steps.enter(known, last, self.updates)
 
     def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
         """Hold what a held call returned, and wait for its gradients."""
@@ -430,13 +430,13 @@ class CapsuleKeeper:
 
     def _awaits(self, step: int) -> bool:
         """Return whether a device has yet to say whether this step was finite: then that step itself may be saved."""
-        return self._parked is not None or self._late_steps.of_step(step) is not None
+        return self._parked is not None or self.late_steps.of_step(step) is not None
 
     def defer(self) -> LateStep | None:
         """Return what makes the running step repeatable, to be held until its values are known; None if unarmed."""
         if self._plan.when != "error" or not self.armed:
             return None
-        return self._late_steps.keep(self._context.step, self.models, self._why_not)
+        return self.late_steps.keep(self._context.step, self.models, self._why_not)
 
     def fire_late(self, kept: LateStep, what: str, module: str | None) -> None:
         """Save a step that a device has computed by now, at the end of the running one. Called on any thread."""
@@ -455,7 +455,7 @@ class CapsuleKeeper:
         if self._plan.when != "error" or not self.armed or step <= self._late_tried:
             return
         what = "non-finite values that a device measured"
-        if (kept := self._late_steps.of_step(step)) is not None:
+        if (kept := self.late_steps.of_step(step)) is not None:
             self.fire_late(kept, what, None)
         elif self._parked is None or self._parked.kept.step != step:
             text = "its loss and the gradients that were looked at were finite, so its weights were not kept"
@@ -475,7 +475,7 @@ class CapsuleKeeper:
         known, call = found
         reason = f"{fired.what}, known in step {self._context.step:,}"
         if self._write_call(known, lambda model: known.late_call(model, call), reason, kept.step):
-            self._late_steps.stop(_SAVED)
+            self.late_steps.stop(_SAVED)
 
     def _miss_late(self, step: int, what: str, why: Reason) -> None:
         self._late = self._late_tried = step
@@ -489,7 +489,7 @@ class CapsuleKeeper:
     def close(self) -> None:
         """Release everything."""
         self._models.clear()
-        self._late_steps.stop(_UNARMED)
+        self.late_steps.stop(_UNARMED)
         self.newest = None
 
     def remember(self, frame: Frame) -> None:
@@ -534,7 +534,7 @@ class CapsuleKeeper:
             return False
         finally:
             if not self._may_write:
-                self._late_steps.stop(_UNARMED)
+                self.late_steps.stop(_UNARMED)
         self.written.append(path)
         removed = remove_old(path.parent)
         old = f" (The capsules of {removed} older runs were removed; {MAX_RUNS} runs keep theirs.)" if removed else ""

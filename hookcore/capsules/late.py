@@ -35,7 +35,7 @@ _TOO_MANY: Final = Reason("late", f"the values of {MAX_HELD} earlier backward pa
 class LateStep:
     """The calls of a step up to the end of a backward pass, with the weights that they began with."""
 
-    __slots__ = ("__weakref__", "calls", "nbytes", "step", "why")
+    _slots__ = ("__weakref__", "calls", "nbytes", "step", "why")
 
     def __init__(self, step: int, calls: Sequence[tuple[KeptModel, Call | Held]], nbytes: int, why: Reason) -> None:
         self.step, self.calls, self.nbytes = step, tuple(calls), nbytes
@@ -68,9 +68,9 @@ class LateSteps:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._room, self._check_at = min(max_bytes, FIRST_BYTES), FIRST_UPDATES
-        self._slots: list[Slot] = []
+        self.slots: list[Slot] = []
         self._steps: weakref.WeakSet[LateStep] = weakref.WeakSet()
-        self._unasked = 0  # copies since a step was kept
+        self.unasked = 0  # copies since a step was kept
         self._why = _NOT_LOOKED
         self._stopped = False
 
@@ -91,14 +91,14 @@ class LateSteps:
         return None
 
     def _enter(self, known: KeptModel, last: AtEntry | None, updates: int) -> AtEntry:
-        if last is None and self._unasked >= MAX_HELD:
+        if last is None and self.unasked >= MAX_HELD:
             raise NotCopiedError(_NOT_LOOKED)
         entry = AtEntry(known.members, updates)
         sources = entry.sources(known.members)
         if last is not None and last.is_as(entry):  # another micro-batch
             entry.share(last)
         else:
-            self._unasked += 1
+            self.unasked += 1
             entry.fill(self._free_slot(sources, updates), sources)
         return entry
 
@@ -106,7 +106,7 @@ class LateSteps:
         if is_capturing():
             raise NotCopiedError(Reason("capturing", "it ran inside the capture of a CUDA graph"))
         self._look_for_room({source.device for source in sources}, updates)
-        for slot in self._slots:
+        for slot in self.slots:
             if not slot.users and slot.fits(sources):
                 return slot
         check_plain(sources)
@@ -116,7 +116,7 @@ class LateSteps:
         if self.used + needed > self._room:
             raise NotCopiedError(self._full("a copy of its weights takes", needed))
         slot = Slot(sources)
-        self._slots.append(slot)
+        self.slots.append(slot)
         return slot
 
     def _look_for_room(self, devices: set[torch.device], updates: int) -> None:
@@ -128,7 +128,7 @@ class LateSteps:
                 self._forget_free()
 
     def _forget_free(self) -> None:
-        self._slots = [slot for slot in self._slots if slot.users]
+        self.slots = [slot for slot in self.slots if slot.users]
 
     def _full(self, what: str, needed: int) -> Reason:
         megabytes, room = needed / 1e6, self._room / 1e6
@@ -145,11 +145,11 @@ class LateSteps:
     @property
     def used(self) -> int:
         """The memory of all copies and all held batches."""
-        return sum(slot.copies.nbytes for slot in self._slots) + sum(step.nbytes for step in self._steps)
+        return sum(slot.copies.nbytes for slot in self.slots) + sum(step.nbytes for step in self._steps)
 
     def keep(self, step: int, models: Sequence[KeptModel], why_not: str) -> LateStep:
         """Hold what makes the running step repeatable, for as long as the caller holds the answer."""
-        self._unasked = 0
+        self.unasked = 0
         calls = [(model, call) for model in models if (call := model.call or model.held) is not None]
         copied = [each for each in calls if each[1].entry is not None]
         why = self._why if calls or self._stopped else Reason("not-held", why_not)
@@ -170,7 +170,7 @@ class LateSteps:
     def stop(self, why: Reason) -> None:
         """Copy nothing more, and use no memory."""
         self._stopped, self._why = True, why
-        self._slots.clear()
+        self.slots.clear()
 
 
 def _bytes_of_call(call: Call | Held) -> int:

@@ -19,6 +19,7 @@ from hookcore.config.readers import (
     nearest,
 )
 from hookcore.config.settings import (
+    KNOWN_VARIABLES,
     LIVE,
     NOT_GIVEN,
     SETTINGS,
@@ -35,6 +36,7 @@ from hookcore.config.settings import (
 
 __all__ = [
     "AUTO",
+    "KNOWN_VARIABLES",
     "LIVE",
     "MEETING",
     "NOT_GIVEN",

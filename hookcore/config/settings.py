@@ -389,7 +389,7 @@ _OTHERS: Final = (
     "READ_TOKEN RECEIVE_S RETAIN ROOT_PATH RULES_FILE RUN_PYTHONPATH RUN_UNTIL SPOOL SPOOL_LIMIT STORE SYNC TO TOKEN "
     "TO_TOKEN URL"
 )
-KNOWN: Final = frozenset(
+KNOWN_VARIABLES: Final = frozenset(
     [*(each.variable for each in SETTINGS), *(f"{PREFIX}{name}" for name in _OTHERS.split())],
 )
 
@@ -402,5 +402,5 @@ def token_of(environment: Mapping[str, str] | None = None) -> str:
 def unknown_variables(environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """Yield a sentence about each variable that looks like one of hookcore's and is none."""
     for name in sorted(os.environ if environment is None else environment):
-        if name.startswith(PREFIX) and name not in KNOWN:
-            yield f"the variable {name} is unknown and has no effect.{did_you_mean(name, KNOWN)}"
+        if name.startswith(PREFIX) and name not in KNOWN_VARIABLES:
+            yield f"the variable {name} is unknown and has no effect.{did_you_mean(name, KNOWN_VARIABLES)}"

@@ -123,18 +123,18 @@ class WeightsAndBiases:
         wandb = import_module("wandb")
         # Don't capture the script's output.
         settings = wandb.Settings(console="off", silent=True)
-        self._run: Any = wandb.init(project=project, name=name, reinit="create_new", settings=settings)
+        self.run: Any = wandb.init(project=project, name=name, reinit="create_new", settings=settings)
 
     def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
         """Add a row to the run's history."""
-        self._run.log(dict(numbers), step=step, commit=True)
+        self.run.log(dict(numbers), step=step, commit=True)
 
     def flush(self) -> None:
         """Do nothing: the tool's own process sends continuously."""
 
     def close(self) -> None:
         """End the run."""
-        self._run.finish()
+        self.run.finish()
 
 
 class MLflow:

@@ -114,7 +114,7 @@ class Delivery:
             with contextlib.suppress(ServerError, TypeError):  # a run that is killed immediately is then not listed
                 self.notice = post_notice(sink.info)
             met = self.notice.remove if self.notice is not None else None
-            sink.start(_Finder(self), settled, f"Its own log is {dashboard.log}.", met)
+            sink.start(Finder(self), settled, f"Its own log is {dashboard.log}.", met)
         self.moved(self.address)
 
     def moved(self, address: Address) -> None:
@@ -146,7 +146,7 @@ class Delivery:
 
 
 @dataclass(slots=True)
-class _Finder:
+class Finder:
     """Finds the user's dashboard, whose token and port can change when it is restarted.
 
     A dashboard that crashed (out of memory, for example) is restarted, so that the rest of the run isn't lost.

@@ -287,7 +287,7 @@ class Follower:
         self._ref = weakref.ref(store)  # which has this follower: a circle would keep a store until a full collection
         self._later = 0  # by how many frames the schedule is later
         self._changes = list(changes)  # of thresholds, that are to come
-        self._inputs = RuleInputs()
+        self.inputs = RuleInputs()
         self._sizes = Gate()
         self._fitting: object = None  # taps that are all known, which many frames share; never a part of a message
         self._names: tuple[str, ...] = ()  # of scalars
@@ -361,15 +361,15 @@ class Follower:
             return
         try:
             with np.errstate(all="ignore"), self._store.in_memory():  # no value of a trainer may stop the rules
-                found = findings_of(self._store, self._inputs, self._spikes_reported)
-            settled = -1 if self._inputs.sizes is None else self._inputs.sizes.settled
+                found = findings_of(self._store, self.inputs, self._spikes_reported)
+            settled = -1 if self.inputs.sizes is None else self.inputs.sizes.settled
             self._store.judge([_found(each) for each in found if self._counts(each, settled)])
         except Exception as error:  # a rule must never cost a frame
             self._report(newest, error)
             return
         self._spikes_reported = max(self._spikes_reported, settled)
         if self._frames >= self._again:  # the next look is far off, and will read other steps
-            self._inputs.shrink()
+            self.inputs.shrink()
 
     def _counts(self, finding: Finding, settled: int) -> bool:
         """Return whether a finding is an incident. Non-finite values are followed by the store itself."""

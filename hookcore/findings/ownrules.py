@@ -131,7 +131,7 @@ class OwnRule:
         return self.function(frame)
 
 
-_registered: list[OwnRule] = []
+registered: list[OwnRule] = []
 
 
 def rule(function: Look | None = None, *, name: str = "") -> Any:
@@ -143,7 +143,7 @@ def rule(function: Look | None = None, *, name: str = "") -> Any:
     if function is None:
         return lambda given: rule(given, name=name)
     made = own_rule_of(function, name)
-    _registered[:] = [each for each in _registered if each.name != made.name] + [made]  # a cell that runs again
+    registered[:] = [each for each in registered if each.name != made.name] + [made]  # a cell that runs again
     return made
 
 
@@ -167,7 +167,7 @@ def own_rule_of(given: Any, name: str = "") -> OwnRule:
 def own_rules(given: Iterable[Any]) -> tuple[OwnRule, ...]:
     """Return these rules and the registered ones. Raises ArgumentError for two of one name, or too many."""
     found: dict[str, OwnRule] = {}
-    for each in (*_registered, *map(own_rule_of, given)):
+    for each in (*registered, *map(own_rule_of, given)):
         known = found.setdefault(each.name, each)
         if known is not each and known.function is not each.function:
             raise ArgumentError(
@@ -187,7 +187,7 @@ def rules_in(path: str | Path) -> tuple[OwnRule, ...]:
     rules = [each for each in made.values() if isinstance(each, OwnRule)]
     if not rules:
         raise ArgumentError(f"{str(path)!r} contains no rule: put @hookcore.rule before a function that takes a frame")
-    _registered[:] = [each for each in _registered if each not in rules]  # they are this server's, not of a watch
+    registered[:] = [each for each in registered if each not in rules]  # they are this server's, not of a watch
     if len(rules) > MAX_RULES:
         raise ArgumentError(f"{str(path)!r} contains {len(rules)} rules; at most {MAX_RULES} are allowed")
     return tuple(rules)
@@ -242,8 +242,8 @@ class OwnRules:
         self._states = [_State(each) for each in rules]
         self._where = where
         self._clock = clock
-        self._frames: deque[Frame] = deque(maxlen=KEPT)
-        self._bytes = 0
+        self.frames: deque[Frame] = deque(maxlen=KEPT)
+        self.nbytes = 0  # of these
         self._count = 0
 
     def __bool__(self) -> bool:
@@ -256,7 +256,7 @@ class OwnRules:
         if len(frame.taps) and int(frame.taps.max()) >= len(taps):
             taps = [*taps, *frame.new_taps]
         self._keep(_with_known(frame, len(taps)))
-        view = FrameView(frame.step, frame.time_s, MappingProxyType(frame.scalars), tuple(self._frames), taps)
+        view = FrameView(frame.step, frame.time_s, MappingProxyType(frame.scalars), tuple(self.frames), taps)
         events = [event for state in self._states if not state.off for event in self._run(state, view, frame)]
         self._count += 1
         labels = {}
@@ -266,12 +266,12 @@ class OwnRules:
         return replace(frame, events=(*frame.events, *events), labels={**frame.labels, **labels})
 
     def _keep(self, frame: Frame) -> None:
-        if len(self._frames) == KEPT:
-            self._bytes -= self._frames[0].stats.nbytes
-        self._frames.append(frame)
-        self._bytes += frame.stats.nbytes
-        while self._bytes > KEPT_BYTES and len(self._frames) > 1:
-            self._bytes -= self._frames.popleft().stats.nbytes
+        if len(self.frames) == KEPT:
+            self.nbytes -= self.frames[0].stats.nbytes
+        self.frames.append(frame)
+        self.nbytes += frame.stats.nbytes
+        while self.nbytes > KEPT_BYTES and len(self.frames) > 1:
+            self.nbytes -= self.frames.popleft().stats.nbytes
 
     def _run(self, state: _State, view: FrameView, frame: Frame) -> Iterator[Event]:
         began = self._clock()

@@ -109,7 +109,7 @@ class Replaying:
                 if self._killed:
                     return Kept(failure="the replay was stopped")
                 process = self._process = subprocess.Popen(
-                    self._command(),
+                    self.command(),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=errors,
@@ -125,7 +125,7 @@ class Replaying:
                 _kill(process)  # and what it has started
             return _kept_of(code, _content(output), _content(errors))
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         python = str(self._found.described.main.get("python", ""))
         command = [python if os.path.isfile(python) else sys.executable, "-m", "hookcore_app.cli", "replay"]
         command += [str(self._found.path), "--json", "--memory", MAX_MEMORY]

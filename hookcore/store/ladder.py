@@ -116,8 +116,8 @@ class Ladder:
         self.max_lanes = _most_lanes(schema, max_bytes)
         self.merged_rows = 0  # rows that were merged away so far
         self._lock = lock
-        self._limits = [int(max_bytes * share) for share in SHARES]
-        self._bytes = [0] * len(SHARES)
+        self.level_limits = [int(max_bytes * share) for share in SHARES]  # the exact level first
+        self.level_bytes = [0] * len(SHARES)
         self._exact: list[ExactRows] = []
         self._merged: list[list[MergedRows]] = [[] for _ in SHARES[1:]]
         self._lanes = 0  # the width of new segments
@@ -128,7 +128,7 @@ class Ladder:
     @property
     def nbytes(self) -> int:
         """The size of all segments in bytes."""
-        return sum(self._bytes) + self._fallen.nbytes + self._fallen_steps.nbytes
+        return sum(self.level_bytes) + self._fallen.nbytes + self._fallen_steps.nbytes
 
     @property
     def newest(self) -> int | None:
@@ -166,10 +166,10 @@ class Ladder:
         if max_bytes >= self.max_bytes:
             return
         self.max_bytes, self.max_lanes = max_bytes, _most_lanes(self.schema, max_bytes)
-        self._limits = [int(max_bytes * share) for share in SHARES]
+        self.level_limits = [int(max_bytes * share) for share in SHARES]
         if self._exact:
             self._trim(self._exact[-1])
-        while self._exact_bytes() > self._limits[0] and len(self._exact) > 1:
+        while self._exact_bytes() > self.level_limits[0] and len(self._exact) > 1:
             self._promote_exact(keep=1)
         for tier in range(len(self._merged)):
             self._make_room(tier, 0)
@@ -299,18 +299,18 @@ class Ladder:
 
     def _open_segment(self, keep: int) -> ExactRows:
         row = self.schema.exact_row_bytes(self._lanes)
-        rows = _power_of_two(self._limits[0] // (_SEGMENTS * row))
+        rows = _power_of_two(self.level_limits[0] // (_SEGMENTS * row))
         segment = ExactRows.make(self.schema, rows, self._lanes)
-        while self._exact_bytes() + segment.nbytes > self._limits[0] and len(self._exact) > keep:
+        while self._exact_bytes() + segment.nbytes > self.level_limits[0] and len(self._exact) > keep:
             self._promote_exact(keep)
         with self._lock:
             self._exact.append(segment)
-            self._bytes[0] += segment.nbytes
+            self.level_bytes[0] += segment.nbytes
         return segment
 
     def _exact_bytes(self) -> int:
         ahead = self._lanes * (8 * len(self.schema.columns) + 8)  # what `_fallen` may grow to
-        return self._bytes[0] + ahead
+        return self.level_bytes[0] + ahead
 
     def _trim(self, segment: ExactRows) -> None:
         """Release unwritten rows before a wider segment follows."""
@@ -318,7 +318,7 @@ class Ladder:
             exact = segment.cut(slice(0, segment.used))
             with self._lock:
                 self._exact[-1:] = [exact] if exact.used else []
-                self._bytes[0] += (exact.nbytes if exact.used else 0) - segment.nbytes
+                self.level_bytes[0] += (exact.nbytes if exact.used else 0) - segment.nbytes
 
     def _widen_newest(self) -> ExactRows:
         old = self._exact[-1]
@@ -330,7 +330,7 @@ class Ladder:
         with self._lock:
             wide.steps[0], wide.used = old.steps[row], 1
             self._exact[-2:] = [older, wide] if row else [wide]
-            self._bytes[0] += (older.nbytes if row else 0) - old.nbytes
+            self.level_bytes[0] += (older.nbytes if row else 0) - old.nbytes
         return wide
 
     def _promote_exact(self, keep: int) -> None:
@@ -347,7 +347,7 @@ class Ladder:
         with self._lock:
             self._fallen_steps, self._fallen = fallen
             del self._exact[: len(taken)]
-            self._bytes[0] -= sum(part.nbytes for part in taken)
+            self.level_bytes[0] -= sum(part.nbytes for part in taken)
             self._put(0, *joined)
 
     def _grow_fallen(self) -> tuple[Steps, Floats]:
@@ -358,7 +358,7 @@ class Ladder:
 
     def _make_room(self, tier: int, wanted: int) -> None:
         """Merge rows of a tier until `wanted` more bytes fit."""
-        while self._merged[tier] and self._bytes[tier + 1] + wanted > self._limits[tier + 1]:
+        while self._merged[tier] and self.level_bytes[tier + 1] + wanted > self.level_limits[tier + 1]:
             if tier + 1 < len(self._merged):
                 self._promote(tier)
             elif sum(part.used for part in self._merged[tier]) > 1:
@@ -377,7 +377,7 @@ class Ladder:
         self.merged_rows += sum(part.used for part in taken) - merged.used
         with self._lock:
             del level[: len(taken)]
-            self._bytes[tier + 1] -= sum(part.nbytes for part in taken)
+            self.level_bytes[tier + 1] -= sum(part.nbytes for part in taken)
             self._put(tier + 1, *joined)
 
     def _halve(self) -> None:
@@ -390,12 +390,12 @@ class Ladder:
         self.merged_rows += sum(part.used for part in pair) - merged.used
         with self._lock:
             level[at : at + 2] = [merged]
-            self._bytes[-1] += merged.nbytes - sum(part.nbytes for part in pair)
+            self.level_bytes[-1] += merged.nbytes - sum(part.nbytes for part in pair)
 
     def _join(self, tier: int, merged: MergedRows) -> tuple[MergedRows, int]:
         """Prepend the tier's last segment if both are short. Return the rows, and how many segments they replace."""
         level = self._merged[tier]
-        most = _power_of_two(self._limits[tier + 1] // (_SEGMENTS * self.schema.merged_row_bytes(merged.lanes)))
+        most = _power_of_two(self.level_limits[tier + 1] // (_SEGMENTS * self.schema.merged_row_bytes(merged.lanes)))
         if level and _fits(level[-1], merged, most):
             return merge([level[-1], merged], 1), 1
         return merged, 0
@@ -404,7 +404,7 @@ class Ladder:
         """Publish the result of `_join` (the lock must be held)."""
         level = self._merged[tier]
         gone = level[len(level) - replaced :]
-        self._bytes[tier + 1] += joined.nbytes - sum(part.nbytes for part in gone)
+        self.level_bytes[tier + 1] += joined.nbytes - sum(part.nbytes for part in gone)
         level[len(level) - replaced :] = [joined]
 
 

@@ -72,14 +72,14 @@ class SketchLadder:
         self.merged = 0  # entries that were merged away
         self.refused = 0  # sketches that found no room
         self._lock = lock
-        self._limits = [int(max_bytes * share) for share in SHARES]
-        self._bytes = [0] * len(SHARES)
+        self.level_limits = [int(max_bytes * share) for share in SHARES]
+        self.level_bytes = [0] * len(SHARES)
         self._levels: list[list[SketchRows]] = [[] for _ in SHARES]
 
     @property
     def nbytes(self) -> int:
         """The size of all entries in bytes."""
-        return sum(self._bytes)
+        return sum(self.level_bytes)
 
     def exact_since(self, whole_since: int) -> int | None:
         """Return the step since which all sketches are here, and of single steps; None if all are."""
@@ -99,10 +99,10 @@ class SketchLadder:
         if max_bytes >= self.max_bytes:
             return
         self.max_bytes = max_bytes
-        self._limits = [int(max_bytes * share) for share in SHARES]
+        self.level_limits = [int(max_bytes * share) for share in SHARES]
         last = len(self._levels) - 1
         for level, entries in enumerate(self._levels):
-            while self._bytes[level] > self._limits[level] and len(entries) > (level == last):
+            while self.level_bytes[level] > self.level_limits[level] and len(entries) > (level == last):
                 if level < last:
                     self._promote(level)
                 else:
@@ -127,9 +127,9 @@ class SketchLadder:
 
     def _add(self, level: int, entry: SketchRows, replaces: int = 0) -> None:
         """Append to a level, and atomically remove the oldest `replaces` entries of the previous level."""
-        limit, entries, absorbed = self._limits[level], self._levels[level], 0
+        limit, entries, absorbed = self.level_limits[level], self._levels[level], 0
         entry = self._cut(entry, int(limit * _LARGEST))
-        while entries and not absorbed and self._bytes[level] + entry.nbytes > limit:
+        while entries and not absorbed and self.level_bytes[level] + entry.nbytes > limit:
             if level + 1 < len(self._levels):
                 self._promote(level)
             elif len(entries) > 1:
@@ -141,12 +141,12 @@ class SketchLadder:
             self._take(level, absorbed)
             if len(entry.taps):
                 entries.append(entry)
-                self._bytes[level] += entry.nbytes
+                self.level_bytes[level] += entry.nbytes
 
     def _take(self, level: int, number: int) -> None:
         """Remove the oldest entries of a level (the lock must be held)."""
         if number:
-            self._bytes[level] -= sum(old.nbytes for old in self._levels[level][:number])
+            self.level_bytes[level] -= sum(old.nbytes for old in self._levels[level][:number])
             del self._levels[level][:number]
 
     def _promote(self, level: int) -> None:
@@ -163,7 +163,7 @@ class SketchLadder:
         merged = sum_up(entries[at : at + 2])
         self.merged += 1
         with self._lock:
-            self._bytes[-1] += merged.nbytes - entries[at].nbytes - entries[at + 1].nbytes
+            self.level_bytes[-1] += merged.nbytes - entries[at].nbytes - entries[at + 1].nbytes
             entries[at : at + 2] = [merged]
 
     def _cut(self, entry: SketchRows, most: int) -> SketchRows:

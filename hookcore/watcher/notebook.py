@@ -98,18 +98,18 @@ def card_of(delivery: Delivery) -> Card:
     facts = Figures()
     with contextlib.suppress(HookcoreError, OSError), contextlib.ExitStack() as stack:
         if delivery.store is not None:
-            facts = _facts_of(StoreReader(delivery.store, delivery.run.id))
+            facts = facts_of(StoreReader(delivery.store, delivery.run.id))
         elif delivery.address is not None:
             address, run = delivery.address, delivery.run.id
             client = Client(address.url, address.token or None, timeout_s=ASK_S, run=run)
-            facts = _facts_of(stack.enter_context(client))
+            facts = facts_of(stack.enter_context(client))
     # By default, this user's own dashboard lets pages on this machine frame it; other servers don't.
     ancestors = os.environ.get("HOOKCORE_FRAME_ANCESTORS", "")
     may_frame = delivery.server in ("auto", "thread") and ancestors.strip() != "none"
     return Card(delivery.run.name, delivery.url, may_frame, facts)
 
 
-def _facts_of(reader: Reader) -> Figures:
+def facts_of(reader: Reader) -> Figures:
     newest = reader.steps().newest
     if newest is None:
         return Figures(("no steps yet",))

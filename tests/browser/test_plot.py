@@ -87,7 +87,7 @@ def legend(page: Page, figure: str) -> Locator:
 def test_no_chart_offers_an_upload(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths)
-        contexts = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].map((plot) => plot._context)")
+        contexts = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].map((plot) => plot['_context'])")
         assert len(contexts) == 4
         assert all(not each["showSendToCloud"] and not each["displaylogo"] for each in contexts)
         assert page.locator("[data-title*='hare'], [data-title*='loud']").count() == 0

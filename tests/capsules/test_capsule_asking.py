@@ -18,17 +18,15 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.capsules import Replay, read_about, record, replay
 from hookcore.capsules import keeper as keeper_module
-from hookcore.capsules.content import read_step
 from hookcore.delivery.dashboard.capsules import folder_of, saved
 from hookcore.reading import Mute
 from hookcore.records import Command, Event, Kind, Occasion, Tap, wire
 from hookcore.store.incidents import FirstError, Incident, Link
-from hookcore.store.incidents.occasions import occasion_of
 from hookcore_app.pages.views.incident import capsule_of
 from hookcore_app.runs.alerts import Explainer
 from tests.build import frame, make_info, stats_of
 from tests.harness import digest, random_state, seed_all
-from tests.inside import delivery_of, recorder_of, run_id_of
+from tests.inside import class_of, delivery_of, recorder_of, run_id_of
 from tests.serving import TOKEN, World, make_batch, make_taps, make_world, served
 from tests.waiting import wait_for
 
@@ -215,7 +213,7 @@ def test_the_model_of_the_culprit_is_saved_and_no_other(named: str) -> None:
     assert len(found) == (named != "third")
     assert len(missed) == (named == "third")
     for each in found:
-        step = read_step(each.path)
+        step = class_of("read_step", "capsules")(each.path)
         assert step["model"](*step["args"]).shape == (2, models[named].out_features)
 
 
@@ -331,7 +329,7 @@ def test_a_loss_that_diverges_is_explained_by_a_tensor_that_grows(
 def test_the_threshold_is_between_the_usual_and_the_found_value(
     given: Incident, above: float | None, phase: str
 ) -> None:
-    assert occasion_of(given) == Occasion(given.id, 40, "layers.1", pytest.approx(above), phase)  # type: ignore[arg-type]
+    assert FirstError().news(Kept(given)) == Occasion(given.id, 40, "layers.1", pytest.approx(above), phase)  # type: ignore[arg-type]
 
 
 # The replay

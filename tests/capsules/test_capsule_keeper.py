@@ -389,9 +389,10 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(
     script.write_text(
         "import os, signal, torch, hookcore\n"
         "from torch import nn\n"
+        "from hookcore.watcher import parts_of\n"
         "model = nn.Linear(4, 4)\n"
         "watcher = hookcore.watch(model, server=None, budget=None)\n"
-        "print(watcher._delivery.run.id, flush=True)\n"
+        "print(parts_of(watcher).delivery.run.id, flush=True)\n"
         "watcher.capsule()\n"
         "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
         "model(torch.ones(2, 4)).sum().backward()\n"
@@ -451,12 +452,12 @@ def test_the_steps_before_take_bounded_memory_and_nothing_once_no_more_is_saved(
     taps = tuple(Tap(f"layers.{number}", "output") for number in range(4000))
     for step in range(80):
         recent.add(make_frame(step, stats_of(4000, 1.0), taps if step == 0 else ()))
-    assert recent._nbytes <= MAX_BYTES
+    assert recent.nbytes <= MAX_BYTES
     assert recent.steps(79) == list(range(80 - len(recent.steps(79)), 80))
     assert 1 < len(recent.steps(79)) < MAX_STEPS
     recent.add(make_frame(80, stats_of(4001, 1.0), (Tap("late", "output"),)), keep=False)
-    assert (recent.steps(79), recent._nbytes) == ([], 0)
-    assert len(recent._taps) == 4001
+    assert (recent.steps(79), recent.nbytes) == ([], 0)
+    assert len(recent.taps) == 4001
 
 
 def test_a_capsule_without_earlier_steps_says_so(tmp_path: Path) -> None:

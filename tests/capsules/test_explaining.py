@@ -143,15 +143,15 @@ def test_a_step_that_another_process_replays_is_not_replayed_again(
     server.runs.open(make_info(run))
     (found,) = folder.saved(folder.folder_of(run))
     began = []
-    command = Replaying._command
-    monkeypatch.setattr(Replaying, "_command", lambda self: [began.append(self), *command(self)][1:])
+    command = Replaying.command
+    monkeypatch.setattr(Replaying, "command", lambda self: [began.append(self), *command(self)][1:])
     with Client(server.url, TOKEN) as client:
         with found.path.open("rb") as by_the_trainer:
             fcntl.flock(by_the_trainer, fcntl.LOCK_EX)
             assert client.explain(found.id, run).state == "running"
             by_itself = Explanation("as the trainer found", None, (), (), 0, True, (), "")
             folder.keep_explanation(found.path, msgspec.json.encode(Kept(explanation=by_itself)))
-            (replaying,) = server.app.state.explainer._running.values()
+            (replaying,) = server.app.state.explainer.running.values()
             wait_for(lambda: replaying.was_elsewhere)
             assert client.capsules(run)[0].state == "running"
         (kept,) = wait_for(lambda: [each for each in client.capsules(run) if each.state != "running"])

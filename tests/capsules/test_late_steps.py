@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.capsules import late as late_module
 from hookcore.capsules import read_about, replay
 from hookcore.records import Event
 from tests.capsule_files import capsules_of
 from tests.guilty import Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
 from tests.held import watch
-from tests.inside import keeper_of, late_steps_of, recorder_of
+from tests.inside import keeper_of, module_of, recorder_of
 from tests.late import LATENESS, Device, late_device
+
+LATE: Any = module_of("LateSteps", "capsules")
 
 BAD = 5
 STEPS = 12
@@ -67,7 +68,7 @@ def the_capsule(watcher: hookcore.Watcher, device: Device) -> Path:
 
 
 def used(watcher: hookcore.Watcher) -> int:
-    return int(late_steps_of(watcher).used)
+    return int(keeper_of(watcher).late_steps.used)
 
 
 @pytest.mark.parametrize("bad", [0, 1, BAD])
@@ -152,7 +153,7 @@ def test_nothing_is_kept_after_the_close(device: Device) -> None:
     model = Net()
     with watch(model) as watcher:
         train(model, bad=-1)
-        late = late_steps_of(watcher)
+        late = keeper_of(watcher).late_steps
         device.finish()
     assert late.used == 0
     weight = weakref.ref(model.first)
@@ -205,8 +206,8 @@ def test_a_batch_that_is_too_large_is_said_to_be(device: Device) -> None:
 
 def test_a_device_that_is_nearly_full_is_left_alone(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 30]
-    monkeypatch.setattr(late_module, "free_bytes", lambda _: free[0])
-    monkeypatch.setattr(late_module, "CHECK_EVERY", 1)
+    monkeypatch.setattr(LATE, "free_bytes", lambda _: free[0])
+    monkeypatch.setattr(LATE, "CHECK_EVERY", 1)
     seed_all()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -223,7 +224,7 @@ def test_a_device_that_is_nearly_full_is_left_alone(device: Device, monkeypatch:
 
 
 def test_a_device_that_is_too_late_is_said_to_be(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_module, "MAX_HELD", 3)
+    monkeypatch.setattr(LATE, "MAX_HELD", 3)
     device.lateness = 1000
     model = Net()
     with watch(model) as watcher:
@@ -259,7 +260,7 @@ def test_micro_batches_share_the_copy_of_their_weights(device: Device) -> None:
             for _ in range(8):
                 model(torch.randn(1, 64)).sum().backward()
             optimizer.step()
-        assert len(late_steps_of(watcher)._slots) <= 2
+        assert len(keeper_of(watcher).late_steps.slots) <= 2
 
 
 def test_calls_of_one_step_share_the_copy_of_their_weights(device: Device) -> None:
@@ -270,7 +271,7 @@ def test_calls_of_one_step_share_the_copy_of_their_weights(device: Device) -> No
         for step in range(STEPS):
             optimizer.zero_grad()
             x = torch.randn(8, 4)
-            for _ in range(2 * late_module.MAX_HELD):
+            for _ in range(2 * LATE.MAX_HELD):
                 x = model(x)
             model(x * (torch.inf if step == BAD else 1)).sum().backward()
             optimizer.step()
@@ -488,7 +489,7 @@ def test_an_error_while_copying_costs_the_copies_only(device: Device, monkeypatc
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(late_module, "Slot", fail)
+    monkeypatch.setattr(LATE, "Slot", fail)
     model = Net()
     with watch(model) as watcher:
         train(model)
@@ -504,11 +505,11 @@ def test_a_pause_copies_nothing(device: Device) -> None:
         train(model, bad=-1)
         watcher.pause()
         train(model, bad=-1, steps=40)
-        late = late_steps_of(watcher)
-        before = late._unasked
-        assert before == late_module.MAX_HELD
+        late = keeper_of(watcher).late_steps
+        before = late.unasked
+        assert before == LATE.MAX_HELD
         watcher.resume()
         train(model, bad=-1, steps=2)
-        assert late._unasked < before
+        assert late.unasked < before
         train(model)
         assert the_capsule(watcher, device)

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from hookcore.capsules.content import only_definitions
 from hookcore.records import STAT_COLUMN, Event, Tap
 from hookcore.records.flow import MAX_LAYERS, MEASURED, REPLAYED, ReplayedTap, packed, unpacked
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
 from tests.build import append, frame, stats_of_magnitudes
+from tests.inside import class_of
 from tests.nonfinite_world import alarm
 
 TAPS = (Tap("embed", "output"), Tap("norm", "output"), Tap("head", "output"), Tap("", "output"))
@@ -143,5 +143,5 @@ for step in range(10):
 if __name__ == "__main__":
     main()
 """
-    script = only_definitions(source)
+    script = class_of("only_definitions", "capsules")(source)
     assert [type(each).__name__ for each in script.body] == ["Import", "Try", "Assign", "ClassDef", "FunctionDef"]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import hookcore
-from hookcore.config import SETTINGS
-from hookcore.config.settings import KNOWN
+from hookcore.config import KNOWN_VARIABLES, SETTINGS
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from hookcore_app.cli import flags, servers
@@ -153,7 +152,7 @@ def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
 
 def test_every_known_variable_is_one_that_the_code_reads() -> None:
     listed = set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", settings_tables.settings_table()))
-    assert listed | INTERNAL == KNOWN
+    assert listed | INTERNAL == KNOWN_VARIABLES
 
 
 def test_an_unknown_variable_is_reported_with_the_nearest_one(

@@ -67,9 +67,9 @@ OF_RANKS = {"elastic", "parallel", "ranks", "ranks_lightning"}
 TRAINED_ALIKE = {"gan", "accumulation", "encoder"}
 ONCE_TORCH_IS_HERE = (
     "import runpy, sys\n"
-    "from hookcore.commands.run import _watch\n"
+    "from hookcore.commands.run import watch_script\n"
     "del sys.argv[0]\n"
-    "assert _watch()\n"
+    "assert watch_script()\n"
     "runpy.run_path(sys.argv[0], run_name='__main__')\n"
 )
 

@@ -22,7 +22,6 @@ import pytest
 from hookcore.delivery.archive import Archive, ArchiveWriter, load_into, read_archive
 from hookcore.delivery.archive import folder as archive_files
 from hookcore.delivery.archive import folder as archive_folder
-from hookcore.delivery.archive import reader as archive_reader
 from hookcore.delivery.archive.folder import TABLES, schemas
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, ModuleRecord
@@ -33,7 +32,10 @@ from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import STORE_BYTES, make_info, plain_frame
+from tests.inside import module_of
 from tests.waiting import wait_for
+
+READER: Any = module_of("Archive", "delivery.archive")
 
 TAPS = 4
 NO_SPACE = OSError(28, "No space left on device")
@@ -104,7 +106,7 @@ def test_a_run_whose_parts_are_merged_while_it_is_read_is_whole(
     kept.close()
     monkeypatch.setattr(archive_files, "MERGE_AT", 4)
     found, archive = Store(STORE_BYTES), read_archive(kept.folder)
-    opened = archive_reader.open_regular
+    opened = READER.open_regular
     reads = iter(range(100))
 
     def merging(path: Path, limit: int) -> Any:
@@ -113,7 +115,7 @@ def test_a_run_whose_parts_are_merged_while_it_is_read_is_whole(
                 assert archive_files.merge_parts(kept.folder / name) is not None
         return opened(path, limit)
 
-    monkeypatch.setattr(archive_reader, "open_regular", merging)
+    monkeypatch.setattr(READER, "open_regular", merging)
     load_into(found, archive)
     assert next(reads) > before
     assert not archive.damages

@@ -177,7 +177,7 @@ def test_weights_and_biases_has_its_own_run_next_to_the_scripts(
     for step in range(3):
         writer.write(step, 0.0, {"loss": step / 2})
     assert isinstance(writer, WeightsAndBiases)
-    run = writer._run
+    run = writer.run
     assert wandb.run is scripts
     assert (run.project, run.name, run.summary["loss"]) == ("digits", "mine", 1.0)
     writer.close()

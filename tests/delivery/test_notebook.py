@@ -19,9 +19,9 @@ from hookcore.delivery.http import Address
 from hookcore.delivery.sinks import StoreSink
 from hookcore.records.wire import RunInfo
 from hookcore.store import Store
-from hookcore.watcher import notebook
 from hookcore_app.serving import server_thread
 from tests.harness import watch
+from tests.inside import class_of
 from tests.serving import PATIENCE_S, TOKEN, served
 from tests.zoo.case import mean_square, mlp
 
@@ -144,7 +144,7 @@ def test_only_the_link_is_shown_if_the_server_does_not_respond() -> None:
     info = RunInfo(id="one", key="key", name="gone", started_s=0.0)
     gone = Delivery(info, StoreSink(Store(16_000_000)), None, "http://127.0.0.1:9", "http://127.0.0.1:9/runs/one")
     gone.address = Address("http://127.0.0.1:9")
-    page = _Tags(notebook.card_of(gone).html())
+    page = _Tags(class_of("card_of", "watcher")(gone).html())
     assert page.text == "gone · open page"
     assert page.named("img") == []
 

@@ -158,5 +158,5 @@ def test_a_temporarily_unreadable_folder_does_not_end_the_search(
 
     monkeypatch.setattr(undelivered, "take_orphans", look)
     monkeypatch.setattr(undelivered, "LOOK_EVERY_S", 0.0)
-    undelivered._follow(state)
+    undelivered.follow(state)
     assert caplog.text.count("stale file handle") == 1

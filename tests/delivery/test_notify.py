@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,7 @@ from torch import nn
 import hookcore
 from hookcore.config import Settings
 from hookcore.delivery.failures import event_of
-from hookcore.delivery.notify import Note, Notifier, child, notifier, targets_of
-from hookcore.delivery.notify import notifier as targets
-from hookcore.delivery.notify.notifier import ATTEMPTS, MAX_SENTENCE, MAX_SHOWN, MAX_WAITING, message_of
+from hookcore.delivery.notify import Note, Notifier, targets_of
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, Failure
 from hookcore.records.wire import RunInfo
@@ -31,11 +30,15 @@ from hookcore_app.runs.undelivered import LostMarks
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of
 from tests.harness import random_state
+from tests.inside import module_of
 from tests.serving import BEARER, READ_TOKEN, TOKEN, Served, World, make_batch, make_world, served
 from tests.waiting import PATIENCE_S, wait_for
 from tests.webhook import PASSWORD, PATH_SECRET, Webhook, webhook
 
 Ask = Callable[..., list[Any]]
+NOTIFIER: Any = module_of("Notifier", "delivery.notify")
+ASK, CHILD = NOTIFIER.ask, Path(NOTIFIER.__file__).with_name("child.py")
+MAX_WAITING, MAX_SHOWN = NOTIFIER.MAX_WAITING, NOTIFIER.MAX_SHOWN
 # Answers all requests like `child`, but in one process, because importing apprise takes most of a request's time.
 ANSWERS = """
 import io, runpy, sys
@@ -51,7 +54,7 @@ for request in requests:
 
 @pytest.fixture(scope="module")
 def shared_process() -> Iterator[Ask]:
-    command = [sys.executable, "-W", "ignore", "-c", ANSWERS, child.__file__]
+    command = [sys.executable, "-W", "ignore", "-c", ANSWERS, CHILD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         asking = threading.Lock()
 
@@ -76,15 +79,15 @@ def hook() -> Iterator[Webhook]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, shared_process: Ask) -> None:
     """Look and retry without pauses, and use the shared process."""
-    monkeypatch.setattr(notifier, "POLL_S", 0.01)
-    monkeypatch.setattr(notifier, "RETRY_S", 0.001)
-    monkeypatch.setattr(targets, "ask", shared_process)
+    monkeypatch.setattr(NOTIFIER, "POLL_S", 0.01)
+    monkeypatch.setattr(NOTIFIER, "RETRY_S", 0.001)
+    monkeypatch.setattr(NOTIFIER, "ask", shared_process)
 
 
 @pytest.fixture
 def own_process(monkeypatch: pytest.MonkeyPatch, soon: None) -> None:
     """Start a process for each request, as outside of tests."""
-    monkeypatch.setattr(targets, "ask", child.ask)
+    monkeypatch.setattr(NOTIFIER, "ask", ASK)
 
 
 def note(number: int, run: str = "run-1", **others: Any) -> Note:
@@ -158,7 +161,7 @@ def test_a_failing_target_is_tried_three_times_counted_and_reported_once(hook: W
     told.start()
     told.put(note(1))
     wait_for(lambda: told.targets[0].failed == 1)
-    assert hook.refused == ATTEMPTS
+    assert hook.refused == NOTIFIER.ATTEMPTS
     told.put(note(2))
     wait_for(lambda: told.targets[0].failed == 2)
     hook.status = 200
@@ -204,9 +207,9 @@ def test_a_check_that_raises_is_reported_once_and_the_next_one_runs(hook: Webhoo
 
 
 def test_a_long_sentence_of_several_lines_becomes_one_short_line() -> None:
-    _, body, _ = message_of([note(1, sentence="a\n" * 1000)], 0)
+    _, body, _ = NOTIFIER.message_of([note(1, sentence="a\n" * 1000)], 0)
     assert body.count("\n") == 0
-    assert len(body) == len("error: ") + MAX_SENTENCE
+    assert len(body) == len("error: ") + NOTIFIER.MAX_SENTENCE
 
 
 def test_without_a_target_there_is_no_thread() -> None:
@@ -269,7 +272,7 @@ def test_a_process_that_does_not_answer_is_a_failure(hook: Webhook, monkeypatch:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore.delivery.notify.notifier.find_spec", lambda name: None)
+    monkeypatch.setattr(NOTIFIER, "find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match="pip install apprise"):
         targets_of(["json://127.0.0.1/"])
     assert targets_of([]) == ()
@@ -407,7 +410,7 @@ def test_only_owners_can_send_a_test_message_and_it_says_whether_it_arrived(hook
 def test_concurrent_test_messages_and_those_without_targets_are_refused(hook: Webhook) -> None:
     world: World = make_world(notify=(hook.url,))
     told: Notifier = world.app.state.notifications.notifier
-    with told._testing:
+    with told.testing:
         refused = world.client.post("/api/v1/notifications/test", json={"targets": ["x"]})
         assert (refused.status_code, "reads no body" in refused.text) == (422, True)
         answer = world.client.post("/api/v1/notifications/test", headers={"origin": "http://127.0.0.1:8642"})

@@ -725,7 +725,7 @@ assert sink.counters.acknowledged == 60, sink.counters
 
 
 def test_a_fork_while_the_lock_is_held_hangs_no_process(sink: HttpSink) -> None:
-    with sink._outbox.changed:
+    with sink.outbox.changed:
         child = os.fork()
         if child == 0:
             sink.abandon()

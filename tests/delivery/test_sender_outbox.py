@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hookcore.delivery.archive import ArchiveWriter
+from hookcore.delivery.http import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.http import parcels as parcels_module
-from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.sinks import size_of
 from hookcore.records import ModuleRecord, Names, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
@@ -226,7 +226,7 @@ def test_names_of_a_snapshot_take_room_while_it_waits_to_be_sent_or_written(outb
     writer = ArchiveWriter(tmp_path, a_run(), Store(), start=False)
     for record in (small, large):
         writer.take(record)
-    assert writer._queued_bytes == size_of(small) + size_of(large)
+    assert writer.queued_bytes == size_of(small) + size_of(large)
 
 
 def test_delivered_items_take_no_room(outbox: Outbox) -> None:

@@ -72,7 +72,7 @@ def send(sink: HttpSink, steps: range) -> None:
 
 
 def _is_warned(sink: HttpSink) -> bool:
-    return sender_of(sink)._warned and sender_of(sink).spooling.path is not None
+    return sender_of(sink).warned and sender_of(sink).spooling.path is not None
 
 
 def dead() -> Address:

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of
-from hookcore.findings.advice import ADVICE
-from hookcore.findings.finding import WINDOW
-from hookcore.findings.magnitudes import groups_of
+from hookcore.errors import ArgumentError
+from hookcore.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of, read_choices
 from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import around
 from tests.build import append, steady, store_of
+from tests.inside import module_of
 from tests.lanes import examples
 
 STEPS, LAYERS = 60, 6
+WINDOW = 512  # newest steps that are examined
 OUTPUTS = tuple(Tap(f"layers.{number}", "output") for number in range(LAYERS))
 GRADIENTS = tuple(Tap(f"layers.{number}", "output_grad") for number in range(LAYERS))
 quick = settings(deadline=None, derandomize=True, max_examples=examples(30), suppress_health_check=list(HealthCheck))
@@ -449,12 +449,15 @@ def test_every_rule_explains_itself() -> None:
         assert len(rule.causes) == 3
         assert rule.tries
         assert rule.known_as or name in OUR_OWN
-    assert set(ADVICE) == set(RULES)
+    with pytest.raises(ArgumentError, match="is not a rule") as caught:
+        read_choices({"no-rule": False})
+    listed = str(caught.value).partition("the rules are ")[2].partition(".")[0]
+    assert set(listed.split(", ")) == set(RULES)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, LAYERS - 1)), max_size=20), st.integers(0, 4))
 def test_every_onset_is_in_one_group_led_by_the_earliest(onsets: list[tuple[int, int]], gap: int) -> None:
-    groups = groups_of(onsets, range(LAYERS), OUTPUTS, gap)
+    groups = module_of("Group", "findings").groups_of(onsets, range(LAYERS), OUTPUTS, gap)
     assert all(two.column - one.column > gap for one, two in itertools.pairwise(groups))
     for column, place in onsets:
         leader = [group for group in groups if group.column <= column][-1]

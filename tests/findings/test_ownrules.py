@@ -36,10 +36,10 @@ LAYERS = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param_grad", "weight
 
 @pytest.fixture(autouse=True)
 def no_registered_rules() -> Iterator[None]:
-    before = list(ownrules._registered)
-    ownrules._registered.clear()
+    before = list(ownrules.registered)
+    ownrules.registered.clear()
     yield
-    ownrules._registered[:] = before
+    ownrules.registered[:] = before
 
 
 def frame_of(step: int, values: list[float], **more: Any) -> Frame:
@@ -142,7 +142,7 @@ def test_the_cache_for_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     rules = runner(lambda given: None)
     for step in range(100):
         rules.examine(frame_of(step, [1.0, 1.0]), LAYERS)
-    assert rules._bytes == sum(each.stats.nbytes for each in rules._frames) <= 1000
+    assert rules.nbytes == sum(each.stats.nbytes for each in rules.frames) <= 1000
 
 
 def test_a_rule_that_raises_is_counted_and_switched_off_after_three_times_in_a_row() -> None:

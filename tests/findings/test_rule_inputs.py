@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hookcore.findings import Finding, findings_of, follow, follower
-from hookcore.findings.ranking import RuleInputs
-from hookcore.findings.window import Columns, MagnitudeWindow
+from hookcore.findings import Finding, findings_of, follow
 from hookcore.records import Frame, Tap
 from hookcore.store import Store, TapList
 from tests import build
+from tests.inside import class_of, module_of
 from tests.lanes import examples
+
+Columns, MagnitudeWindow = (class_of(name, "findings") for name in ("Columns", "MagnitudeWindow"))
 
 TAPS = tuple(Tap(f"layers.{number}", kind) for number in range(3) for kind in ("output", "param_grad", "update"))
 some = settings(deadline=None, derandomize=True, max_examples=examples(25), suppress_health_check=list(HealthCheck))
@@ -76,7 +77,7 @@ def plans(steps: int) -> Any:
     return st.builds(Plan, st.integers(0, 99), counts, st.integers(1, 12), share, share, share, counts, events)
 
 
-def plain(store: Store, taps: TapList, stat: str, width: int, first: int, last: int) -> Columns:
+def plain(store: Store, taps: TapList, stat: str, width: int, first: int, last: int) -> Any:
     """Return the columns by their definition, one after the other, from all rows."""
     rows = store.rows(taps.numbers, stat, first, last)
     places = rows.last // width
@@ -92,7 +93,7 @@ def plain(store: Store, taps: TapList, stat: str, width: int, first: int, last: 
     return Columns(width, at, size, np.where(np.isinf(logs), np.float32(np.nan), logs), bad)
 
 
-def require_same(one: Columns, two: Columns) -> None:
+def require_same(one: Any, two: Any) -> None:
     assert one.width == two.width
     for name in ("at", "size", "logs", "bad"):
         left, right = getattr(one, name), getattr(two, name)
@@ -158,14 +159,18 @@ def test_reading_only_new_data_gives_the_same_result_as_a_full_read(plan: Plan, 
 def test_incremental_checks_find_the_same_incidents_as_full_ones(plan: Plan) -> None:
     """Plain looks remember nothing, and find all spikes each time."""
 
-    def plainly(store: Store, inputs: RuleInputs, _: int) -> tuple[Finding, ...]:
+    def plainly(store: Store, inputs: Any, _: int) -> tuple[Finding, ...]:
         inputs.shrink()
-        store._all_taps = TapList(store.taps().numbers, store.taps().taps)
         return findings_of(store, inputs)
 
-    told = _incidents_of(plan)
+    def fresh(*given: Any) -> TapList:
+        known = taps(*given)
+        return TapList(known.numbers, known.taps)
+
+    told, taps = _incidents_of(plan), Store.taps
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follower, "findings_of", plainly)
+        patch.setattr(module_of("Follower", "findings"), "findings_of", plainly)
+        patch.setattr(Store, "taps", fresh)
         assert told == _incidents_of(plan)
     assert told == _incidents_of(plan)  # as after a restart, which reads the frames again
     assert told or plan.event != "NaN" or plan.absent

@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 
 from hookcore.delivery.archive import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, follow
-from hookcore.findings.follower import BLOCK, MAX_LOOKS, Follower, Gate
-from hookcore.findings.ranking import settle
 from hookcore.records import Event, Severity, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Found, Incident, Incidents
-from hookcore.store.incidents.accounts import GRACE, MAX_STANDING, RECURS
 from tests import build
 from tests.archive_world import keep, kept_in
+from tests.inside import module_of
 from tests.lanes import examples
+
+FOLLOWER: Any = module_of("Follower", "findings")
+BLOCK, MAX_LOOKS, Gate = FOLLOWER.BLOCK, FOLLOWER.MAX_LOOKS, FOLLOWER.Gate
+ACCOUNTS: Any = module_of("Accounts", "store.incidents")
+GRACE, MAX_STANDING, RECURS = ACCOUNTS.GRACE, ACCOUNTS.MAX_STANDING, ACCOUNTS.RECURS
 
 TAPS = tuple(Tap(name, kind) for kind in ("output", "param_grad") for name in ("first", "second", "third"))  # type: ignore[arg-type]
 
@@ -31,7 +34,7 @@ def append(store: Store, step: int, sizes: list[float], **scalars: float) -> Non
     build.append(store, step, sizes, TAPS if store.steps().newest is None else (), scalars)
 
 
-class Watched(Follower):
+class Watched(FOLLOWER.Follower):  # type: ignore[misc]
     """Records the frames at which the rules look."""
 
     looks: list[int]
@@ -106,7 +109,7 @@ def test_the_rules_keep_no_columns_between_checks() -> None:
     follower = watched(store)
     for step in range(300):
         append(store, step, noise(step))
-    sizes = follower._inputs.sizes
+    sizes = follower.inputs.sizes
     assert sizes is not None
     assert sizes.columns.size.size == 0
     assert np.isfinite(sizes.early).all()  # it can't be read again later
@@ -276,7 +279,7 @@ def test_a_failing_rule_loses_no_frame_and_is_reported_once(monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise ValueError("no such column")
 
-    monkeypatch.setattr("hookcore.findings.follower.findings_of", fail)
+    monkeypatch.setattr(FOLLOWER, "findings_of", fail)
     store = follow(Store(2**23))
     for step in range(100):
         append(store, step, noise(step))
@@ -292,6 +295,7 @@ def test_a_finding_keeps_the_worst_severity_and_says_if_its_incident_is_no_longe
         append(store, step, noise(step))
     store.judge([found(0, 40, None, (1, 41), severity="error")])
     told = Finding("exploding", "info", 1, TAPS[1], "rms", 5.0, 1.0, 41, None, "it grew", (), 0, members=((1, 41),))
+    settle = module_of("RuleInputs", "findings").settle
     settled = settle(store, [told])
     assert [(each.number, each.severity) for each in settled] == [(1, "info"), (0, "error")]
     assert "last found at step 99" in settled[1].message

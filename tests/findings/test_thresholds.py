@@ -26,7 +26,6 @@ from hookcore.findings import (
     read_choices,
     started_with,
 )
-from hookcore.findings.follower import MAX_CHANGES, words_of
 from hookcore.records import Tap
 from hookcore.records.wire import Batch, EndItem
 from hookcore.store import Store
@@ -154,8 +153,9 @@ def test_a_change_applies_to_later_steps_and_keeps_earlier_findings() -> None:
 
 def test_changes_are_described_in_words() -> None:
     one, two = read_choices({"spike": {"factor": 20}, "dead": False}), read_choices({"stalled": False})
-    assert words_of(one, {}) == "spike: factor 5 to 20; dead off"
-    assert words_of(two, one) == "spike: factor 20 to 5; dead on; stalled off"
+    store = spiking(follow(Store(), [(100, one), (200, two)]), 2000, steps=280)
+    said = [each.message for each in store.events(name="rules-changed")]
+    assert said == ["spike: factor 5 to 20; dead off", "spike: factor 20 to 5; dead on; stalled off"]
 
 
 def test_wrong_choices_of_a_file_or_a_trainer_are_left_out_and_reported() -> None:
@@ -169,9 +169,9 @@ def test_wrong_choices_of_a_file_or_a_trainer_are_left_out_and_reported() -> Non
 
 def test_the_changes_of_a_run_are_bounded() -> None:
     changes: list[Any] = []
-    for step in range(MAX_CHANGES + 50):
+    for step in range(250):
         changes = changed(changes, step, {})
-    assert (len(changes), changes[0][0], changes[-1][0]) == (MAX_CHANGES, 0, MAX_CHANGES + 49)
+    assert (len(changes), changes[0][0], changes[-1][0]) == (200, 0, 249)
     assert changed([(1, {}), (5, {})], 5, {"dead": False}) == [(1, {}), (5, {"dead": False})]
 
 

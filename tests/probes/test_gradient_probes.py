@@ -135,8 +135,8 @@ def test_the_sample_of_a_large_gradient_is_not_biased_by_its_patterns() -> None:
         value = probe(right)
         assert value is not None
         assert float(value) == pytest.approx(cosine(left.double(), right.double()), abs=0.06)
-        assert probe._previous is not None
-        assert probe._previous.numel() == 4096
+        assert probe.previous is not None
+        assert probe.previous.numel() == 4096
     places = torch.arange(4096) * 2654435761
     for count in (4097, 2**20, 2**22, 3 * 5**8, 4096 * 50257):
         assert len((places % count).unique()) == 4096
@@ -332,8 +332,8 @@ def test_large_parameters_are_sampled_and_the_noise_scale_stays_the_same() -> No
             each.grad = gradient if each.grad is None else each.grad + gradient
         gradients.append(torch.cat([each.flatten() for each in new]).double())
         probe.end_pass(parameters)
-    assert probe._sum is not None
-    assert probe._sum.numel() == 4096 + 7
+    assert probe.total is not None
+    assert probe.total.numel() == 4096 + 7
     assert float(probe.end_step()) == pytest.approx(expected_scale([gradients]), rel=0.15)
 
 

@@ -21,11 +21,11 @@ from hookcore.records.vocabulary import (
     loss_rank,
     rgb_of,
 )
-from hookcore.watcher.notebook import _facts_of
 from hookcore_app.analysis.figures import LIGHT
 from hookcore_app.analysis.tiles import colors_of
 from hookcore_app.pages.views.overview import scalar_lines
 from tests.api_world import TAPS, World, make_frame, open_run
+from tests.inside import class_of
 from tests.manual import ROOT
 
 LOGGED = {"accuracy": 0.5, "aux_loss": 3.0, "hookcore/loss": 9.0, "lossless": 2.0, "train/loss": 1.0}
@@ -53,7 +53,7 @@ def test_the_same_scalar_is_the_loss_everywhere(world: World) -> None:
     assert loss is not None
     assert loss.name == "train/loss"
     assert scalar_lines(run, None, None)[0][0].name == "train/loss"
-    assert "train/loss 1" in _facts_of(StoreReader(run.store)).figures
+    assert "train/loss 1" in class_of("facts_of", "watcher")(StoreReader(run.store)).figures
     _log(world, "three", 4.0)
     assert 'data-name="train/loss"' in world.client.get("/compare?a=two&b=three").text
 

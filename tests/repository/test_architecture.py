@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -453,8 +453,8 @@ SEAMS = {
     "hookcore.observe.triton_source",
 }
 # What is left of the time before these rules: lower the numbers when you move a test, and never raise them.
-MAX_INNER_IMPORTS = 35
-MAX_INNER_NAMES = 133
+MAX_INNER_IMPORTS = 5
+MAX_INNER_NAMES = 91
 
 
 def _module_file(name: str) -> Path:
@@ -514,9 +514,9 @@ def test_the_tests_import_no_more_modules_inside_packages_than_before() -> None:
 
 
 def test_the_tests_read_no_more_private_names_than_before() -> None:
-    """The names of hookcore and its app. Others, such as `_forward_hooks`, are torch's."""
+    """The names of hookcore and its app. Others, such as `_forward_hooks` and `_fields`, are torch's or Python's."""
     own = {name for file in _files("hookcore") + _files("app") for name in DEFINED.findall(file.read_text())}
-    own -= {*dir(nn.Linear(1, 1)), *dir(torch.ones(1)), *dir(torch)}
+    own -= {*dir(nn.Linear(1, 1)), *dir(torch.ones(1)), *dir(torch), *dir(NamedTuple("Pair", []))}
     inner = [
         f"{file.relative_to(ROOT)}: {name}"
         for file in _files("tests")

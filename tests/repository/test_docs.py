@@ -45,7 +45,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Serve watchers without a `server` setting from this process, so that no page starts a dashboard."""
     monkeypatch.setenv("HOOKCORE_SERVER", "thread")
     monkeypatch.setenv("HOOKCORE_PORT", "0")
-    monkeypatch.setattr("hookcore.findings.ownrules._registered", [])
+    monkeypatch.setattr("hookcore.findings.ownrules.registered", [])
     yield
     for thread in threading.enumerate():
         if thread.name == server_thread.THREAD:

@@ -29,9 +29,9 @@ from hookcore.records import (
 )
 from hookcore.records.sketch import POS_INF
 from hookcore.store import STAT_NAMES, Store
-from hookcore.store import store as queries
 from hookcore.store.segments import lanes_of
 from tests import build
+from tests.inside import module_of
 from tests.sketches import block_of, rebin, sketch_of
 
 
@@ -241,7 +241,7 @@ def test_a_heatmap_of_very_many_taps_has_fewer_columns_and_loses_no_step(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = store.heatmap("output", "rms", columns=5000)
-    monkeypatch.setattr(queries, "MAX_CELLS", 2 * len(whole.taps))
+    monkeypatch.setattr(module_of("Question", "store"), "MAX_CELLS", 2 * len(whole.taps))
     found = store.heatmap("output", "rms", columns=5000)
     assert (len(found.first_step), len(whole.first_step) > 2) == (2, True)
     assert found.present.sum() == whole.present.sum()

@@ -352,7 +352,7 @@ def test_a_dashboard_that_keeps_dying_is_started_three_times_by_one_trainer(
     monkeypatch.setattr(delivery, "find_or_revive", revive)
     monkeypatch.setattr(delivery, "find", lambda: None)
     made = delivery.Delivery(a_run(), HttpSink(a_run()), None, "auto", None, Address("http://127.0.0.1:2"))
-    finder = delivery._Finder(made)
+    finder = delivery.Finder(made)
     addresses = [finder().url for _ in range(10)]
     assert addresses == ["http://127.0.0.1:2"] + ["http://127.0.0.1:1"] * 9
     assert len(started) == 3

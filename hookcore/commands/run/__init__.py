@@ -85,7 +85,7 @@ class _Finder:
         return None
 
     def _watch(self, torch: ModuleType) -> None:
-        self._watcher = self._watcher or _watch(self._until)
+        self._watcher = self._watcher or watch_script(self._until)
 
     def _follow_trainers(self, module: ModuleType) -> None:
         if self._watcher is None:
@@ -116,7 +116,7 @@ def watch_when_torch_comes(until: str = "") -> None:
     sys.meta_path.insert(0, _Finder(until))
 
 
-def _watch(until: str = "") -> Any:
+def watch_script(until: str = "") -> Any:
     """Start watching, and return the watcher. A failure must not reach the script."""
     try:
         from hookcore.watcher import Watcher, watch

@@ -179,7 +179,7 @@ class ArchiveWriter:
         self._retry_s, self._clock = retry_s, clock
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
-        self._queued_bytes = self._flying_bytes = 0  # waiting, and in the part that is being written
+        self.queued_bytes = self._flying_bytes = 0  # waiting, and in the part that is being written
         self._frames = self._taken = self._written = self._lost = self._lost_told = 0
         self._acknowledged = -1  # the highest number that was written or is being written
         self._durable = -1  # the highest number of what is on disk
@@ -216,7 +216,7 @@ class ArchiveWriter:
 
         A disk that takes nothing is no reason to wait: the run is shown without being saved.
         """
-        unsaved = self._queued_bytes + self._flying_bytes
+        unsaved = self.queued_bytes + self._flying_bytes
         if isinstance(record, EndItem) or not unsaved or self._stopped or self._hangs or self._ending:
             return True
         return unsaved + size_of(record) <= UNSAVED_BYTES
@@ -236,11 +236,11 @@ class ArchiveWriter:
                 return
             self._queue.append(_Entry(self._frames, number, record))
             self._frames += isinstance(record, Frame)
-            self._queued_bytes += size_of(record)
-            while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
-                self._queued_bytes -= size_of(self._queue.popleft().record)
+            self.queued_bytes += size_of(record)
+            while self.queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
+                self.queued_bytes -= size_of(self._queue.popleft().record)
                 self._lost += 1
-            is_due = self._queued_bytes >= PART_BYTES or self._taken == 1  # a crash must not cost the whole run
+            is_due = self.queued_bytes >= PART_BYTES or self._taken == 1  # a crash must not cost the whole run
         if is_due:
             self._poke()
         self._report_hang()
@@ -344,7 +344,7 @@ class ArchiveWriter:
                 return
             records, end, ending = list(self._queue), self._end, self._ending
             self._queue.clear()
-            self._queued_bytes, self._flying_bytes = 0, self._queued_bytes
+            self.queued_bytes, self._flying_bytes = 0, self.queued_bytes
         try:
             self._write(records, end, ending)
         except Exception as error:
@@ -365,14 +365,14 @@ class ArchiveWriter:
 
     def _drop_excess(self) -> None:
         """If the disk is full, keep the newest records, up to one part, and drop the rest."""
-        while self._queue and (self._queued_bytes > PART_BYTES or self._ending):
-            self._queued_bytes -= size_of(self._queue.popleft().record)
+        while self._queue and (self.queued_bytes > PART_BYTES or self._ending):
+            self.queued_bytes -= size_of(self._queue.popleft().record)
             self._lost += 1
 
     def _stop(self, records: list[_Entry], why: str) -> None:
         with self._changed:
             self._queue.extendleft(reversed(records))
-            self._queued_bytes, self._flying_bytes = self._queued_bytes + self._flying_bytes, 0
+            self.queued_bytes, self._flying_bytes = self.queued_bytes + self._flying_bytes, 0
             self._drop_excess()
             self._try_at = self._clock() + self._retry_s
             told, self._stopped = self._stopped, why

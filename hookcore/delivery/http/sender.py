@@ -289,9 +289,9 @@ class Sender:
         self._met: Callable[[], None] | None = None
         self._connection: Connection | None = None
         self._commands_done = -1
-        self._retries = Retries()
-        self._warned = False
-        self._thread: threading.Thread | None = None
+        self.retries = Retries()
+        self.warned = False
+        self.thread: threading.Thread | None = None
 
     def start(
         self,
@@ -301,30 +301,30 @@ class Sender:
     ) -> None:
         """Start to send. `address` is called again whenever the server can't be reached."""
         self._address, self._settings, self._met = address, settings, met
-        self._retries.note_answer()
-        self._thread = threading.Thread(target=self._run, name="hookcore-sender", daemon=True)
-        self._thread.start()
+        self.retries.note_answer()
+        self.thread = threading.Thread(target=self._run, name="hookcore-sender", daemon=True)
+        self.thread.start()
 
     @property
     def was_started(self) -> bool:
         """Whether it was given an address, in this process."""
-        return self._thread is not None
+        return self.thread is not None
 
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
+        return self.thread is not None and self.thread.is_alive()
 
     def close(self, close_s: float) -> None:
         """Wait until everything is saved, or the time is up, which is longer for a local server that takes it."""
-        thread = self._thread
+        thread = self.thread
         if thread is None or thread is threading.current_thread():
             return
         if not thread.is_alive():
             self._finish()
             return
         with self._outbox.changed:
-            self._retries.end(close_s, self._writing_s)
+            self.retries.end(close_s, self._writing_s)
             self._outbox.changed.notify_all()
         while thread.is_alive() and time.monotonic() < self._deadline():
             thread.join(_POLL_S)
@@ -335,7 +335,7 @@ class Sender:
 
     def abandon(self) -> None:
         """Stop in a forked child: don't touch the parent's connection."""
-        connection, self._connection, self._thread = self._connection, None, None
+        connection, self._connection, self.thread = self._connection, None, None
         if connection is not None:
             connection.abandon()
         self.spooling.abandon()
@@ -358,7 +358,7 @@ class Sender:
     def _act(self) -> None:
         if time.monotonic() >= self.spooling.due_at:
             self.spooling.write()
-        if self._retries.due_at(self._outbox.has_news) <= time.monotonic():
+        if self.retries.due_at(self._outbox.has_news) <= time.monotonic():
             self._outbox.refill()
             self._deliver(self._outbox.next_parcel())
 
@@ -374,46 +374,46 @@ class Sender:
         changed = self._outbox.changed
         with changed:
             while not self._is_over():
-                due = min(self._retries.due_at(self._outbox.has_news), self.spooling.due_at)
+                due = min(self.retries.due_at(self._outbox.has_news), self.spooling.due_at)
                 end = self._deadline()
                 rest = min(due, end) - time.monotonic()
                 if rest <= 0 and due <= end:
                     self._outbox.set_listening(False)
                     return True
-                self._outbox.set_listening(self._retries.pause.until <= time.monotonic())
+                self._outbox.set_listening(self.retries.pause.until <= time.monotonic())
                 changed.wait(max(rest, 0.001))
             return False
 
     def _is_over(self) -> bool:
-        return self._retries.is_ending and (self._outbox.settled or time.monotonic() >= self._deadline())
+        return self.retries.is_ending and (self._outbox.settled or time.monotonic() >= self._deadline())
 
     def _deadline(self) -> float:
         connection = self._connection
         held = connection is not None and connection.is_here and connection.stands
-        return self._retries.deadline(held, self._outbox.has_news)
+        return self.retries.deadline(held, self._outbox.has_news)
 
     def _deliver(self, parcel: Parcel) -> None:
         self._update_info()
         body = self._encoded(parcel)
         if body is None:
             return
-        self._retries.note_sent(parcel.has_news)
+        self.retries.note_sent(parcel.has_news)
         try:
             reply = self._connected().post(body)
         except NotSentError as error:
             self._outbox.on_send_failed(parcel)
             is_here = self._connection is not None and self._connection.is_here
-            self._retries.is_slow = is_here and _is_timeout(error)
+            self.retries.is_slow = is_here and _is_timeout(error)
             self._connection = None  # it may have moved
             self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S, is_absent=True)
         except UnansweredError as error:
             self._outbox.on_no_answer(parcel)
             is_here, is_late = self._connected().is_here, _is_timeout(error)
-            self._retries.is_slow = is_here and is_late
+            self.retries.is_slow = is_here and is_late
             # A local server that hangs up has died, and the next one is there soon. One that is late is busy.
             self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here and not is_late else MAX_PAUSE_S)
         else:
-            self._retries.is_slow = False
+            self.retries.is_slow = False
             self._read(parcel, reply)
 
     def _update_info(self) -> RunInfo:
@@ -466,15 +466,15 @@ class Sender:
             self._failed(f"the program at this address is not a hookcore server: {error}")
             return
         if self._outbox.on_answer(parcel, answer):
-            self._retries.succeed()
+            self.retries.succeed()
             self.spooling.note_progress()
             self.trouble = ""
-            if self._warned:
-                self._warned = False
+            if self.warned:
+                self.warned = False
                 logger.warning("%s", return_message(self._outbox.counters))
         else:
             self._failed("it accepts no more data yet", longest_s=MAX_PAUSE_HERE_S)  # it is there: its disk is behind
-        self._retries.note_answer()
+        self.retries.note_answer()
         self.answered = True
         self.incidents_version = answer.incidents
         met, self._met = self._met, None
@@ -498,13 +498,13 @@ class Sender:
     ) -> None:
         """Wait before the next attempt, and warn about a server that has been absent for long, or was never there."""
         self.trouble = trouble
-        is_absent_for_long = self._retries.fail(at_least_s, longest_s, is_absent)
+        is_absent_for_long = self.retries.fail(at_least_s, longest_s, is_absent)
         if is_absent_for_long or (self.is_checked and not self.answered):
             self._warn()
 
     def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
+        if not self.warned:
+            self.warned = True
             self.spooling.begin(self._update_info())
             logger.warning("%s%s", absence_message(self.trouble, self.spooling), self.advice)
 

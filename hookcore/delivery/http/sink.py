@@ -43,39 +43,39 @@ class HttpSink(Sink):
             info, name=cut(info.name), script=cut(info.script), settings=fitted_settings(info.settings)
         )
         self.close_s = close_s
-        self._outbox = Outbox(max_items=max_items)
-        self._sender = Sender(self._outbox, info, close_s, request_s, make_spool)
+        self.outbox = Outbox(max_items=max_items)
+        self.sender = Sender(self.outbox, info, close_s, request_s, make_spool)
         self._reported_losses = False
 
     # -- the sink ---------------------------------------------------------------------------------------------------
 
     def send(self, record: Frame | Snapshot) -> None:
         """Queue a record; never wait, never raise."""
-        self._outbox.put(record)
+        self.outbox.put(record)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
         """Describe what the run consists of. Only changes are sent."""
-        self._outbox.describe(modules, coverage, hooks)
+        self.outbox.describe(modules, coverage, hooks)
 
     def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Set the receiver of the commands in answers. It is called from the sender's thread."""
-        self._sender.on_command = on_command
+        self.sender.on_command = on_command
 
     def locate(self, place: Place) -> None:
         """Send the place with every batch from now on; a sign of life is one."""
-        self._sender.place = place
+        self.sender.place = place
 
     def learn(self, description: Mapping[str, Any]) -> None:
         """Send this with every batch from now on."""
-        self._sender.learned = description
+        self.sender.learned = description
 
     def limit_close_time(self, close_s: float) -> None:
         self.close_s = min(self.close_s, max(0.0, close_s))
 
     def fail(self, failure: Failure) -> None:
-        self._outbox.fail(failure)
+        self.outbox.fail(failure)
 
     def close(self) -> None:
         """Send the rest within `close_s`, and wait until it is saved. What remains goes to the spool.
@@ -83,11 +83,11 @@ class HttpSink(Sink):
         Without a spool, it is counted as dropped, or in flight. A local dashboard that accepts connections gets more
         time, because it may just be starting.
         """
-        self._outbox.end()
-        self._sender.close(self.close_s)
-        self._outbox.give_up()
+        self.outbox.end()
+        self.sender.close(self.close_s)
+        self.outbox.give_up()
         self._report_losses()
-        self._outbox.give_up()  # data that came back in the meantime
+        self.outbox.give_up()  # data that came back in the meantime
 
     # -- beside the sink --------------------------------------------------------------------------------------------
 
@@ -104,50 +104,50 @@ class HttpSink(Sink):
         `settings` returns the run's current settings. `advice` ends the warning about an absent server. `met` is called
         once, when the server has answered. `is_checked`: warn at once if it can't be reached from the beginning.
         """
-        if not self._sender.was_started:
-            self._sender.is_checked = is_checked
-            self._sender.advice = f" {advice}" if advice else ""
-            self._sender.start(address if callable(address) else lambda: address, settings, met)
+        if not self.sender.was_started:
+            self.sender.is_checked = is_checked
+            self.sender.advice = f" {advice}" if advice else ""
+            self.sender.start(address if callable(address) else lambda: address, settings, met)
 
     @property
     def info(self) -> RunInfo:
         """The description of the run, as it was sent last."""
-        return self._sender.info
+        return self.sender.info
 
     @property
     def trouble(self) -> str:
         """The last error of the sender; empty if all is well."""
-        return self._sender.trouble
+        return self.sender.trouble
 
     @property
     def counters(self) -> DeliveryCounters:
         """Counters of frames and snapshots: produced = acknowledged + dropped (by reason) + waiting + in flight."""
-        return self._outbox.counters
+        return self.outbox.counters
 
     @property
     def incidents_version(self) -> int:
         """The version of the run's incidents at the server, by its newest answer."""
-        return self._sender.incidents_version
+        return self.sender.incidents_version
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far was acknowledged or dropped. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
-        while not self._outbox.empty:
-            if time.monotonic() > deadline or not self._sender.is_alive:
-                return self._outbox.empty
+        while not self.outbox.empty:
+            if time.monotonic() > deadline or not self.sender.is_alive:
+                return self.outbox.empty
             time.sleep(0.002)
         return True
 
     def abandon(self) -> None:
         """Stop in a forked child: don't send, don't touch the parent's connection, don't wait for locks."""
-        self._outbox.abandon()
-        self._sender.abandon()
+        self.outbox.abandon()
+        self.sender.abandon()
 
     def _report_losses(self) -> None:
         """Warn at the end if parts of the run didn't reach the server, or may not be saved there."""
-        outbox, sender = self._outbox, self._sender
+        outbox, sender = self.outbox, self.sender
         fate = sender.answered, outbox.unsaved, outbox.given_up, sender.spooling
         message = loss_message(self.counters, self.trouble, *fate)
-        if message is not None and self._sender.was_started and not self._reported_losses:
+        if message is not None and self.sender.was_started and not self._reported_losses:
             self._reported_losses = True
-            logger.warning("%s%s", message, self._sender.advice)
+            logger.warning("%s%s", message, self.sender.advice)

@@ -151,7 +151,7 @@ class Notifier:
         self._due = 0.0
         self._look_failed = False
         self._lock = threading.Lock()
-        self._testing = threading.Lock()
+        self.testing = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -188,13 +188,13 @@ class Notifier:
 
     def test(self) -> bool:
         """Send a message to each target now. Return False if another test is running."""
-        if not self._testing.acquire(blocking=False):
+        if not self.testing.acquire(blocking=False):
             return False
         try:
             failed = send_to(self.targets, "hookcore: test", "Notifications from hookcore arrive here.", "info")
             self._count(self.targets, failed)
         finally:
-            self._testing.release()
+            self.testing.release()
         return True
 
     def _run(self) -> None:
