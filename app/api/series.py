@@ -315,7 +315,7 @@ def _scalars(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     wanted = asked.name or [name for name in run.store.scalar_names() if not name.startswith(OWN)]
     many = [(each.name, each) for each in _scalars_of(run, wanted[:MAX_LINES], asked.bounds, asked.points).series]
     title = many[0][0] if len(many) == 1 else f"scalars{_of(many, wanted)}"
-    return series(many, style, title, "value", asked.scale, asked.smooth)
+    return series(many, style, title, "value", asked.scale, asked.smooth, captured=False)
 
 
 def _histograms(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:

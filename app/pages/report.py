@@ -215,7 +215,7 @@ def _scalars(reader: Reader, view: ReportSteps) -> Iterator[Chart]:
     rest = [[each] for each in found if each.name not in losses]
     for place, chart in enumerate([together, *rest] if together else rest):
         names = ", ".join(each.name for each in chart)
-        figure = figures.series([(each.name, each) for each in chart], figures.LIGHT, names, "value")
+        figure = figures.series([(each.name, each) for each in chart], figures.LIGHT, names, "value", captured=False)
         text = "; ".join(map(_in_words, chart))
         yield _chart(f"scalar-{place}", names, figure, text, line=line_of(chart[0].mean))
 
@@ -238,7 +238,8 @@ def _map(reader: Reader, kind: Kind, stat: str, title: str, view: ReportSteps) -
     text = f"{len(reader.taps(None, kind).taps)} layers, steps {found.first_step[0]} to {found.last_step[-1]}"
     text += f"; {bad} cells are not finite" if bad else "; everything is finite"
     figure = figures.heatmap(found, figures.LIGHT, title)
-    yield _chart(f"map-{kind}", f"{title} ({stat})", figure, text, picture=picture_of(found), bad=bad > 0, tall=True)
+    picture = picture_of(figures.captured_only(found))
+    yield _chart(f"map-{kind}", f"{title} ({stat})", figure, text, picture=picture, bad=bad > 0, tall=True)
 
 
 def _worst(findings: tuple[Finding, ...]) -> list[Finding]:

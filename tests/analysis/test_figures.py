@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from msgspec.structs import replace
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import StoreReader
@@ -269,3 +270,19 @@ def test_values_that_may_be_negative_have_no_logarithm() -> None:
     assert not is_log("log", "mean", np.array([-1.0, 1.0]))
     assert not is_log("auto", "rms", np.array([0.0]))
     assert not is_log("auto", "zero_fraction", np.array([0.5]))
+
+
+def test_charts_leave_out_what_was_not_captured_and_say_how_much() -> None:
+    found = Series("rms", None, np.array([0, 1, 33, 65]), np.array([0, 1, 33, 65]), *np.ones((3, 4)))
+    layout = figures.series([("rms", found)], figures.LIGHT, "t", "rms")["layout"]
+    assert layout["xaxis"]["categoryarray"] == ["0", "1", "33", "65"]
+    assert layout["xaxis"]["title"]["text"] == "captured steps; 31 steps left out at each mark"
+    assert [mark["x0"] for mark in layout["shapes"]] == [1.5, 2.5]
+    logged = figures.series([("acc", found)], figures.LIGHT, "t", captured=False)["layout"]["xaxis"]
+    assert (logged["title"]["text"], "categoryarray" in logged) == ("step", False)
+    whole = World().run.reader.heatmap("output", "rms")
+    state = np.array(whole.state)
+    state[:, 1:3] = figures.EMPTY
+    seen = figures.captured_only(replace(whole, state=state))
+    assert seen.first_step.tolist() == [0, *range(3, STEPS)]
+    assert figures.heatmap(seen, figures.LIGHT, "t")["data"][0]["x"][:2] == ["0", "3"]

@@ -12,7 +12,20 @@ from numpy.typing import NDArray
 from hookcore.reading.answers import Series
 from hookcore.records.vocabulary import KIND_WORDS
 
-from .style import Scale, Style, Trace, axis, escaped, figure_of, is_log, marks, marks_axis, value_axis
+from .style import (
+    Scale,
+    StepAxis,
+    Style,
+    Trace,
+    axis,
+    escaped,
+    figure_of,
+    is_log,
+    marks,
+    marks_axis,
+    step_axis,
+    value_axis,
+)
 
 # Values over steps, and over the depth of the model.
 
@@ -28,22 +41,27 @@ def series(
     stat: str = "",
     scale: Scale = "auto",
     half_life: float = 0.0,
+    captured: bool = True,
 ) -> dict[str, Any]:
-    """Plot each series as its mean with the band of its extremes; if smoothed, the raw line stays visible."""
+    """Plot each series as its mean with the band of its extremes; if smoothed, the raw line stays visible.
+
+    `captured` says that values are missing where nothing was captured. Logged values exist where they were logged.
+    """
+    steps = step_axis(style, [(each.first_step, each.last_step) for _, each in many] if captured else [])
     known = [np.concatenate([each.min, each.max]) for _, each in many]
     log = is_log(scale, stat, np.concatenate(known) if known else np.empty(0))
     traces: list[Trace] = []
     for place, (name, each) in enumerate(many):
         color = style.lines[place % len(style.lines)]
-        traces += [*_band(each, color), *_line(name, each, color, half_life)]
-    counted = [(name, each.first_step, each.nonfinite) for name, each in many if each.nonfinite is not None]
-    crosses = [mark for name, steps, nonfinite in counted for mark in marks(style, steps, nonfinite, name)]
+        traces += [*_band(each, color, steps), *_line(name, each, color, half_life, steps)]
+    counted = [(name, steps.x(each.first_step), each.nonfinite) for name, each in many if each.nonfinite is not None]
+    crosses = [mark for name, x, nonfinite in counted for mark in marks(style, x, nonfinite, name)]
     traces += [{**mark, "showlegend": place == 0} for place, mark in enumerate(crosses)]
     return figure_of(
         style,
         title,
         traces,
-        xaxis=axis(style, "step", showgrid=False),
+        **steps.layout,
         yaxis=value_axis(style, stat, log, **_range_of(known, log)),
         yaxis2=marks_axis(),
         showlegend=len(many) > 1 or bool(crosses),
@@ -62,11 +80,11 @@ def _range_of(known: Sequence[Floats], log: bool) -> dict[str, Any]:
     return {"range": [float(np.log10(end)) for end in ends] if log else ends}
 
 
-def _band(one: Series, color: str) -> list[Trace]:
+def _band(one: Series, color: str, steps: StepAxis) -> list[Trace]:
     """Return the band of extremes, or nothing if every point is a single step."""
     if np.array_equal(one.min, one.max, equal_nan=True):
         return []
-    edge = {"type": "scatter", "mode": "lines", "x": one.first_step, "line": {"width": 0}, "hoverinfo": "skip"}
+    edge = {"type": "scatter", "mode": "lines", "x": steps.x(one.first_step), "line": {"width": 0}, "hoverinfo": "skip"}
     fill = "rgba({},{},{},0.18)".format(*(int(color[place : place + 2], 16) for place in (1, 3, 5)))
     return [
         {**edge, "name": "least", "y": one.min, "showlegend": False},
@@ -74,9 +92,9 @@ def _band(one: Series, color: str) -> list[Trace]:
     ]
 
 
-def _line(name: str, one: Series, color: str, half_life: float) -> list[Trace]:
+def _line(name: str, one: Series, color: str, half_life: float, steps: StepAxis) -> list[Trace]:
     mode = "lines" if len(one.first_step) > 1 else "markers"
-    line = {"type": "scatter", "mode": mode, "x": one.first_step, "line": {"color": color, "width": 1.6}}
+    line = {"type": "scatter", "mode": mode, "x": steps.x(one.first_step), "line": {"color": color, "width": 1.6}}
     plain = {**line, "name": escaped(name), "y": one.mean, "hovertemplate": "%{y:.5g}"}
     if half_life <= 0:
         return [plain]

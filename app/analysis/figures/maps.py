@@ -19,6 +19,7 @@ from .style import (
     BAR,
     NEVER_NEGATIVE,
     Scale,
+    StepAxis,
     Style,
     Trace,
     axis,
@@ -28,6 +29,7 @@ from .style import (
     log_ticks,
     marks,
     marks_axis,
+    step_axis,
 )
 
 Floats = NDArray[np.float64]
@@ -38,13 +40,15 @@ _MAX_DECADES: Final = 12.0  # of the colors of a difference
 
 def heatmap(found: Heatmap, style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
     """Plot layers from input (top) to output over steps; the color is the magnitude of a cell's worst value."""
+    found = captured_only(found)
     values = np.abs(found.worst)
     log = is_log(scale, found.stat if found.stat in NEVER_NEGATIVE else "rms", values)
     labels = _labels(found.rows)
-    edges = edges_of(found.first_step, found.last_step)
+    steps = step_axis(style, [(found.first_step, found.last_step)])
+    edges = steps.cells(found.first_step, found.last_step)
     traces = [_cells(values, edges, labels, log, f"|{found.stat}|" if found.stat not in NEVER_NEGATIVE else found.stat)]
     traces += _nonfinite_cells(style, edges, labels, found.state == NAN, found.state == INFINITE)
-    return _map_of(style, title, traces)
+    return _map_of(style, title, traces, steps)
 
 
 def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str, Any]:
@@ -52,6 +56,8 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
 
     Both maps have the same taps and columns. If only one of the two is finite, the cell has a separate mark.
     """
+    there = _columns_of(one) | _columns_of(two)
+    one, two = _columns(one, there), _columns(two, there)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.log10(np.abs(two.worst)) - np.log10(np.abs(one.worst))
     ratio[(one.worst == 0) & (two.worst == 0)] = 0.0
@@ -62,7 +68,8 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
     known = np.abs(ratio[np.isfinite(ratio)])
     most = max(float(known.max(initial=0.0)), 0.01)
     labels = _labels(one.rows)
-    edges = edges_of(one.first_step, one.last_step)
+    steps = step_axis(style, [(one.first_step, one.last_step)])
+    edges = steps.cells(one.first_step, one.last_step)
     places, texts = log_ticks(-most, most)
     trace = _trace(ratio, edges, labels, [[0, style.low], [0.5, style.paper], [1, style.high]])
     trace |= {
@@ -82,7 +89,7 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
         ("non-finite only in the first run", seen & bad[0] & ~bad[1], style.infinite),
         ("non-finite in both runs", seen & bad[0] & bad[1], style.quiet),
     )
-    return _map_of(style, title, [trace, *_flat_cells(edges, labels, marks)])
+    return _map_of(style, title, [trace, *_flat_cells(edges, labels, marks)], steps)
 
 
 def tensor(snapshot: Snapshot, values: NDArray[Any], style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
@@ -127,11 +134,24 @@ def _vector(values: Floats, style: Style, title: str) -> dict[str, Any]:
     return figure_of(style, title, traces, xaxis=axis(style, "place"), yaxis=axis(style, "value"))
 
 
-def edges_of(first_step: NDArray[np.int64], last_step: NDArray[np.int64]) -> Floats:
-    """Return the edges of cells, so that each step is in the middle of its own cell."""
-    if not len(first_step):
-        return np.empty(0)
-    return np.append(first_step, last_step[-1] + 1).astype(np.float64) - 0.5
+def captured_only(found: Heatmap) -> Heatmap:
+    """Return the map without the columns in which nothing was captured."""
+    return _columns(found, _columns_of(found))
+
+
+def _columns_of(found: Heatmap) -> NDArray[np.bool_]:
+    there: NDArray[np.bool_] = np.any(found.state > EMPTY, axis=0)
+    return there
+
+
+def _columns(found: Heatmap, kept: NDArray[np.bool_]) -> Heatmap:
+    return replace(
+        found,
+        first_step=found.first_step[kept],
+        last_step=found.last_step[kept],
+        worst=found.worst[:, kept],
+        state=found.state[:, kept],
+    )
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
@@ -177,9 +197,9 @@ def _flat_cells(x: Any, y: Any, marks: Sequence[tuple[str, NDArray[np.bool_], st
     return traces
 
 
-def _map_of(style: Style, title: str, traces: list[Trace]) -> dict[str, Any]:
+def _map_of(style: Style, title: str, traces: list[Trace], steps: StepAxis) -> dict[str, Any]:
     rows = axis(style, "", type="category", autorange="reversed", showgrid=False)
-    return figure_of(style, title, traces, xaxis=axis(style, "step", showgrid=False), yaxis=rows)
+    return figure_of(style, title, traces, **steps.layout, yaxis=rows)
 
 
 Bounds = tuple[int | None, int | None]
@@ -243,10 +263,11 @@ def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
     known = logs[np.isfinite(logs)]
     places, texts = log_ticks(float(known.min()), float(known.max())) if len(known) else ([0.0], ["1"])
     bins = len(found.edges) - 1
+    steps = step_axis(style, [(found.first_step, found.last_step)])
     trace: Trace = {
         "type": "heatmap",
         "z": logs,
-        "x": edges_of(found.first_step, found.last_step),
+        "x": steps.cells(found.first_step, found.last_step),
         "y": np.arange(max(bins, 0) + 1) - 0.5,
         "customdata": counts,
         "colorscale": "Viridis",
@@ -260,8 +281,8 @@ def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
     return figure_of(
         style,
         title,
-        [trace, *_value_marks(style, found, bad)],
-        xaxis=axis(style, "step", showgrid=False),
+        [trace, *_value_marks(style, found, bad, steps)],
+        **steps.layout,
         yaxis=axis(
             style,
             "value",
@@ -274,9 +295,9 @@ def histograms(found: Histograms, style: Style, title: str) -> dict[str, Any]:
     )
 
 
-def _value_marks(style: Style, found: Histograms, bad: Any) -> list[Trace]:
+def _value_marks(style: Style, found: Histograms, bad: Any, steps: StepAxis) -> list[Trace]:
     said = "%{customdata} values not finite<extra></extra>"
-    return [{**mark, "hovertemplate": said} for mark in marks(style, found.first_step, bad)]
+    return [{**mark, "hovertemplate": said} for mark in marks(style, steps.x(found.first_step), bad)]
 
 
 def fan(quantiles: Sequence[Series], counted: Series, style: Style, title: str) -> dict[str, Any]:
@@ -284,6 +305,7 @@ def fan(quantiles: Sequence[Series], counted: Series, style: Style, title: str) 
 
     `counted` is a stat of the same tap that includes its non-finite steps.
     """
+    steps = step_axis(style, [(each.first_step, each.last_step) for each in (*quantiles, counted)])
     color = style.lines[0]
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     edge: Trace = {"type": "scatter", "mode": "lines", "hovertemplate": "%{y:.5g}", "line": {"width": 0}}
@@ -292,21 +314,30 @@ def fan(quantiles: Sequence[Series], counted: Series, style: Style, title: str) 
     for place, (low, high) in enumerate(zip(quantiles[:pairs], reversed(quantiles), strict=False)):
         fill = f"rgba({red},{green},{blue},{0.12 + 0.12 * place:.2f})"
         name = f"{_percent(low)} to {_percent(high)}"
-        traces.append({**edge, "x": low.first_step, "name": _percent(low), "y": low.mean, "showlegend": False})
+        traces.append({**edge, "x": steps.x(low.first_step), "name": _percent(low), "y": low.mean, "showlegend": False})
         traces.append(
-            {**edge, "x": high.first_step, "name": name, "y": high.mean, "fill": "tonexty", "fillcolor": fill}
+            {
+                **edge,
+                "x": steps.x(high.first_step),
+                "name": name,
+                "y": high.mean,
+                "fill": "tonexty",
+                "fillcolor": fill,
+            }
         )
     if len(quantiles) % 2:
         middle = quantiles[pairs]
         line = {"color": color, "width": 1.8}
-        traces.append({**edge, "x": middle.first_step, "line": line, "name": _percent(middle), "y": middle.mean})
+        traces.append(
+            {**edge, "x": steps.x(middle.first_step), "line": line, "name": _percent(middle), "y": middle.mean}
+        )
     if counted.nonfinite is not None:
-        traces += marks(style, counted.first_step, counted.nonfinite)
+        traces += marks(style, steps.x(counted.first_step), counted.nonfinite)
     return figure_of(
         style,
         title,
         traces,
-        xaxis=axis(style, "step", showgrid=False),
+        **steps.layout,
         yaxis=axis(style, "value"),
         yaxis2=marks_axis(),
         hovermode="x unified",

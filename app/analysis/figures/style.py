@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -12,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from hookcore.records.vocabulary import INFINITE_COLOR, NAN_COLOR
+from hookcore.records.vocabulary import INFINITE_COLOR, NAN_COLOR, counted
 
 from ..numerals import shown
 
@@ -98,6 +99,58 @@ def axis(style: Style, title: str = "", **more: Any) -> dict[str, Any]:
     return {**common, "tickcolor": style.line, "automargin": True, "exponentformat": "e", **more}
 
 
+_MAX_GAPS: Final = 200  # marks of an axis; with more, only its title says that steps are left out
+
+
+@dataclass(frozen=True, slots=True)
+class StepAxis:
+    """Captured steps side by side, with marks where steps were left out; the true steps if none is.
+
+    `layout` is the axis and its marks. Left-out steps make the axis one of categories, named by their first steps.
+    """
+
+    packs: bool
+    layout: dict[str, Any]
+
+    def x(self, first: NDArray[np.int64]) -> Any:
+        """Return where points stand that begin at these steps."""
+        return [str(step) for step in first.tolist()] if self.packs else first
+
+    def cells(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> Any:
+        """Return the columns of a map: their names, or their edges, so that each step is in the middle of its cell."""
+        if self.packs or not len(first):
+            return self.x(first)
+        return np.append(first, last[-1] + 1).astype(np.float64) - 0.5
+
+
+def step_axis(style: Style, ends: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> StepAxis:
+    """Return the axis for points with these first and last steps."""
+    known: dict[int, int] = {}
+    for one, other in ends:
+        for begin, end in zip(one.tolist(), other.tolist(), strict=True):
+            known[begin] = max(end, known.get(begin, end))
+    steps = sorted(known)
+    gaps = [(place, step - known[before] - 1) for place, (before, step) in enumerate(itertools.pairwise(steps))]
+    gaps = [(place, many) for place, many in gaps if many > 0]
+    if not gaps:
+        return StepAxis(False, {"xaxis": axis(style, "step", showgrid=False)})
+    least, most = min(many for _, many in gaps), max(many for _, many in gaps)
+    words = f"{least:,} to {most:,} steps" if least < most else counted(most, "step")
+    marks = [
+        {"type": "line", "xref": "x", "yref": "paper", "x0": place + 0.5, "x1": place + 0.5, "y0": 0, "y1": 0.02}
+        for place, _ in gaps[:_MAX_GAPS]
+    ]
+    names = {"type": "category", "categoryorder": "array", "categoryarray": [str(step) for step in steps]}
+    title = f"captured steps; {words} left out at {'the' if len(gaps) == 1 else 'each'} mark"
+    return StepAxis(
+        True,
+        {
+            "xaxis": axis(style, title, showgrid=False, nticks=8, tickangle=0, **names),
+            "shapes": [{**mark, "line": {"color": style.quiet, "width": 1}} for mark in marks],
+        },
+    )
+
+
 def value_axis(style: Style, title: str, log: bool, **more: Any) -> dict[str, Any]:
     """Return an axis of values; a logarithmic one shows values at its ticks, not exponents."""
     kind = {"type": "log", "exponentformat": "e", "dtick": "D1" if more.pop("narrow", False) else None} if log else {}
@@ -122,9 +175,7 @@ def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     return places, [shown(10.0**place) for place in places]
 
 
-def marks(
-    style: Style, steps: NDArray[np.int64], nonfinite: NDArray[np.int64] | NDArray[np.uint32], name: str = ""
-) -> list[Trace]:
+def marks(style: Style, steps: Any, nonfinite: NDArray[np.int64] | NDArray[np.uint32], name: str = "") -> list[Trace]:
     """Return crosses at non-finite values, on their own axis (`y2`), so that no value hides them."""
     bad = np.flatnonzero(nonfinite)
     if not len(bad):
@@ -136,7 +187,7 @@ def marks(
             "mode": "markers",
             "name": "NaN or infinity",
             "legendgroup": "nonfinite",
-            "x": steps[bad],
+            "x": [steps[place] for place in bad.tolist()] if isinstance(steps, list) else steps[bad],
             "y": np.zeros(len(bad)),
             "yaxis": "y2",
             "cliponaxis": False,
