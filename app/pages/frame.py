@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -16,6 +18,7 @@ from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
+from hookcore.reading.answers import Module
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity
 from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS, SEVERITY_WORDS, counted
 from hookcore.store import STAT_NAMES
@@ -107,6 +110,74 @@ def short_path(text: str, most: int) -> str:
 def camels(name: str) -> Markup:
     """Return the name of a class that wraps before its words."""
     return Markup("<wbr>").join(re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![a-z])", name) or [name])
+
+
+# How modules are named where there is little room.
+
+_MAX_SPELLED: Final = 500  # names that get a class
+_REVERSED: Final = re.compile(r"Linear|Conv\dd$")  # classes whose weight has the outputs first
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """The names of a run's modules in tables, axes, and labels; scripts get the same as data.
+
+    `shared` is what the paths of all modules begin with, except for those that contain all others: it is left out.
+    `spelled` has the names of modules that would be a number, with their class and shape.
+    """
+
+    shared: str = ""
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, path: str) -> str:
+        """Return the name of a module."""
+        return self.spelled.get(path) or self._short(path) or ROOT
+
+    def _short(self, path: str) -> str:
+        return path[len(self.shared) :] if self.shared and path.startswith(self.shared) else path
+
+    @property
+    def json(self) -> str:
+        """The names as data for scripts; "" if all are paths."""
+        return json.dumps(asdict(self), separators=(",", ":")) if self.shared or self.spelled else ""
+
+
+def names_of(modules: Sequence[Module]) -> ModuleNames:
+    """Return the names of modules, which are given in the model's order."""
+    below: dict[str, set[str]] = {}
+    for module in modules:
+        parts = module.path.split(".") if module.path else []
+        for depth, part in enumerate(parts):
+            below.setdefault(".".join(parts[:depth]), set()).add(part)
+    at = ""
+    while len(children := below.get(at, set())) == 1:
+        (child,) = children
+        deeper = f"{at}.{child}" if at else child
+        if deeper not in below:
+            break
+        at = deeper
+    names = ModuleNames(f"{at}." if at else "")
+    types = {module.path: module.type for module in modules}
+    spelled: dict[str, str] = {}
+    for module in modules:
+        short = names._short(module.path)
+        inside, _, last = module.path.rpartition(".")
+        is_one_of_many = last.isdigit() and types.get(inside) == "Sequential" and module.path not in below
+        if len(spelled) < _MAX_SPELLED and (short.replace(".", "").isdigit() or is_one_of_many):
+            spelled[module.path] = f"{short} {module.type}{_shape_of(module)}"
+    return ModuleNames(names.shared, spelled)
+
+
+def _names_in(run: Run) -> ModuleNames:
+    return names_of(run.reader.modules(taps=False))
+
+
+def _shape_of(module: Module) -> str:
+    """Return what a layer's weight maps from and to, as in the call that made the layer; "" without a weight."""
+    shape = module.shapes.get("weight", ())
+    if _REVERSED.search(module.type) and "Transpose" not in module.type:
+        shape = shape[:2][::-1]
+    return f"({', '.join(map(str, shape[:2]))})" if shape else ""
 
 
 FILTERS: Final[tuple[Callable[..., Any], ...]] = (
@@ -453,8 +524,11 @@ def render(
     query = f"?{request.url.query}" if request.url.query else ""
     query_kept = shared.query if shared is not None else ""
     missing = [request.app.state.runs.partial, run.partial if run is not None else ""]
+    names = cache(partial(_names_in, run) if run is not None else ModuleNames)  # for what shows any
     common = {
         "root": root,
+        "module_names": names,
+        "name_of": lambda path: names().of(path),
         "partial": " ".join(filter(None, missing)),
         "static": f"static/{assets.version()}",
         "here": f"{root}{path}{query}",

@@ -34,3 +34,21 @@ test("a short path omits the common prefix, and keeps the numbers that distingui
   assert.equal(shortPath("encoder.layers.0.linear", fits(21)), "en\u2026er.la\u2026rs.0.li\u2026ar");
   assert.equal(shortPath("w".repeat(200), fits(9)).length, 9);
 });
+
+test("axes and labels show the names that the server gave, and whole paths where it gave none", async (about) => {
+  const before = globalThis.document;
+  about.after(() => {
+    globalThis.document = before;
+  });
+  const names = JSON.stringify({ shared: "inner.", spelled: { "inner.0": "0 Linear(20, 64)" } });
+  globalThis.document = /** @type {any} */ ({ body: { dataset: { names } } });
+  const { moduleName, tapWords } = await import("../../app/static/js/format.js?named");
+  assert.deepEqual(["inner.0", "inner.h.3.attn", "inner", "outer.x", ""].map(moduleName), [
+    "0 Linear(20, 64)",
+    "h.3.attn",
+    "inner",
+    "outer.x",
+    "",
+  ]);
+  assert.equal(tapWords({ module: "inner.0", kind: "output", label: "inner.0 output" }), "0 Linear(20, 64) activation");
+});

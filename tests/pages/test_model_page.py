@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from urllib.parse import unquote
@@ -11,12 +12,13 @@ import torch
 from torch import nn
 
 import hookcore
+from hookcore.reading.answers import Module
 from hookcore.records import Event, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Link, Replay
 from hookcore_app import assets
 from hookcore_app.analysis.modules import why_uncaptured
-from hookcore_app.pages.frame import TABS
+from hookcore_app.pages.frame import TABS, names_of
 from hookcore_app.pages.views.layer import box_id
 from hookcore_app.runs.parts import End
 from tests.api_world import World, open_run
@@ -219,3 +221,31 @@ def test_the_pages_with_a_drawer_have_its_script_and_its_style(world: World) -> 
         assert script is not None
         found = 'id="drawer"' in text, "css/drawer.css" in text, b"js/drawer/drawer.js" in script.content
         assert found == (has_drawer,) * 3, name
+
+
+def module(path: str, type: str, parent: str | None, weight: tuple[int, ...] = ()) -> Module:
+    return Module(path, parent, type, 0, 0, (), {"weight": weight} if weight else {}, "", None, ())
+
+
+def test_names_leave_out_what_all_paths_begin_with_and_spell_out_bare_numbers() -> None:
+    plain = [module("", "Wrapper", None), module("inner", "Sequential", "")]
+    layers = [
+        module("inner.0", "Linear", "inner", weight=(64, 20)),
+        module("inner.1", "GELU", "inner"),
+        module("inner.tail", "LayerNorm", "inner", weight=(64,)),
+    ]
+    names = names_of([*plain, *layers])
+    assert [names.of(each.path) for each in (*plain, *layers)] == [
+        "(root)",
+        "inner",
+        "0 Linear(20, 64)",
+        "1 GELU",
+        "tail",
+    ]
+    assert json.loads(names.json) == {
+        "shared": "inner.",
+        "spelled": {"inner.0": "0 Linear(20, 64)", "inner.1": "1 GELU"},
+    }
+    blocks = [module("", "Net", None), module("h", "ModuleList", ""), module("fc", "Linear", "")]
+    blocks += [module(f"h.{place}", "Block", "h") for place in range(3)]
+    assert (names_of(blocks).json, names_of([]).of("a.b")) == ("", "a.b")

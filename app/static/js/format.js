@@ -131,6 +131,18 @@ export function ofParameters(kind) {
   return kind.startsWith("param") || kind === "raw_grad" || kind === "update";
 }
 
+/** How the server names the modules of the page's run: see `ModuleNames` in app/pages/frame.py.
+ * @type {{shared: string, spelled: Record<string, string>} | null} */
+let names = null;
+
+/** The name of a module in an axis, a table, or a label: without what all paths begin with, and with its class and
+ * shape if it would be a number. @param {string} path */
+export function moduleName(path) {
+  names ??= JSON.parse(globalThis.document?.body?.dataset?.names || '{"shared":"","spelled":{}}');
+  const { shared, spelled } = /** @type {NonNullable<typeof names>} */ (names);
+  return spelled[path] ?? (shared && path.startsWith(shared) ? path.slice(shared.length) : path);
+}
+
 /** What a tensor is within its module, as `stream` in templates.
  * @param {{module: string, kind: string, label: string}} tap */
 export function streamWords({ module, kind, label }) {
@@ -140,7 +152,7 @@ export function streamWords({ module, kind, label }) {
 /** The same with its module, as `Tap.words` of the server.
  * @param {{module: string, kind: string, label: string}} tap */
 export function tapWords(tap) {
-  return `${tap.module || ROOT} ${streamWords(tap)}`;
+  return `${moduleName(tap.module) || ROOT} ${streamWords(tap)}`;
 }
 
 /** @param {string} kind */

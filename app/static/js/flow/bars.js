@@ -2,7 +2,7 @@
 import { pixelRatio } from "../canvas/chart.js";
 import { INFINITE, MAGNITUDE, MANTISSA, MISSING, startOf, worstOf } from "../canvas/columns.js";
 import { drawMarks, svgOf as svgOfMarks, titledPng, titledSvg } from "../canvas/pen.js";
-import { number } from "../format.js";
+import { moduleName, number } from "../format.js";
 import { rect, words } from "../heat/picture.js";
 import { groupsOf } from "../heat/rows.js";
 import { sharedBy, shortPath } from "../paths.js";
@@ -148,10 +148,11 @@ export function blockMarks(box, layers, page) {
   /** @type {Mark[]} */
   const marks = [];
   const y = box.y + box.h + 5;
-  const shared = sharedBy(layers);
+  const named = layers.map(({ module }) => ({ module: moduleName(module) }));
+  const shared = sharedBy(named);
   const order = Int32Array.from(layers.keys());
   const groups = groupsOf(layers, order, shared);
-  const alone = groups.length ? [] : layers.map(({ module }, from) => ({ name: module, from, to: from + 1 }));
+  const alone = groups.length ? [] : named.map(({ module }, from) => ({ name: module, from, to: from + 1 }));
   let free = -Infinity;
   for (const [place, { name, from, to }] of [...groups, ...alone].entries()) {
     const [left, right] = [from, to].map((place) => box.x + (place / layers.length) * box.w);

@@ -2,11 +2,11 @@
 import { cssOf, STEPS } from "../canvas/colors.js";
 import { MISSING } from "../canvas/columns.js";
 import { drawMarks, svgOf as svgOfMarks, titledPng, titledSvg } from "../canvas/pen.js";
-import { count, number } from "../format.js";
+import { count, moduleName, number } from "../format.js";
 import { sharedBy, shortPath } from "../paths.js";
 import { ticks } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
-import { boxOf, groupsOf, labelOf, onsets, xOf } from "./rows.js";
+import { axisName, boxOf, groupsOf, labelOf, onsets, xOf } from "./rows.js";
 
 /** @import { Along } from "../along.js"
  * @import { Palette } from "../canvas/colors.js"
@@ -48,7 +48,7 @@ export function shortened(text, width, shared = 0) {
 
 /** How wide the longest name is. @param {readonly Row[]} rows */
 export function widthOf(rows) {
-  return 8 + LETTER * rows.reduce((most, row) => Math.max(most, labelOf(row).length), 6);
+  return 8 + LETTER * rows.reduce((most, row) => Math.max(most, axisName(row).length), 6);
 }
 
 /** Names and groups of the rows, as many as can be read. @param {Layout} layout @param {readonly Row[]} rows @param
@@ -59,7 +59,7 @@ function rowMarks(layout, rows, grouped, page) {
   if (!shown.length) return [];
   /** @type {Mark[]} */
   const marks = [];
-  const shared = sharedBy(rows);
+  const shared = sharedBy(rows.map(({ module }) => ({ module: moduleName(module) })));
   /** @param {string} text @param {number} y @param {boolean} [bold] */
   const name = (text, y, bold = false) => {
     const short = shortened(text, labels - 4, shared);
@@ -67,7 +67,7 @@ function rowMarks(layout, rows, grouped, page) {
   };
   for (let place = 0; place < pinned; place += 1) {
     const box = boxOf(layout, place);
-    name(labelOf(rows[shown[place]]), box.y + box.h / 2, true);
+    name(axisName(rows[shown[place]]), box.y + box.h / 2, true);
   }
   const rest = shown.subarray(pinned);
   if (!rest.length) return marks;
@@ -88,7 +88,7 @@ function rowMarks(layout, rows, grouped, page) {
     const box = boxOf(layout, pinned + at);
     const y = box.y + box.h / 2;
     if (y < free || y + 5 > layout.plot.y + layout.plot.h + 4) continue;
-    name(named ? named[place].text : labelOf(rows[rest[place]]), y);
+    name(named ? named[place].text : axisName(rows[rest[place]]), y);
     free = y + LINE_PX - 2;
   }
   return marks;

@@ -1,5 +1,6 @@
 /** The rows of a heatmap, their groups and order, and its layout in CSS pixels. Pure. */
 import { badness, INFINITE, startOf } from "../canvas/columns.js";
+import { moduleName } from "../format.js";
 import { countOf } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
 /** @import { Along } from "../along.js"
@@ -17,6 +18,11 @@ import { ROOT } from "../vocabulary.js";
 export function labelOf({ module, kind, label = "" }) {
   const name = module || ROOT;
   return name + label.slice(`${name} ${kind}`.length);
+}
+
+/** The same as the axis shows it. @param {{module: string, kind: string, label?: string}} row */
+export function axisName(row) {
+  return moduleName(row.module) + labelOf(row).slice(row.module.length) || ROOT;
 }
 
 /** A row that is no tap, such as a rank. @param {number} number @param {string} module its name @returns {Row} */
@@ -38,7 +44,7 @@ export function groupsOf(rows, order, shared = 0) {
   /** @type {Group[]} */
   const groups = [];
   for (let place = 0; place < order.length; place += 1) {
-    const name = blockOf(rows[order[place]].module, shared);
+    const name = blockOf(moduleName(rows[order[place]].module), shared);
     const last = groups.at(-1);
     if (last && last.name === name) last.to = place + 1;
     else groups.push({ name, from: place, to: place + 1 });

@@ -2,6 +2,7 @@
  * up to 50 at a time. */
 import { get, getAll, numberOf } from "../api.js";
 import { h, penLike, write } from "../dom.js";
+import { moduleName } from "../format.js";
 import { MAX_HISTOGRAMS, MAX_LATEST, MAX_PAGE } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { cut, sharedBy } from "../paths.js";
@@ -156,7 +157,7 @@ export class Wall {
     this.#byElement.clear();
     this.tiles = [];
     this.layers = layers;
-    this.#shared = sharedBy(layers);
+    this.#shared = sharedBy(layers.map(({ module }) => ({ module: moduleName(module) })));
     this.element.replaceChildren();
     this.#more();
   }
@@ -172,7 +173,7 @@ export class Wall {
     for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
-      const name = h("a", { href: address }, layer.module || ROOT);
+      const name = h("a", { href: address }, moduleName(layer.module) || ROOT);
       const element = h(
         "article",
         { class: "tile" },
@@ -180,7 +181,7 @@ export class Wall {
           "h3",
           { title: `${layer.module} ${layer.label}` },
           name,
-          h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`),
+          h("span", { class: "quiet" }, ` ${saidType(layer)}${shortOf(layer.label)}`),
         ),
         plot,
       );
@@ -199,7 +200,7 @@ export class Wall {
   #shorten(tiles) {
     if (!tiles.length) return;
     const [room, pen] = [tiles[0].element.clientWidth - TYPE_PX, penLike(tiles[0].name)];
-    for (const { layer, name } of tiles) write(name, cut(pen, layer.module || ROOT, room, this.#shared));
+    for (const { layer, name } of tiles) write(name, cut(pen, moduleName(layer.module) || ROOT, room, this.#shared));
   }
 
   /** @param {IntersectionObserverEntry[]} entries */
@@ -323,6 +324,11 @@ export class Wall {
       .filter((histogram) => histogram.edges.length > 1);
     this.axis = this.page.state.get("range") === "shared" && answer.length ? axisOf(answer.map(shapeOf)) : null;
   }
+}
+
+/** The class of a layer, unless its name has it. @param {Layer} layer */
+function saidType({ module, type }) {
+  return moduleName(module).includes(` ${type}`) ? "" : `${type} `;
 }
 
 /** A label without its kind: the place in a nested output, the call, and the phase.
