@@ -66,12 +66,13 @@ def append(
     rms: Sequence[float],
     new: tuple[Tap, ...] = (),
     scalars: dict[str, float] | None = None,
+    numbers: Sequence[int] | None = None,
     **columns: Any,
 ) -> None:
-    """Append a step in which the taps have these magnitudes."""
+    """Append a step in which the taps have these magnitudes: the first ones, or those with these `numbers`."""
     finite = np.where(np.isfinite(rms), rms, np.nan)
     stats = stats_of_magnitudes(rms, **{**dict.fromkeys(("rms", "norm", "max"), finite), **columns})
-    store.append(frame(step, stats, new, time_s=100.0 + 0.5 * step, scalars=scalars or {}))
+    store.append(frame(step, stats, new, numbers=numbers, time_s=100.0 + 0.5 * step, scalars=scalars or {}))
 
 
 def store_of(rms: Any, taps: tuple[Tap, ...] | None = None, memory: int = 2**26, **columns: Any) -> Store:

@@ -48,6 +48,50 @@ def _grow_once(number: int, batch: Tensor) -> Tensor:
     return batch * (1000.0 if number == AT else 1.0)
 
 
+_OFTEN: Final = {"state_every": 10, "kinds": EVERYTHING}  # that optimizers are measured
+
+
+class Forgetful(torch.optim.Optimizer):
+    """Adam as someone might write it, with one mistake: a moment that isn't stored, or in too small a type."""
+
+    def __init__(self, parameters: Any, lr: float, forgets: str = "", dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self._forgets, self._dtype = forgets, dtype
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                gradient, state = weight.grad, self.state[weight]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(weight)
+                    state["exp_avg_sq"] = torch.zeros_like(weight, dtype=self._dtype)
+                for name, beta, value in (("exp_avg", 0.9, gradient), ("exp_avg_sq", 0.99, gradient**2)):
+                    moment = state[name] * beta + (1 - beta) * value.to(state[name].dtype)
+                    if name != self._forgets:
+                        state[name] = moment
+                    else:
+                        gradient = moment
+                weight.sub_(group["lr"] * gradient / (state["exp_avg_sq"].float().sqrt() + 1e-3))
+
+
+def _forgetful(**options: Any) -> Training:
+    return classifier(mlp(4), 1e-4, Forgetful, **options)
+
+
+def _jumping() -> Training:
+    """Multiply the gradient of one layer in one step, as a fault in its own backward function would."""
+    model = mlp(4)
+
+    def spoil(_: nn.Module) -> None:
+        steps.append(0)
+        if len(steps) == AT + 1:
+            model[4].weight.grad *= -3000.0  # type: ignore[union-attr, operator]
+
+    steps: list[int] = []
+    return classifier(model, 0.02, clip=spoil, wrong=0.2)
+
+
 def _silence(model: Any) -> None:
     model[2].bias.fill_(-80.0)
 
@@ -273,6 +317,27 @@ FAULTY: Final = {
         lambda: trainings.interrupted(0.5, 10),
         ("long-evaluation",),
         settings={"rules": {"long-evaluation": {"least_s": 4}}},
+    ),
+    "first moments that are never stored": Case(
+        lambda: _forgetful(forgets="exp_avg"), ("state-stays-zero",), ("0", "2", "4", "6"), settings=_OFTEN
+    ),
+    "second moments in float16": Case(
+        lambda: _forgetful(dtype=torch.float16, reduce=lambda _, loss: 0.001 * loss),
+        ("second-moments",),
+        ("0", "2", "4", "6"),
+        settings=_OFTEN,
+    ),
+    "gradients ten thousand times as large from a step on": Case(
+        lambda: classifier(
+            mlp(4), 1e-6, torch.optim.Adam, reduce=lambda step, loss: loss * (1e5 if step >= AT else 1.0), log=False
+        ),
+        ("second-moments",),
+        ("0", "2", "4", "6"),
+        at=AT,
+        settings=_OFTEN,
+    ),
+    "a layer's update jumps, and then the loss": Case(
+        _jumping, ("spike-precursor",), "4", at=AT, settings={"kinds": EVERYTHING}, severities=("info",)
     ),
     "clipped by value, far below the usual values": Case(
         lambda: classifier(mlp(4), 0.05, clip=lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-5)),

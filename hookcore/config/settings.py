@@ -100,6 +100,7 @@ class WatchSettings(TypedDict, total=False):
     phases: Phase | Iterable[Phase]
     calls: int
     sketch_values: int | None
+    state_every: int
     server: str | None
     keep: str | os.PathLike[str] | None
     capsule: Capsule
@@ -219,6 +220,14 @@ class Settings:
         "value.",
         optional(read_integer(MIN_SKETCH_VALUES)),
         or_none(int),
+    )
+    state_every: int = setting(
+        50,
+        "an integer of 1 or more",
+        "In every n-th captured step, measure the state of optimizers, too. That is what they keep for each weight, "
+        "such as Adam's moments; and what a step changes, unless `kinds` has `update`.",
+        read_integer(1),
+        int,
     )
     server: str | None = setting(
         "auto",

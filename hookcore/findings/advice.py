@@ -286,6 +286,34 @@ ADVICE: Final[dict[str, Advice]] = {
             "if this is intended, do nothing: choose the learning rate for steps of this length",
         ),
     ),
+    "state-stays-zero": _advice(
+        "an optimizer whose state is cleared or created again in each step",
+        "a checkpoint that was loaded without the optimizer's state, or into an optimizer with other parameters",
+        "parameters that were replaced after the optimizer was made, as by `model.to()` with new tensors",
+        tries=(
+            "create the optimizer once, after the model has its final parameters",
+            "load the optimizer's state after the model's, and compare `len(optimizer.state)` with the parameters",
+        ),
+    ),
+    "second-moments": _advice(
+        "a few steps with huge gradients: Adam remembers their squares for about a thousand steps",
+        "moments in float16, in which squares of small gradients are zero",
+        "an epsilon that is far below the resolution of the moments",
+        tries=(
+            "clip the gradients by norm, and skip batches with extreme losses",
+            "keep the optimizer's state in float32, or in bfloat16, which has the same range",
+            "lower `beta2`, so that the moments forget sooner; with float16, raise `eps`",
+        ),
+    ),
+    "spike-precursor": _advice(
+        "a learning rate at the edge of what this layer bears",
+        "an unusual batch, whose gradient goes through this layer first",
+        "second moments that lag behind gradients that grow, so that steps become too large",
+        tries=(
+            "look at this layer first: its gradient, its update, and the batch of that step",
+            "lower the learning rate or `beta2` for this layer, or clip the gradients",
+        ),
+    ),
     "dead-channels": _advice(
         "a step so large that it moved many biases far below zero",
         "a learning rate that is too high, or a warm-up that is too short",

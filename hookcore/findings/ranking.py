@@ -27,7 +27,7 @@ from hookcore.findings.outputs import (
 from hookcore.findings.rules import RULES, RuleName
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits
-from hookcore.findings.updates import find_lost, find_ownership
+from hookcore.findings.updates import find_lost, find_ownership, find_precursors, find_states
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import APART, SEVERITIES, STAT_COLUMN
 from hookcore.store import Store, TapList
@@ -174,7 +174,8 @@ def findings_of(
     found += find_clipped(store, taps, gradients) + find_equal(store, taps, losses)
     broken = find_loss(losses, taps)
     found += broken + find_rate(losses, taps, bool(broken))
-    found += find_loss_spikes(losses, taps) + find_progress(losses, taps)
+    spikes = find_loss_spikes(losses, taps)
+    found += spikes + find_precursors(store, judged, spikes) + find_progress(losses, taps) + find_states(store, taps)
     found += find_ownership(store, taps) + find_waits(store, taps)
     found += find_probed(store, taps, losses)
     if inputs.sizes is not None:

@@ -38,6 +38,9 @@ RuleName = Literal[
     "poor-weight-initialization",
     "batch-norm-drift",
     "gradient-clipped-always",
+    "state-stays-zero",
+    "second-moments",
+    "spike-precursor",
     "dead-channels",
     "rank-collapse",
     "attention-entropy-collapse",
@@ -106,6 +109,10 @@ def _captured(default: int, most: int) -> Threshold:
 
 def _logged(default: int, most: int = 100_000) -> Threshold:
     return Threshold("least_logged", default, 2, most, "values of the loss needed to judge it", whole=True)
+
+
+def _measured(default: int) -> Threshold:
+    return Threshold("measured", default, 2, 1000, "newest measurements in which this must hold", whole=True)
 
 
 def _results(default: int) -> Threshold:
@@ -200,6 +207,17 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         _captured(30, 64),
         Threshold("share", 0.95, 0.1, 1, "share of the captured steps"),
         Threshold("same", 2e-3, 0, 1, "share by which the factors of gradients clipped together may differ"),
+    ),
+    "state-stays-zero": (_measured(3),),
+    "second-moments": (
+        Threshold("factor", 1e6, 1.1, 1e30, "times their usual size"),
+        Threshold("zero", 0.5, 0.01, 1, "share of the values that are zero, although their gradients aren't"),
+        _measured(3),
+    ),
+    "spike-precursor": (
+        Threshold("factor", 2.0, 1.1, 1e12, "times its usual size"),
+        Threshold("before", 50, 1, 1000, "steps before the jump of the loss", whole=True),
+        Threshold("least_steps", 16, 4, 1000, "captured steps before, which show the usual size", whole=True),
     ),
     "dead-channels": (Threshold("share", 0.5, 0.01, 1, "share of the channels"), _results(3)),
     "rank-collapse": (
@@ -467,6 +485,30 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "and after it show: only the learning rate then determines the size of a step. This can be intended. "
                 "Needs the kind `param_grad`. Clipping inside of the optimizer isn't seen.",
                 among=64,
+            ),
+            _rule(
+                "state-stays-zero",
+                "warning",
+                "State stays zero",
+                "A tensor that an optimizer keeps for a weight, such as Adam's first moment or a momentum, was zero in "
+                "each of its newest measurements, although the gradient of the weight wasn't: the state is reset, or "
+                "belongs to another tensor. States are measured in every 50th captured step by default.",
+            ),
+            _rule(
+                "second-moments",
+                "warning",
+                "Second moments are off",
+                "Adam's second moments have exploded, a million times as large as usual, so that the next steps are "
+                "tiny; or at least half of their values are zero although the gradients aren't, because their type is "
+                "too small for squares: then a step is divided by epsilon alone.",
+            ),
+            _rule(
+                "spike-precursor",
+                "info",
+                "Moved before the loss",
+                "Before the loss jumped, the update of a weight was at least twice as large as usual. The finding "
+                "names the weight that moved first, and how many steps before. Needs the kind `update`; otherwise, it "
+                "looks at gradients of weights.",
             ),
             _rule(
                 "dead-channels",

@@ -255,6 +255,8 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "poor-weight-initialization": _tensors("output"),
     "batch-norm-drift": (lambda known: known.of_class(lambda name: name.startswith(NORMALIZING), "eval"), _EVALUATED),
     "gradient-clipped-always": _tensors("param_grad"),
+    # An optimizer that keeps nothing, or a loss that never jumps, lacks nothing.
+    **dict.fromkeys(("state-stays-zero", "second-moments", "spike-precursor")),
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse"),

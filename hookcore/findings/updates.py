@@ -1,8 +1,9 @@
-"""Updates that rounding swallows, and parameters that no optimizer steps."""
+"""Updates that rounding swallows or that the loss follows, states of optimizers, and parameters that nothing steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -10,13 +11,16 @@ from numpy.typing import NDArray
 
 from hookcore.findings.finding import SPARK, WARM_UP, Finding, Since
 from hookcore.findings.rules import RULES, RuleName, limits_of
-from hookcore.records import Event, Severity
-from hookcore.records.vocabulary import ENDED, FROZEN, NEVER_USED, STALLED, is_bias
+from hookcore.records import STATE_KINDS, Event, Kind, Severity, Tap
+from hookcore.records.vocabulary import ENDED, FROZEN, KIND_WORDS, NEVER_USED, STALLED, counted, is_bias
 from hookcore.store import Store, TapList
+from hookcore.store.rows import Rows
 
 UNCHANGED: Final = "unchanged-tensor"
 LOST: Final = "bf16-update-lost"
 
+_AMONG: Final = 1023  # captured steps, in some of which states are measured
+_SOME: Final = 0.1  # of the values, which must have gradients and be zero
 _FEW: Final = 4  # captured steps that show that nothing is lost
 
 Shares = NDArray[np.float64]  # [row, parameter]
@@ -129,6 +133,139 @@ def _swallowed(
     members = tuple((int(updates.numbers[each]), since) for each in places.tolist())
     about = "zero_fraction", float(zeros[-1]), float("nan"), since, None, text, tuple(zeros[-SPARK:].tolist()), more
     return Finding(rule, severity, int(updates.numbers[place]), updates.taps[place], *about, members=members)
+
+
+_ZERO: Final = "state-stays-zero"
+_MOMENTS: Final = "second-moments"
+
+
+def find_states(store: Store, taps: TapList) -> list[Finding]:
+    """Return findings about what optimizers keep for weights: zeros, or second moments that exploded."""
+    places = [place for place, tap in enumerate(taps.taps) if tap.kind in STATE_KINDS]
+    if not places:
+        return []
+    states = taps.at(places)
+    gradients = {(tap.module, tap.index): number for number, tap in taps.of_kind("param_grad")}
+    owners = [gradients.get((tap.module, tap.index.partition(".")[0]), -1) for tap in states.taps]
+    found = []
+    first = store.captured_step(_AMONG)
+    zeros = store.rows(states.numbers, "zero_fraction", first)
+    sizes = store.rows(taps.of_kind("exp_avg_sq").numbers, "rms", first)
+    for place, (number, gradient) in enumerate(zip(states.numbers.tolist(), owners, strict=True)):
+        measured = np.flatnonzero(zeros.present[:, place] > 0)
+        if gradient >= 0 and len(measured):
+            found += _zeros_of(store, states.taps[place], number, gradient, zeros, place, measured)
+    for place, (number, tap) in enumerate(taps.of_kind("exp_avg_sq")):
+        found += _explosion_of(store, tap, number, sizes, place)
+    return _leading(found)
+
+
+def _zeros_of(
+    store: Store, tap: Tap, number: int, gradient: int, zeros: Rows, place: int, measured: NDArray[np.intp]
+) -> list[Finding]:
+    """Return a finding about values that are zero although the gradient of the weight isn't."""
+    many = int(limits_of(store, _ZERO)["measured"])
+    is_moment, limits = tap.kind == "exp_avg_sq", limits_of(store, _MOMENTS)
+    newest = measured[-many:]
+    shares = zeros.low[newest, place]
+    if len(newest) < many or not (shares >= (limits["zero"] if is_moment else 1.0)).all():
+        return []
+    fed = store.rows(np.array([gradient]), "zero_fraction", int(zeros.first[newest[0]]), int(zeros.last[newest[-1]]))
+    with_gradient = 1 - fed.high[fed.present[:, 0] > 0, 0]
+    if not len(with_gradient) or float(with_gradient.min()) <= 1 - float(shares.min()) + _SOME:
+        return []
+    whole, since = bool((shares >= 1.0).all()), int(zeros.first[newest[0]])
+    name = f"the {KIND_WORDS[tap.kind]}" if tap.kind != "state" else tap.index.partition(".")[2]
+    what = "has been zero" if whole else f"has been zero in {shares.min():.0%} of its values"
+    name += f" of {tap.index.partition('.')[0]}"
+    text = f"{name} {what} in its newest {many} measurements, although the gradient isn't"
+    about = "zero_fraction", float(shares[-1]), float("nan"), since, None, text, tuple(shares.tolist()), 0
+    rule: RuleName = _MOMENTS if is_moment else _ZERO
+    return [Finding(rule, RULES[rule].severity, number, tap, *about, members=((number, since),))]
+
+
+def _explosion_of(store: Store, tap: Tap, number: int, sizes: Rows, place: int) -> list[Finding]:
+    """Return a finding about second moments that are far larger than before."""
+    limits = limits_of(store, _MOMENTS)
+    values = sizes.mean[sizes.present[:, place] > 0, place]
+    steps = sizes.first[sizes.present[:, place] > 0]
+    if len(values) < limits["measured"] + 1 or not np.isfinite(values).all():
+        return []
+    earlier = values[1:-1] if len(values) > limits["measured"] + 1 else values[:-1]  # the first one still grows
+    usual = float(np.median(earlier))
+    if not usual > 0 or values[-1] < limits["factor"] * usual:
+        return []
+    since = int(steps[np.flatnonzero(values > np.sqrt(usual * values[-1]))[0]])
+    text = Since(f"the second moment of {tap.index} has been {values[-1] / usual:.0e} times as large as usual")
+    about = "rms", float(values[-1]), usual, since, None, text, tuple(values[-SPARK:].tolist()), 0
+    return [Finding(_MOMENTS, RULES[_MOMENTS].severity, number, tap, *about, members=((number, since),))]
+
+
+def _leading(found: list[Finding]) -> list[Finding]:
+    """Return one finding for each rule, which counts the modules of the others."""
+    leading = []
+    for rule in dict.fromkeys(each.rule for each in found):
+        same = [each for each in found if each.rule == rule]
+        first = min(same, key=lambda each: (each.since_step, each.number))
+        members = tuple((each.number, each.since_step) for each in same)
+        leading.append(replace(first, downstream=len({each.module for each in same}) - 1, members=members))
+    return leading
+
+
+_PRECURSOR: Final = "spike-precursor"
+_LONG: Final = 64  # steps before those that may have moved first, which show what is usual
+
+
+def find_precursors(store: Store, taps: TapList, spikes: Iterable[Finding]) -> list[Finding]:
+    """Return, for each jump of the loss, the weight whose update was unusually large first."""
+    watched = next((each for kind in _MOVES if len((each := taps.of_kind(kind)).taps)), None)
+    if watched is None:
+        return []
+    jumps = [each for each in spikes if each.severity != "info"]
+    found = (_precursor(store, watched, jump) for jump in jumps)
+    return [each for each in found if each is not None]
+
+
+_MOVES: Final[tuple[Kind, ...]] = ("update", "param_grad")
+
+
+def _precursor(store: Store, watched: TapList, jump: Finding) -> Finding | None:
+    """Return what moved first: of all that moved, those that moved about as far as the one that moved farthest."""
+    limits = limits_of(store, _PRECURSOR)
+    begin = jump.since_step - int(limits["before"])
+    rows = store.rows(watched.numbers, "rms", max(0, begin - _LONG), jump.since_step - 1)
+    exact = rows.first == rows.last
+    steps, sizes = rows.first[exact], rows.mean[exact]
+    place = max(int(np.searchsorted(steps, begin)), int(limits["least_steps"]))
+    earlier, later = sizes[:place], sizes[place:]
+    known = (~np.isnan(earlier)).sum(axis=0) >= limits["least_steps"]
+    if not len(later) or not known.any():
+        return None
+    usual, largest = np.full((2, len(known)), np.nan)
+    usual[known], largest[known] = np.nanmedian(earlier[:, known], axis=0), np.nanmax(earlier[:, known], axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.where((later > _BEYOND * largest) & (usual > 0), later / usual, 0.0)
+    if times.max() <= limits["factor"]:
+        return None
+    row, first = np.argwhere(times > max(limits["factor"], float(np.sqrt(times.max()))))[0].tolist()
+    first = int(times[row].argmax())
+    sized = float(later[row, first]), float(usual[first])
+    moved = {watched.taps[each].module for each in np.flatnonzero((times > limits["factor"]).any(axis=0)).tolist()}
+    return _moved(watched, first, int(steps[place + row]), jump, sized, len(moved))
+
+
+_BEYOND: Final = 1.5  # times the largest one before: steps of a noisy training differ, too
+
+
+def _moved(watched: TapList, first: int, step: int, jump: Finding, sized: tuple[float, float], many: int) -> Finding:
+    tap, ahead = watched.taps[first], jump.since_step - step
+    loss, times = jump.message.partition(" jumped ")[0], sized[0] / sized[1]
+    text = (
+        f"the {KIND_WORDS[tap.kind]} of {tap.index} was {times:,.3g} times as large as usual at step {step}, "
+        f"{counted(ahead, 'step')} before {loss} jumped"
+    )
+    about = "rms", *sized, step, step, text, (), many - 1
+    return Finding(_PRECURSOR, RULES[_PRECURSOR].severity, int(watched.numbers[first]), tap, *about)
 
 
 _RULES: Final[tuple[RuleName, ...]] = (

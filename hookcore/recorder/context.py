@@ -49,7 +49,9 @@ class Context:
         self.statistics = Statistics(settings, self.current, self.errors)  # the taps and their rows
         self.parameters = Parameters(self.plans, self.statistics, settings.kinds, self.errors)
         self.owners = Owners(self.parameters)  # the optimizers that step them
-        self.cadence = Cadence(settings.every, settings.budget, settings.allowance)  # which steps are captured
+        self.cadence = Cadence(
+            settings.every, settings.budget, settings.allowance, settings.state_every
+        )  # which steps are captured
 
     @property
     def step(self) -> int:

@@ -15,7 +15,20 @@ from hookcore.records.vocabulary import escaped_in as escaped_in
 from hookcore.records.vocabulary import plain as plain
 from hookcore.records.vocabulary import text_of as text_of
 
-Kind = Literal["output", "output_grad", "input", "input_grad", "param", "raw_grad", "param_grad", "update", "probe"]
+Kind = Literal[
+    "output",
+    "output_grad",
+    "input",
+    "input_grad",
+    "param",
+    "raw_grad",
+    "param_grad",
+    "update",
+    "exp_avg",
+    "exp_avg_sq",
+    "state",
+    "probe",
+]
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "error"]
 Value = bool | int | float | str | None  # of a configuration, or a fact about a run
@@ -23,14 +36,15 @@ Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 PROBE: Final = "probe"  # what a function of the user computed of a tensor
-APART: Final[frozenset[Kind]] = frozenset(("raw_grad",))  # measured with other kinds, and judged by rules of their own
+STATE_KINDS: Final[frozenset[Kind]] = frozenset(("exp_avg", "exp_avg_sq", "state"))  # what optimizers keep
+APART: Final = STATE_KINDS | {"raw_grad"}  # they come with other kinds, and have rules of their own
 TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE and kind not in APART)
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
 UNKNOWN_OWNER: Final = -1
 _STEPS_ABOUT: Final = frozenset({"step", "previous"})  # facts of events that are steps
 _TEXT: Final = frozenset((str,))
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
-PARAMETER_KINDS: Final[frozenset[Kind]] = frozenset(("param", "raw_grad", "param_grad", "update"))
+PARAMETER_KINDS: Final[frozenset[Kind]] = STATE_KINDS | {"param", "raw_grad", "param_grad", "update"}
 ACTIVATION_KINDS: Final[frozenset[Kind]] = frozenset(("output", "output_grad", "input", "input_grad"))
 GRADIENT_KINDS: Final[frozenset[Kind]] = frozenset({"output_grad", "input_grad", "raw_grad", "param_grad"})
 

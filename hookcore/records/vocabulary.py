@@ -90,6 +90,9 @@ KIND_TITLES: Final[dict[str, str]] = {  # of several tensors
     "raw_grad": "gradients of weights before clipping",
     "param_grad": "gradients of weights",
     "update": "updates",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+    "state": "optimizer states",
     "probe": "probes",
 }
 KIND_WORDS: Final[dict[str, str]] = {  # the same terms, of one tensor
@@ -101,6 +104,9 @@ KIND_WORDS: Final[dict[str, str]] = {  # the same terms, of one tensor
     "raw_grad": "weight gradient before clipping",
     "param_grad": "weight gradient",
     "update": "update",
+    "exp_avg": "first moment",
+    "exp_avg_sq": "second moment",
+    "state": "optimizer state",
     "probe": "probe",
 }
 

@@ -52,6 +52,7 @@ def watch(
     phases: Phase | Iterable[Phase] = NOT_GIVEN,
     calls: int = NOT_GIVEN,
     sketch_values: int | None = NOT_GIVEN,
+    state_every: int = NOT_GIVEN,
     server: str | None = NOT_GIVEN,
     keep: str | os.PathLike[str] | None = NOT_GIVEN,
     capsule: Capsule = NOT_GIVEN,
@@ -91,6 +92,7 @@ def watch(
     phases=('train',): Which calls to capture: with gradients (`train`), without (`eval`), or both.
     calls=8: How many calls of a module per step are recorded separately.
     sketch_values=65536: How many values of a tensor its histogram counts.
+    state_every=50: In every n-th captured step, measure the state of optimizers, too.
     server='auto': Where captured data goes.
     keep='auto': The folder for the run's Parquet files, which are written during the run.
     capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times per run.

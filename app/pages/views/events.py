@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hookcore.findings import RULES, Finding, Rule
 from hookcore.findings.rules import OF_TIME
 from hookcore.reading import Mute, Reader, answers
-from hookcore.records import ROOT, SEVERITIES, STAT_COLUMN, Kind, Severity, Tap
+from hookcore.records import PARAMETER_KINDS, ROOT, SEVERITIES, STAT_COLUMN, Kind, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, NONFINITE_STEP, TRACEBACK
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import Evidence, Incident, Link, Rank, rank_of
@@ -302,6 +302,7 @@ PHASES: Final[dict[Kind, str]] = {
     "input_grad": "backward",
     "raw_grad": "backward",
     "param_grad": "backward",
+    **dict.fromkeys(("exp_avg", "exp_avg_sq", "state"), "optimizer"),
     "update": "optimizer",
     "param": "optimizer",
 }
@@ -492,11 +493,11 @@ def _sources_of(tap: Tap, taps: Sequence[Tap]) -> tuple[str, list[int]]:
         "input_grad": ("gradient from above", ("output_grad",)),
         "raw_grad": ("gradient from above", ("output_grad",)),
         "param_grad": ("gradient from above", ("output_grad",)),
-        "update": ("gradient", ("param_grad",)),
+        **dict.fromkeys(("update", "exp_avg", "exp_avg_sq"), ("gradient", ("param_grad",))),
         "param": ("update", ("update", "param_grad")),
     }
     words, wanted = kinds.get(tap.kind, ("input" if tap.kind == "input" else "gradient from above", ()))
-    exact = tap.kind in ("update", "param")  # of one parameter, not of all of the module
+    exact = tap.kind in PARAMETER_KINDS and "grad" not in tap.kind  # of one parameter, not of all of the module
     found = [
         place
         for place, each in enumerate(taps)

@@ -86,6 +86,17 @@ KIND_WORDS: Final[dict[Kind, Word]] = {
         "How much a step changed a parameter.",
         "Its size relative to the parameter (ratio) is the effective learning rate of this layer.",
     ),
+    "exp_avg": Word(
+        "Adam's first moment: the moving average of a parameter's gradients.",
+        "All zeros while the gradient isn't: the optimizer's state is lost, or not updated.",
+    ),
+    "exp_avg_sq": Word(
+        "Adam's second moment: the moving average of the squares of a parameter's gradients.",
+        "The step is divided by its root, so where it is zero, a step is as large as the optimizer's epsilon allows.",
+    ),
+    "state": Word(
+        "Another tensor that an optimizer keeps for a parameter, such as a momentum: its name follows the parameter's.",
+    ),
     "probe": Word(
         "A number that your function computes from a tensor, every few steps: watcher.probe(name, function).",
         "Its mean is the number, or the mean of the numbers, that the function returns.",

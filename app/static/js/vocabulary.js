@@ -9,6 +9,9 @@ export const KIND_WORDS = {
   raw_grad: "weight gradient before clipping",
   param_grad: "weight gradient",
   update: "update",
+  exp_avg: "first moment",
+  exp_avg_sq: "second moment",
+  state: "optimizer state",
   probe: "probe",
 };
 /** Where the pages of a run are, below the run. @type {Record<string, string>} */

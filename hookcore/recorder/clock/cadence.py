@@ -30,7 +30,7 @@ TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this
 TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
 ESTIMATE_EVERY: Final = 8  # steps between estimates
 MAX_STRIDE: Final = 1024
-RARE_EVERY: Final = 50  # captured steps between two in which updates are measured without being requested
+RARE_EVERY: Final = 50  # captured steps from one to the next in which optimizers are measured, unless it is set
 RARE_FIRST: Final = 16
 MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
 MINUTE_S: Final = 60.0
@@ -45,8 +45,9 @@ class Cadence:
     every step is captured, there is nothing to compare with; then hookcore's own code is timed in a few of them.
     """
 
-    def __init__(self, every: int, budget: float | None, allowance: float = 0.0) -> None:
+    def __init__(self, every: int, budget: float | None, allowance: float = 0.0, rare_every: int = RARE_EVERY) -> None:
         self.every = every
+        self.rare_every = rare_every
         self.budget = budget
         self._allowance = allowance  # seconds of capturing in a minute, which is also what can be saved up
         self._allowed_s = allowance  # what is left of it
@@ -249,7 +250,8 @@ class Cadence:
 
     def is_rare(self, step: int) -> bool:
         """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""
-        return self.chooses(step) and step // self.block // self.stride % RARE_EVERY == RARE_FIRST
+        place = step // self.block // self.stride % self.rare_every
+        return self.chooses(step) and place == min(RARE_FIRST, self.rare_every - 1)
 
     @property
     def wants_timing(self) -> bool:

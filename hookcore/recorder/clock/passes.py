@@ -23,6 +23,7 @@ from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
+from hookcore.recorder.known.states import States
 from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
 from hookcore.recorder.measured.scalars import name_of_rate
 from hookcore.records.vocabulary import GRADIENT_WAIT, REDUCTION_WAIT, TIME_BACKWARD, TIME_OPTIMIZER
@@ -88,6 +89,7 @@ class OptimizerSteps(EndsSteps):
     def __init__(self, context: Context, capture: Capture, clock: Clock) -> None:
         super().__init__(context, capture, clock)
         self._parameters, self._observers = context.parameters, capture.observers
+        self.states = States(context.statistics)
         self._ship = self._collector.queue.put
         self.waiting = Waiting(context, self._collector)
         self.last_captured = False  # whether the step that ended last was captured
@@ -184,6 +186,7 @@ class OptimizerSteps(EndsSteps):
                 self._parameters.forget_gradients(owned)  # at its beginning, they were those of the step before
                 self._read_gradients(owner, owned)
             self._parameters.after_step(copies)
+            self.states.read(optimizer, owned, owner.late)
             if owned:
                 self._observers.after_step(owned)
         self._count(owner, captured=owned is not None)

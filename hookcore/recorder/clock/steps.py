@@ -219,7 +219,9 @@ class Steps:
         self._current.meter = Meter(self._now) if self._is_priced or (measured and self._alone) else None
         if measured:
             self._times.begin(self._current.meter)
-        if captured and self._cadence.is_rare(self.clock.step):
+        is_rare = captured and self._cadence.is_rare(self.clock.step)
+        self.optimizers.states.begin_step(is_rare)
+        if is_rare:
             self._guarded(self._parameters.measure_updates)
         self._placement.begin_step(self.clock.step, captured)
         self._observers.begin_step(self.clock.step, captured)

@@ -141,7 +141,7 @@ def marks_of(tensors: list[Tensor]) -> list[Mark]:
 class RawGradients:
     """Gradients as the last backward pass of a captured step left them, if the script changes them after it.
 
-    Clipping, a scaler, and edits in place are noticed by the gradients' versions, when an optimizer is about to step.
+    Clipping and edits in place are noticed by the gradients' versions, when an optimizer is about to step.
     From then on, these gradients are also read at the end of the pass. It isn't known which pass is the last one, so
     they are read again, and replaced, after each pass that may be. Torch doesn't count all changes of a DTensor.
     """

@@ -233,7 +233,7 @@ class Replicas:
         if layout is not None:
             return layout.owner if _is_whole(layout, tree, place.world, tap.kind) else UNKNOWN_OWNER
         if tap.kind in PARAMETER_KINDS:
-            return self._owner_of_parameter(slot, tap, module._parameters.get(tap.index))
+            return self._owner_of_parameter(slot, tap, module._parameters.get(tap.index.partition(".")[0]))
         if tap.kind not in ACTIVATION_KINDS:
             return UNKNOWN_OWNER
         reduced = any(reducer.ranks == place.world and id(module) in reducer.modules for reducer in self._reducers)

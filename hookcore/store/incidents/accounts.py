@@ -25,9 +25,12 @@ TURN: Final[dict[Kind, int]] = {
     "input_grad": 1,
     "raw_grad": 2,
     "param_grad": 3,
-    "update": 4,
-    "param": 5,
-    "probe": 6,
+    "exp_avg": 4,
+    "exp_avg_sq": 4,
+    "state": 4,
+    "update": 5,
+    "param": 6,
+    "probe": 7,
 }
 BACKWARD: Final = GRADIENT_KINDS
 _PER_TURN: Final = 2**34  # more than twice the number of taps that a store can hold

@@ -22,7 +22,19 @@ const MIN_MS = 2000;
 const COLUMNS = 240;
 const BINS = 80;
 const MAX_PARTS = 4;
-const KINDS = ["output", "output_grad", "param_grad", "raw_grad", "param", "input", "input_grad", "update"];
+const KINDS = [
+  "output",
+  "output_grad",
+  "param_grad",
+  "raw_grad",
+  "param",
+  "input",
+  "input_grad",
+  "update",
+  "exp_avg",
+  "exp_avg_sq",
+  "state",
+];
 
 class DrawerCharts {
   /** @type {Plan | null} */

@@ -126,7 +126,8 @@ export function shortOf(tap) {
   const words = kindWords(tap.kind);
   if (!tap.index) return words;
   if (tap.kind === "probe") return tap.index;
-  if (tap.kind === "update") return `${tap.index} ${words}`;
+  if (tap.kind === "update" || tap.kind.startsWith("exp_avg")) return `${tap.index} ${words}`;
+  if (tap.kind === "state") return tap.index;
   return ofParameters(tap.kind) ? words.replace("weight", tap.index) : `${words} ${tap.index}`;
 }
 
