@@ -40,13 +40,13 @@ def start(settings: ServerSettings, count: int) -> World:
 
 def writer_of(world: World) -> ArchiveWriter:
     """Return the writer of the only run that a server is saving."""
-    ((_, writer),) = world.app.state.keeper._writers.values()
+    ((_, writer),) = world.app.state.keeper.writers.values()
     return writer
 
 
 def threads_of(keeper: Keeper) -> list[threading.Thread]:
     """Return the writer threads of a keeper. Threads that a failed test left behind belong to other keepers."""
-    return [scribe._thread for scribe in keeper._scribes.values() if scribe._thread is not None]
+    return [scribe.thread for scribe in keeper.scribes.values() if scribe.thread is not None]
 
 
 def wait_for_end(threads: Iterable[threading.Thread]) -> None:

@@ -487,7 +487,7 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         sys.stdout.buffer.flush()
         return ""
     path = Path(given.output or f"hookcore-{run_id}.html")
-    _write(path, content, given.force)
+    write_file(path, content, given.force)
     return f"wrote the report of {run_id} to {path} ({len(content) / 1e6:.1f} MB)"
 
 
@@ -501,7 +501,7 @@ def _content(given: argparse.Namespace) -> tuple[str, bytes]:
         return run_id, client.report(run_id, given.first, given.last, given.at)
 
 
-def _write(path: Path, content: bytes, over: bool) -> None:
+def write_file(path: Path, content: bytes, over: bool) -> None:
     """Write the file completely or not at all, so that a full disk doesn't destroy an existing file."""
     if path.exists() and not over:
         raise ArgumentError(f"{str(path)!r} already exists: choose another name with -o, or use --force")

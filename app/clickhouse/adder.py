@@ -239,7 +239,7 @@ class Adder:
         rest: Callable[[float], object] = lambda seconds: None,
         settled_s: float = SETTLED_S,
     ) -> None:
-        self._attempts, self._steps, self._rest, self._settled_s = attempts, steps, rest, settled_s
+        self._attempts, self._steps, self._rest, self.settled_s = attempts, steps, rest, settled_s
         self._sums = LeafSums(steps.progress_of, self._note, self._pause)
         self._about: dict[int, _Known] = {}  # by the number of the sum
         self._lacks = False  # something of the steps that are added up just now
@@ -264,7 +264,7 @@ class Adder:
 
     def _advance(self, attempt: Attempt) -> bool:
         known = self._about.setdefault(number_of_sum(attempt), _Known())
-        reach = known.settled(self._reach_of(attempt), self._settled_s)
+        reach = known.settled(self._reach_of(attempt), self.settled_s)
         if reach.last < 0 or reach == known.done:
             return False
         if any(self._advance_in(table, attempt, known, reach) for table in _TABLES):

@@ -215,10 +215,10 @@ class RanksPast(StoredPast):
         super().__init__("old steps of all ranks")
         self.attempts = attempts
         self._known: dict[int, Progress] = {}  # by run
-        self._taps, self._leaves_out = taps, leaves_out
-        self._recent = Recent(nbytes_of)
+        self.taps, self._leaves_out = taps, leaves_out
+        self.recent = Recent(nbytes_of)
         self._marks = Marks()
-        self._shares = RankShares(self.progress_of, self._troubles.note)
+        self._shares = RankShares(self.progress_of, self.troubles.note)
         self._sums_over = RankSums(self.progress_of)
         rates = RankRates(taps, leaves_out, self.progress_of)
         self._logged = RankLogged(self._shares, self._sums_over, rates)
@@ -257,20 +257,20 @@ class RanksPast(StoredPast):
                 found = or_too_many(find)
             else:
                 key = asked, span, much, self._here(span, table)
-                found = self._recent.get(key, lambda: or_too_many(find), self._state)
+                found = self.recent.get(key, lambda: or_too_many(find), self._state)
             if not isinstance(found, TooManyError):
                 return found
             if found.rest is None:
                 raise TooManyError(str(found))
-            self._troubles.note(("rest", *asked), str(found))
+            self.troubles.note(("rest", *asked), str(found))
             rest: Found = found.rest
             return rest
 
-        return self._troubles.attempt(asked, ask)
+        return self.troubles.attempt(asked, ask)
 
     def _here(self, span: Span, table: Table) -> Hashable:
         """Return what an answer depends on: which ranks there are, and how far each is stored."""
-        here: list[Hashable] = [frozenset(tap for tap in self._taps() if self._leaves_out(tap))]
+        here: list[Hashable] = [frozenset(tap for tap in self.taps() if self._leaves_out(tap))]
         for attempt, (_, last) in self._within(span):
             known = [(rank.run, len(rank.taps()), rank.trained, self.progress_of(rank)) for rank in attempt.ranks]
             stored = self._sums_over.marks_of(attempt, table).until(last)
@@ -285,7 +285,7 @@ class RanksPast(StoredPast):
         return any(lacks) and (*lacks, time.monotonic() // TROUBLED_S)
 
     def latest(self, taps: int, span: Span) -> tuple[Steps, Floats] | None:
-        return self._troubles.attempt("latest", lambda: self._latest(taps, span))
+        return self.troubles.attempt("latest", lambda: self._latest(taps, span))
 
     def _rows(self, stat: str, numbers: Sequence[int], span: Span, most: int) -> Rows:
         parts, left = self._over_steps(stat, numbers, span, Budget(most, 0, PER_POINT * most))
@@ -306,7 +306,7 @@ class RanksPast(StoredPast):
     ) -> tuple[list[Rows], list[OfAttempt]]:
         """Return the rows of some taps over steps that are stored, and what must be added up."""
         self.stored_until()
-        every = self._taps()
+        every = self.taps()
         places = [place for place, number in enumerate(numbers) if not self._leaves_out(every[number])]
         lanes = [lane_of_sum(every[numbers[place]]) for place in places]
         found, left = self._sums_over.rows(stat, lanes, self._within(span), budget, MAX_ADDED)
@@ -333,7 +333,7 @@ class RanksPast(StoredPast):
 
     def _sketches(self, numbers: Sequence[int], span: Span, budget: Budget) -> list[SketchRows]:
         self.stored_until()
-        lanes, every = np.array(numbers, np.uint32), self._taps()
+        lanes, every = np.array(numbers, np.uint32), self.taps()
         known = {lane_of_sum(every[number]): number for number in numbers if not self._leaves_out(every[number])}
         found, left = self._sums_over.sketches(known, self._within(span), budget, MAX_SKETCHES_ADDED)
         try:
@@ -387,7 +387,7 @@ class RanksPast(StoredPast):
     ) -> list[RanksQuery]:
         """Return the query for some steps of attempts. Raises an error if it is too much to add up."""
         self.stored_until()
-        every = self._taps()
+        every = self.taps()
         taps = [every[number] for number in numbers]
         asked = [RanksQuery.of(attempt, steps, taps, self._leaves_out) for attempt, steps in within]
         for each in asked:
@@ -437,7 +437,7 @@ class RanksPast(StoredPast):
             every = [self.progress_of(rank).newest for rank in attempt.ranks]
             here = attempt.shift + (min(waited) if waited else max(every, default=-1))
             stored = max(stored, here if attempt.end is None else min(here, attempt.end - 1))
-        self._stored = stored
+        self.stored = stored
 
     def progress_of(self, rank: RankRun) -> Progress:
         """Return how far a rank's run is stored, as far as it was seen."""
@@ -455,7 +455,7 @@ class RanksPast(StoredPast):
         return np.unique(np.concatenate(every)), np.unique(np.concatenate(captured))
 
     def ends(self, span: Span) -> tuple[int, int] | None:
-        return self._troubles.attempt("ends", lambda: self._ends(span))
+        return self.troubles.attempt("ends", lambda: self._ends(span))
 
     def _ends(self, span: Span) -> tuple[int, int] | None:
         ends: list[int] = []
@@ -467,7 +467,7 @@ class RanksPast(StoredPast):
         return (min(ends), max(ends)) if ends else None
 
     def captured(self, span: Span) -> Steps | None:
-        return self._troubles.attempt("captured", lambda: self._captured(span))
+        return self.troubles.attempt("captured", lambda: self._captured(span))
 
     def _captured(self, span: Span) -> Steps:
         captured = [np.empty(0, np.int64)]
@@ -483,7 +483,7 @@ class RanksPast(StoredPast):
 
     def _within(self, span: Span) -> Iterator[tuple[Attempt, tuple[int, int]]]:
         """Yield the attempts that have steps of a span, with their own steps in it."""
-        first, last = span[0] or 0, self._stored if span[1] is None else span[1]
+        first, last = span[0] or 0, self.stored if span[1] is None else span[1]
         for attempt in self.attempts():
             steps = attempt.within(first, last)
             if steps is None:
@@ -491,7 +491,7 @@ class RanksPast(StoredPast):
             missing = attempt.world - len(attempt.ranks)
             if missing > 0:
                 told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps don't include them"
-                self._troubles.note(("ranks", attempt.shift), told)
+                self.troubles.note(("ranks", attempt.shift), told)
             if attempt.ranks:
                 yield attempt, steps
 

@@ -180,8 +180,8 @@ class StoredPast(Past):
     """The stored data, as last seen. Any thread can ask. Unreadable data is None, and `trouble` says why."""
 
     def __init__(self, what: str) -> None:
-        self._troubles = Troubles(what)
-        self._stored, self._asked_at = -1, float("-inf")
+        self.troubles = Troubles(what)
+        self.stored, self.asked_at = -1, float("-inf")
         self._lock = threading.Lock()
 
     @property
@@ -190,22 +190,22 @@ class StoredPast(Past):
 
     @property
     def trouble(self) -> str:
-        return self._troubles.text
+        return self.troubles.text
 
     @property
     def is_fresh(self) -> bool:
         """Whether how far everything is stored was seen just now."""
-        return time.monotonic() - self._asked_at <= FRESH_S
+        return time.monotonic() - self.asked_at <= FRESH_S
 
     def stored_until(self) -> int:
         with self._lock:
             if not self.is_fresh:
                 self._try_to_look(self._look)
-            return self._stored
+            return self.stored
 
     def _try_to_look(self, look: Callable[[], None]) -> None:
-        self._troubles.attempt("stored_until", look)
-        self._asked_at = time.monotonic()
+        self.troubles.attempt("stored_until", look)
+        self.asked_at = time.monotonic()
 
     @abstractmethod
     def _look(self) -> None:
@@ -253,7 +253,7 @@ class RunPast(StoredPast):
     def _take_look(self, found: Answer) -> None:
         for place in of_run(found, self._run).tolist():
             self._number = int(found.numbers("newest")[place])
-            self._stored = max(self._stored, int(found.numbers("until")[place]))
+            self.stored = max(self.stored, int(found.numbers("until")[place]))
 
     def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
         return self.together.rows([Wanted(self, stat, lanes, span, most)])[0]
@@ -266,7 +266,7 @@ class RunPast(StoredPast):
 
     def decode_rows(self, asked: RunQuery, answer: ShardAnswer) -> Rows | None:
         """Return this run's rows from an answer about several runs."""
-        return self._troubles.attempt("rows", lambda: rows_of(*answer.about(asked.run), asked.lanes))
+        return self.troubles.attempt("rows", lambda: rows_of(*answer.about(asked.run), asked.lanes))
 
     def captured(self, span: Span) -> Steps | None:
         first, last = self._within(span)
@@ -310,7 +310,7 @@ class RunPast(StoredPast):
 
     def decode_sketches(self, asked: RunQuery, answer: ShardAnswer) -> list[SketchRows] | None:
         """Return this run's sketches from an answer about several runs."""
-        return self._troubles.attempt("sketches", lambda: sketches_of(*answer.about(asked.run), *asked.lanes))
+        return self.troubles.attempt("sketches", lambda: sketches_of(*answer.about(asked.run), *asked.lanes))
 
     def all_sketches(self, taps: int, span: Span) -> list[SketchRows] | None:
         first, last = self._within(span)
@@ -341,7 +341,7 @@ class RunPast(StoredPast):
     def _within(self, span: Span) -> tuple[int, int]:
         steps = self._steps()
         first, last = span
-        return max(first or 0, steps.first or 0), self._stored if last is None else last
+        return max(first or 0, steps.first or 0), self.stored if last is None else last
 
     def _pieces(self, first: int, last: int, budget: Budget, levels: Sequence[int]) -> tuple[Piece, ...]:
         """Return what to read of a span."""
@@ -351,7 +351,7 @@ class RunPast(StoredPast):
         return tuple(pieces_of(first, last, level, levels)) if first <= last else ()
 
     def _read(self, question: str, sql: str) -> Answer | None:
-        return Answer({}) if not sql else self._troubles.attempt(question, lambda: self.shard.read(sql))
+        return Answer({}) if not sql else self.troubles.attempt(question, lambda: self.shard.read(sql))
 
 
 @dataclass(frozen=True, slots=True)

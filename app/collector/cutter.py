@@ -54,8 +54,8 @@ class Cutter:
     def __init__(self, lanes: Lanes, cluster: Cluster, insert_s: float, clock: Callable[[], float]) -> None:
         self.cuts = Cuts(lanes.spool.folder)
         self.homes = Homes(self.cuts.id)
-        self._lanes, self._cluster, self._insert_s, self._clock = lanes, cluster, insert_s, clock
-        self._feeds = {lane.info.id: Feed(lane, recovered=lane.acknowledged) for lane in lanes.all()}
+        self._lanes, self._cluster, self._insert_s, self.clock = lanes, cluster, insert_s, clock
+        self.feeds = {lane.info.id: Feed(lane, recovered=lane.acknowledged) for lane in lanes.all()}
         self._unfinished = self.cuts.unfinished()
         self._lock = threading.Lock()  # of the feeds' numbers of segments, which inserting threads lower
         self._noted_at = float("-inf")
@@ -68,19 +68,19 @@ class Cutter:
         """Follow the lanes: new ones, and those that are forgotten."""
         self._lanes.forget_finished()
         lanes = {lane.info.id: lane for lane in self._lanes.all()}
-        for run_id in [run_id for run_id, feed in self._feeds.items() if lanes.get(run_id) is not feed.lane]:
-            del self._feeds[run_id]
+        for run_id in [run_id for run_id, feed in self.feeds.items() if lanes.get(run_id) is not feed.lane]:
+            del self.feeds[run_id]
         for run_id, lane in lanes.items():
-            if run_id not in self._feeds:
-                self._feeds[run_id] = Feed(lane)
-        if self._clock() - self._noted_at >= HEAR_S:
-            self._noted_at = self._clock()
+            if run_id not in self.feeds:
+                self.feeds[run_id] = Feed(lane)
+        if self.clock() - self._noted_at >= HEAR_S:
+            self._noted_at = self.clock()
             self._note_replaced()
 
     def _note_replaced(self) -> None:
         """Note which runs of a rank are followed by another one, because the training was started again."""
         newest: dict[tuple[str, int], float] = {}
-        placed = [(feed, feed.lane.info, place) for feed in self._feeds.values() if (place := feed.lane.info.place)]
+        placed = [(feed, feed.lane.info, place) for feed in self.feeds.values() if (place := feed.lane.info.place)]
         for _, info, place in placed:
             newest[place.job, place.rank] = max(newest.get((place.job, place.rank), 0.0), info.started_s)
         for feed, info, place in placed:
@@ -89,7 +89,7 @@ class Cutter:
     def locate(self) -> None:
         """Find the shards of runs. Raises UnreachableError if that of some run can't be asked."""
         trouble: UnreachableError | None = None
-        for feed in list(self._feeds.values()):
+        for feed in list(self.feeds.values()):
             if feed.shard < 0 and (records := feed.lane.records()):
                 feed.began_here = records[0].first == 0
                 try:
@@ -115,10 +115,10 @@ class Cutter:
         if mine:
             shard.settle(self.cuts.id)
         for cut in mine:
-            shares = [share for share in cut.shares if share.run in self._feeds]
+            shares = [share for share in cut.shares if share.run in self.feeds]
             if shares and is_stored(shard, ROWS, self.cuts.id, cut.number):
                 with self._lock:
-                    pieces = [self._feeds[share.run].repeat(share) for share in shares]
+                    pieces = [self.feeds[share.run].repeat(share) for share in shares]
                 yield self._job(cut, pieces, is_repeated=True)
             else:
                 self.cuts.finish(cut)
@@ -126,8 +126,8 @@ class Cutter:
 
     def next(self, shard: Shard) -> Job | None:
         """Return what a shard should insert now, if there is enough, or if it has waited for too long."""
-        now = self._clock()
-        feeds = [feed for feed in self._feeds.values() if feed.shard == shard.number]
+        now = self.clock()
+        feeds = [feed for feed in self.feeds.values() if feed.shard == shard.number]
         self._hear(shard, feeds, now)
         room = max(0, MAX_BYTES - sum(feed.ready()[1] for feed in feeds))
         for feed in feeds:
@@ -169,7 +169,7 @@ class Cutter:
         return None if cut is None else self._job(cut, [piece for *_, piece in taken if piece.items])
 
     def _job(self, cut: Cut, pieces: Sequence[Piece], is_repeated: bool = False) -> Job:
-        feeds = [self._feeds[share.run] for share in cut.shares if share.run in self._feeds]
+        feeds = [self.feeds[share.run] for share in cut.shares if share.run in self.feeds]
         return Job(
             list(_names_of(feeds, pieces)),
             cut,
@@ -184,7 +184,7 @@ class Cutter:
         """Release the items of a segment."""
         self.cuts.finish(cut)
         for share in cut.shares:
-            feed = self._feeds.get(share.run)
+            feed = self.feeds.get(share.run)
             if feed is not None:
                 feed.lane.on_stored(share.through)
                 with self._lock:
@@ -196,7 +196,7 @@ class Cutter:
         for cut in cuts:
             self.cuts.finish(cut)
             for share in cut.shares:
-                feed = self._feeds.get(share.run)
+                feed = self.feeds.get(share.run)
                 if feed is not None and share.run not in restarted:
                     restarted.add(share.run)
                     feed.restart(share.before)

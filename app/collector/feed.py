@@ -74,7 +74,7 @@ class Cuts:
         self.id = self._own_id()
         self._take_spare()
         notes = (path for ending in (OPEN, DONE, DAMAGED) for path in self._all(ending))
-        self._next = 1 + max(map(_number_of, notes), default=-1)
+        self.next_number = 1 + max(map(_number_of, notes), default=-1)
 
     def _own_id(self) -> str:
         path = self.folder / ID_FILE
@@ -125,7 +125,7 @@ class Cuts:
 
     def cut(self, shard: int, day: int, shares: Sequence[Share]) -> Cut:
         """Note a new segment. Raises CutError if the disk takes nothing more."""
-        made = Cut(self._next, shard, day, tuple(shares))
+        made = Cut(self.next_number, shard, day, tuple(shares))
         content, path = msgspec.json.encode(made), self._path(made, OPEN)
         try:
             with whole_file(path) as file:
@@ -133,7 +133,7 @@ class Cuts:
         except OSError as error:
             if not self._use_spare(content, path):
                 raise CutError(f"can't write to {self.folder}: {error}") from None
-        self._next += 1
+        self.next_number += 1
         return made
 
     def _use_spare(self, content: bytes, path: Path) -> bool:

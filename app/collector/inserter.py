@@ -35,10 +35,10 @@ class Inserter:
         self.segments = self.rows = 0  # inserted
         self.seconds = 0.0  # in which ClickHouse inserted them
         self.cluster = cluster
-        self._cutter = Cutter(lanes, cluster, insert_s, clock)
+        self.cutter = Cutter(lanes, cluster, insert_s, clock)
         self._stopping = threading.Event()
         self._troubles: dict[int, str] = {}
-        self._slots = [_Slot() for _ in cluster.shards]
+        self.slots = [Slot() for _ in cluster.shards]
         self._pauses = [Pause(clock) for _ in cluster.shards]
         self._locating = Pause(clock)
         self._repeated = [False for _ in cluster.shards]
@@ -69,7 +69,7 @@ class Inserter:
     def close(self, wait_s: float = 2.0) -> None:
         """Stop inserting. Data that wasn't inserted stays in the spool."""
         self._stopping.set()
-        for slot in self._slots:
+        for slot in self.slots:
             slot.close()
         deadline = time.monotonic() + wait_s
         for thread in self._threads:
@@ -94,19 +94,19 @@ class Inserter:
 
     def step(self) -> bool:
         """Cut the due items of all shards that have too little to insert. Return whether there were any."""
-        self._cutter.follow()
-        for slot in self._slots:
+        self.cutter.follow()
+        for slot in self.slots:
             if lost := slot.take_lost():
-                self._cutter.give_up(lost)
+                self.cutter.give_up(lost)
         is_busy = False
-        for shard, slot, pause in zip(self.cluster.shards, self._slots, self._pauses, strict=True):
+        for shard, slot, pause in zip(self.cluster.shards, self.slots, self._pauses, strict=True):
             with self._trying(pause) as is_due:
                 while is_due and slot.is_free and (job := self._next(shard)) is not None:
                     slot.put(job)
                     is_busy |= job.cut is not None
         with self._trying(self._locating) as is_due:
             if is_due:
-                self._cutter.locate()
+                self.cutter.locate()
         if not any(waited.failures for waited in (*self._pauses, self._locating)):
             self._troubles[CUTTING] = ""
         return is_busy
@@ -128,24 +128,24 @@ class Inserter:
         shard.prepare()
         if not shard.is_reachable:  # said also while nothing waits
             self._note(shard.number, UnreachableError(shard.trouble))
-        elif self._slots[shard.number].is_empty:
+        elif self.slots[shard.number].is_empty:
             self._clear(shard)
         if not self._repeated[shard.number]:
-            for job in self._cutter.repeat(shard):
-                self._slots[shard.number].put(job)
+            for job in self.cutter.repeat(shard):
+                self.slots[shard.number].put(job)
             self._repeated[shard.number] = True
             return None
-        return self._cutter.next(shard)
+        return self.cutter.next(shard)
 
     # -- inserting --------------------------------------------------------------------------------------------------
 
     def _insert_all(self, shard: Shard) -> None:
-        slot = self._slots[shard.number]
+        slot = self.slots[shard.number]
         while (job := slot.get()) is not None:
             pause = Pause()
             while not self._stopping.is_set():
                 try:
-                    self._insert(shard, job)
+                    self.insert(shard, job)
                     break
                 except Exception as error:
                     pause.fail()
@@ -156,25 +156,25 @@ class Inserter:
                 return
             self._clear(shard)
 
-    def _insert(self, shard: Shard, job: Job) -> None:
+    def insert(self, shard: Shard, job: Job) -> None:
         """Insert the rest of a job. After an exception, it can be called again."""
         began = time.perf_counter()
-        slot = self._slots[shard.number]
+        slot = self.slots[shard.number]
         if job.cut is not None and job.is_repeated:
-            shard.settle(f"{self._cutter.cuts.id}-{job.cut.number}")
+            shard.settle(f"{self.cutter.cuts.id}-{job.cut.number}")
             if not job.is_begun and not self._is_ours(shard, job.cut):
                 slot.lose()
                 return
         _insert_each(shard, job.names)
         while job.blocks and job.cut is not None:
             table, block = job.blocks[0]
-            spool, segment = self._cutter.cuts.id, job.cut.number
+            spool, segment = self.cutter.cuts.id, job.cut.number
             if not (job.is_repeated and is_stored(shard, table, spool, segment)):
                 shard.insert(table.name, block, f"{spool}-{segment}")
             del job.blocks[0]
             job.is_begun = True
         if job.cut is not None:
-            self._cutter.on_stored(job.cut)
+            self.cutter.on_stored(job.cut)
             self.segments, self.rows, job.cut = self.segments + 1, self.rows + job.rows, None
         _insert_each(shard, job.signs)
         slot.done()
@@ -183,7 +183,7 @@ class Inserter:
     def _is_ours(self, shard: Shard, cut: Cut) -> bool:
         """Return whether no other process has claimed a run while a segment couldn't be inserted."""
         claims = claims_of(shard, [number_of_run(share.run) for share in cut.shares])
-        return all(claim.spool == self._cutter.homes.spool for claim in claims.values())
+        return all(claim.spool == self.cutter.homes.spool for claim in claims.values())
 
     def _note(self, shard: int, error: Exception) -> None:
         text = str(error) or type(error).__name__
@@ -205,12 +205,12 @@ def _insert_each(shard: Shard, blocks: list[Block]) -> None:
         del blocks[0]
 
 
-class _Slot:
+class Slot:
     """The jobs of one shard: one that is inserted, and one that waits."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._jobs: list[Job] = []
+        self.jobs: list[Job] = []
         self._lost: list[Cut] = []
         self._closed = False
 
@@ -218,12 +218,12 @@ class _Slot:
     def is_free(self) -> bool:
         """Whether another job may be prepared."""
         with self._changed:
-            return len(self._jobs) < 2 and not self._lost
+            return len(self.jobs) < 2 and not self._lost
 
     @property
     def is_empty(self) -> bool:
         with self._changed:
-            return not self._jobs
+            return not self.jobs
 
     def put(self, job: Job) -> None:
         """Add a job. One whose predecessors were removed since it was prepared is removed, too."""
@@ -231,33 +231,33 @@ class _Slot:
             if self._lost and job.cut is not None:
                 self._lost.append(job.cut)
                 return
-            job.is_repeated |= any(before.is_repeated for before in self._jobs)
-            self._jobs.append(job)
+            job.is_repeated |= any(before.is_repeated for before in self.jobs)
+            self.jobs.append(job)
             self._changed.notify_all()
 
     def doubt(self) -> None:
         """Note that an insert failed. While all jobs wait, other processes may claim their runs, or insert the same."""
         with self._changed:
-            for job in self._jobs:
+            for job in self.jobs:
                 job.is_repeated = True
 
     def get(self) -> Job | None:
         """Wait for the oldest job, which stays until it is done; None at the end."""
         with self._changed:
-            while not self._jobs and not self._closed:
+            while not self.jobs and not self._closed:
                 self._changed.wait()
-            return None if self._closed else self._jobs[0]
+            return None if self._closed else self.jobs[0]
 
     def done(self) -> None:
         """Remove the oldest job."""
         with self._changed:
-            del self._jobs[0]
+            del self.jobs[0]
 
     def lose(self) -> None:
         """Remove all jobs, because the oldest one may not be inserted from here."""
         with self._changed:
-            self._lost = [job.cut for job in self._jobs if job.cut is not None]
-            self._jobs.clear()
+            self._lost = [job.cut for job in self.jobs if job.cut is not None]
+            self.jobs.clear()
 
     def take_lost(self) -> list[Cut]:
         """Return the segments of the jobs that were removed, oldest first."""

@@ -401,7 +401,7 @@ class Lanes:
         self, folder: Path, limit_bytes: int, sync_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._lock_file = _hold(folder)
+        self.lock_file = _hold(folder)
         self.spool = Spool(folder, limit_bytes, sync_s)
         self.changed = threading.Condition()
         self.dropped: Counter[str] = Counter()  # items of lanes that were forgotten
@@ -477,7 +477,7 @@ class Lanes:
         for lane in self.all():
             lane.leave()
         self.spool.close()
-        os.close(self._lock_file)
+        os.close(self.lock_file)
 
 
 def _hold(folder: Path) -> int:

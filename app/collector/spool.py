@@ -204,8 +204,8 @@ class Spool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         room = min(limit_bytes, shutil.disk_usage(folder).free)  # a segment gives its room back as a whole
         self._segment_bytes = segment_bytes or min(SEGMENT_BYTES, max(2**16, room // 16))
-        self._seal = _seal_of(folder)
-        self._segments: dict[int, Segment] = {}
+        self._seal = seal_of(folder)
+        self.segments: dict[int, Segment] = {}
         self._unsynced: set[int] = set()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -242,18 +242,18 @@ class Spool:
         return record
 
     def _current(self, size: int) -> Segment:
-        newest = self._segments[max(self._segments)] if self._segments else None
+        newest = self.segments[max(self.segments)] if self.segments else None
         if newest is None or newest.nbytes + size > self._segment_bytes or newest.seal != self._seal:
             newest = self._new_segment()
         return newest
 
     def _new_segment(self) -> Segment:
-        number = max(self._segments, default=-1)
+        number = max(self.segments, default=-1)
         while True:
             number += 1
             path = self.folder / f"{number:012d}.spool"
             try:
-                self._segments[number] = segment = Segment.new(number, path, self._seal)
+                self.segments[number] = segment = Segment.new(number, path, self._seal)
             except FileExistsError:
                 continue  # something else that was found at the start
             except OSError as error:
@@ -273,18 +273,18 @@ class Spool:
 
     def _make_room(self) -> None:
         """Remove unneeded segments, then the oldest ones while there is too much."""
-        newest = max(self._segments)
-        for number in sorted(self._segments):
-            if number != newest and not self._segments[number].records:
+        newest = max(self.segments)
+        for number in sorted(self.segments):
+            if number != newest and not self.segments[number].records:
                 self._remove(number)
-        for number in sorted(self._segments):
+        for number in sorted(self.segments):
             if self.nbytes + self.heads_nbytes <= self.limit_bytes or number == newest:
                 break
-            self.gone += sorted(self._segments[number].records, key=lambda record: record.offset)
+            self.gone += sorted(self.segments[number].records, key=lambda record: record.offset)
             self._remove(number)
 
     def _remove(self, number: int) -> None:
-        segment = self._segments.pop(number)
+        segment = self.segments.pop(number)
         self._unsynced.discard(number)
         self.nbytes -= segment.nbytes
         segment.close()
@@ -296,10 +296,10 @@ class Spool:
         with self._lock:
             segment = record.segment
             segment.records.discard(record)
-            if segment.records or segment.number not in self._segments:
+            if segment.records or segment.number not in self.segments:
                 return
             # A small newest one stays, or each batch would have a file of its own while the server keeps up.
-            if segment.nbytes > _SMALL or segment.number != max(self._segments):
+            if segment.nbytes > _SMALL or segment.number != max(self.segments):
                 self._remove(segment.number)
 
     def _sync_often(self) -> None:
@@ -309,7 +309,7 @@ class Spool:
     def sync(self) -> None:
         """Bring everything written so far to the disk itself."""
         with self._lock:
-            files = [(number, os.dup(self._segments[number].file)) for number in self._unsynced]
+            files = [(number, os.dup(self.segments[number].file)) for number in self._unsynced]
             self._unsynced.clear()
         for number, file in files:
             try:
@@ -317,7 +317,7 @@ class Spool:
             except OSError:
                 self.sync_errors += 1
                 with self._lock:
-                    self._unsynced |= {number} & self._segments.keys()
+                    self._unsynced |= {number} & self.segments.keys()
             finally:
                 os.close(file)
 
@@ -326,7 +326,7 @@ class Spool:
         self._stopping.set()
         self.sync()
         with self._lock:
-            for segment in self._segments.values():
+            for segment in self.segments.values():
                 segment.close()
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ class Spool:
                 self.damaged += 1
                 logger.warning("hookcore: %s can't be read, so its items are lost: %s", path, error)
                 continue
-            self._segments[segment.number] = segment
+            self.segments[segment.number] = segment
             yield from self._records_in(segment)
 
     def _records_in(self, segment: Segment) -> Iterator[Record]:
@@ -390,7 +390,7 @@ class Spool:
         )
 
 
-def _seal_of(folder: Path) -> Seal:
+def seal_of(folder: Path) -> Seal:
     """Return the seal of a spool, which the first collector with this folder makes."""
     path = folder / KEY_FILE
     try:

@@ -129,20 +129,20 @@ class ChangeTicker:
         self.wakes: set[asyncio.Event] = set()
         self._changes, self._look, self._period_s = changes, look, SOONER / hz
         self._due = 0.0  # when all looks so far would have happened at an even rate
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     def join(self, wake: asyncio.Event) -> None:
         """Set `wake` whenever `now` has changed, from now on."""
         self.wakes.add(wake)
-        if self._task is None:
-            self._task = asyncio.create_task(self._beat())
+        if self.task is None:
+            self.task = asyncio.create_task(self._beat())
 
     def leave(self, wake: asyncio.Event) -> None:
         """End what `join` began."""
         self.wakes.discard(wake)
-        if not self.wakes and self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if not self.wakes and self.task is not None:
+            self.task.cancel()
+            self.task = None
 
     async def _beat(self) -> None:
         version = -1
@@ -158,9 +158,9 @@ class ChangeTicker:
                 self.now = now
                 for wake in self.wakes:
                     wake.set()
-                await asyncio.sleep(self._rest_s(asyncio.get_running_loop().time()))
+                await asyncio.sleep(self.rest_s(asyncio.get_running_loop().time()))
 
-    def _rest_s(self, now: float) -> float:
+    def rest_s(self, now: float) -> float:
         """Return how long to wait after a look at this time."""
         self._due = max(self._due, now) + self._period_s
         return max(0.0, self._due - now - EARLY * self._period_s)
@@ -176,8 +176,8 @@ class MessageCache:
     def __init__(self) -> None:
         self.made = 0
         self._makers = CapacityLimiter(MAKERS)
-        self._kept: OrderedDict[Hashable, tuple[asyncio.Future[Any], int]] = OrderedDict()
-        self._bytes = 0
+        self.kept: OrderedDict[Hashable, tuple[asyncio.Future[Any], int]] = OrderedDict()
+        self.nbytes = 0
 
     async def get(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> Any:
         """Return the result of `make`, computed in a thread, once for all requests with the same key."""
@@ -185,25 +185,25 @@ class MessageCache:
 
     def begin(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> asyncio.Future[Any]:
         """Return a future of the result of `make`. It is computed even if it is no longer needed: don't cancel it."""
-        found = self._kept.get(key)
+        found = self.kept.get(key)
         if found is not None:
             return found[0]
         self.made += 1
         future = asyncio.ensure_future(to_thread.run_sync(make, limiter=self._makers))
-        self._kept[key] = future, 0
+        self.kept[key] = future, 0
         future.add_done_callback(lambda done: self._weigh(key, done, size))
         return future
 
     def _weigh(self, key: Hashable, done: asyncio.Future[Any], size: Callable[[Any], int]) -> None:
-        kept = self._kept.pop(key, None)
+        kept = self.kept.pop(key, None)
         if kept is None or done.cancelled() or done.exception() is not None:
             return  # waiters get the exception
         nbytes = size(done.result())
-        self._kept[key] = done, nbytes
-        self._bytes += nbytes
-        while self._kept and (len(self._kept) > MAX_MADE or self._bytes > MAX_MADE_BYTES):
-            _, (_, gone) = self._kept.popitem(last=False)
-            self._bytes -= gone
+        self.kept[key] = done, nbytes
+        self.nbytes += nbytes
+        while self.kept and (len(self.kept) > MAX_MADE or self.nbytes > MAX_MADE_BYTES):
+            _, (_, gone) = self.kept.popitem(last=False)
+            self.nbytes -= gone
 
 
 class TapCache:
@@ -211,21 +211,21 @@ class TapCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[tuple[int, int], TapList]] = OrderedDict()
+        self.kept: OrderedDict[Hashable, tuple[tuple[int, int], TapList]] = OrderedDict()
 
     def get(self, store: Store, kind: str | None, match: str | None) -> TapList:
         key = token_of(store), kind, match
         known = store.taps_announced, store.modules_known
         with self._lock:
-            found = self._kept.get(key)
+            found = self.kept.get(key)
         if found is not None and found[0] == known:
             return found[1]
         taps = store.taps(match, kind)
         with self._lock:
-            self._kept[key] = known, taps
-            self._kept.move_to_end(key)
-            while len(self._kept) > MAX_SELECTIONS:
-                self._kept.popitem(last=False)
+            self.kept[key] = known, taps
+            self.kept.move_to_end(key)
+            while len(self.kept) > MAX_SELECTIONS:
+                self.kept.popitem(last=False)
         return taps
 
 

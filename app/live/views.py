@@ -252,7 +252,7 @@ def make(selections: TapCache, run: Run | None, spec: ViewSpec, sent: Any, now: 
     elif spec.view == "incidents":
         bodies = _incidents(run, sent, now)
     elif spec.view == "scalars":
-        bodies = _scalars(run, spec, sent, now)
+        bodies = scalars_of(run, spec, sent, now)
     else:
         wanted, every = _wanted(selections, run, spec)
         if sent is not None and (sent.taps < 0 or (len(wanted.numbers) and wanted.numbers[-1] >= sent.taps)):
@@ -448,7 +448,7 @@ def _incidents(run: Run, sent: Mark | None, now: Mark) -> list[Body]:
     return [json_body(IncidentsMessage(run.id, not before, changed), now.steps.newest)]
 
 
-def _scalars(run: Run, spec: ViewSpec, sent: Mark | None, now: Mark) -> list[Body]:
+def scalars_of(run: Run, spec: ViewSpec, sent: Mark | None, now: Mark) -> list[Body]:
     span = _span(spec, sent, now)
     if span is None and sent is not None:
         return []

@@ -61,7 +61,7 @@ class Joint:
         run.training = self
         self.rounds = Rounds()
         self.sum = Sum(run, self.rounds)
-        self._disk = disk  # where the runs of the ranks are saved
+        self.disk = disk  # where the runs of the ranks are saved
         self._store_bytes = store_bytes  # the limit of a store
         self._unlisted = unlisted  # folders that couldn't be listed, and why
         self._shaping = threading.Lock()  # the order of the members, and the outline
@@ -302,7 +302,7 @@ class Joint:
                 self._read_all()
 
     def _read_all(self) -> None:
-        if (disk := self._disk()) is not None:
+        if (disk := self.disk()) is not None:
             disk.wait_until_listed()
         with self._shaping:
             self.sum.reading = True
@@ -318,7 +318,7 @@ class Joint:
         self.sum.resume()
 
     def _read_rounds(self) -> None:
-        run, disk = self.run, self._disk()
+        run, disk = self.run, self.disk()
         run.store = follow(Store(self._store_bytes(run.info.memory)), run.edits.rule_changes)
         run.end = End()
         self.sum.begin()

@@ -114,13 +114,13 @@ class Keeper:
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._runs, self._settings, self._is_busy = runs, settings, is_busy
-        self._pages = PageFiles(summarize)
-        self._catalog = Catalog(runs, self._pages)
-        self._writers: dict[str, tuple[Run, ArchiveWriter]] = {}
+        self.pages = PageFiles(summarize)
+        self._catalog = Catalog(runs, self.pages)
+        self.writers: dict[str, tuple[Run, ArchiveWriter]] = {}
         self._shelves: dict[Path, Shelf] = {}
         self._lock = threading.Lock()
-        self._scribes: dict[Path, Scribe] = {}  # a thread per folder: one that hangs must not stop the others
-        self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
+        self.scribes: dict[Path, Scribe] = {}  # a thread per folder: one that hangs must not stop the others
+        self.closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
         self._closed, self._trouble = False, trouble  # why the server can't save runs, if it should
         runs.disk = self
         if settings.keeps:
@@ -193,13 +193,13 @@ class Keeper:
         run.saved.known_until = -1 if newest is None else newest
 
     def _write(self, run: Run, path: Path) -> None:
-        other, before = self._writers.get(run.id, (run, run.saved.writer))
+        other, before = self.writers.get(run.id, (run, run.saved.writer))
         if before is not None and (other is not run or run.saved.writer is not None):
             before.close(CLOSE_S)  # of a run that was removed or lost, and is back
         with self._lock:
-            if self._closed or self._writers.get(run.id, (None,))[0] is run:
+            if self._closed or self.writers.get(run.id, (None,))[0] is run:
                 return
-            shelf = self._shelf_of(path)
+            shelf = self.shelf_of(path)
             writer = ArchiveWriter(
                 path.parent,
                 run.info,
@@ -207,18 +207,18 @@ class Keeper:
                 tell=lambda name, message: emit_event(run, name, message, "warning"),
                 limit_bytes=self._settings.keep_limit,
                 used_elsewhere=lambda: shelf.besides(path),
-                make_room=lambda: self._make_room(shelf),
-                scribe=self._scribes.setdefault(path.parent, Scribe(is_busy=self._is_busy)),
+                make_room=lambda: self.make_room(shelf),
+                scribe=self.scribes.setdefault(path.parent, Scribe(is_busy=self._is_busy)),
                 folder=path,
                 events_seen=run.saved.writer.events_seen if run.saved.writer is not None else run.saved.seen_events,
-                after_part=partial(self._pages.write_after_part, run),
+                after_part=partial(self.pages.write_after_part, run),
             )
-            self._writers[run.id] = run, writer
+            self.writers[run.id] = run, writer
         run.saved.folder, run.saved.key_hash = path, key_hash(run.info.key)
         run.saved.on_record, run.saved.on_disk = partial(self._follow, run, writer), writer
-        run.saved.on_edit = partial(self._pages.save_edit, run)
+        run.saved.on_edit = partial(self.pages.save_edit, run)
 
-    def _shelf_of(self, path: Path) -> Shelf:
+    def shelf_of(self, path: Path) -> Shelf:
         return self._shelves.setdefault(path.parent, Shelf(path.parent, self._settings.keep_limit))
 
     def _follow(self, run: Run, writer: ArchiveWriter, record: Record, number: int = -1) -> None:
@@ -235,7 +235,7 @@ class Keeper:
         if run.ranks is not None:
             return run.ranks.read_all()
         load(self._runs, run)
-        self._pages.renew(run)
+        self.pages.renew(run)
 
     @property
     def partial(self) -> str:
@@ -259,7 +259,7 @@ class Keeper:
 
     def is_whole(self, run: Run) -> bool:
         """Whether all of a run is on disk, so that it can leave memory."""
-        if run.saved.folder is None or run.id in self._writers or not run.finished:
+        if run.saved.folder is None or run.id in self.writers or not run.finished:
             return False
         writer: ArchiveWriter | None = run.saved.writer
         return run.saved.from_disk or (writer is not None and writer.is_complete)
@@ -284,11 +284,11 @@ class Keeper:
 
     def _let_go(self, run: Run, wait_s: float = 0.0) -> None:
         with self._lock:
-            writing, writer = self._writers.get(run.id, (None, None))
+            writing, writer = self.writers.get(run.id, (None, None))
             if writing is not run or writer is None:
                 return
-            del self._writers[run.id]
-            self._closing.add(writer)
+            del self.writers[run.id]
+            self.closing.add(writer)
         run.saved.writer = writer
         writer.close(wait_s)
 
@@ -301,8 +301,8 @@ class Keeper:
         try:
             if run.saved.writer is not None and not run.saved.writer.close(CLOSE_S):
                 raise OSError("its last part is still being written")  # the last part would be lost
-            self._pages.write(run)
-            run.saved.folder = self._shelf_of(run.saved.folder).discard(run.saved.folder, why)
+            self.pages.write(run)
+            run.saved.folder = self.shelf_of(run.saved.folder).discard(run.saved.folder, why)
         except OSError as error:
             logger.warning("hookcore: %s can't be moved to the trash: %s", run.saved.folder, error)
 
@@ -310,12 +310,12 @@ class Keeper:
         """Move a run's folder back."""
         if run.saved.folder is None or run.saved.folder.parent.name != TRASH:
             return
-        shelf = self._shelf_of(run.saved.folder.parent)
+        shelf = self.shelf_of(run.saved.folder.parent)
         try:
             run.saved.folder = shelf.restore(run.saved.folder)
         except OSError as error:
             emit_event(run, "not-kept", f"the run's folder can't be moved back from the trash: {error}", "warning")
-        run.saved.on_edit = partial(self._pages.save_edit, run)
+        run.saved.on_edit = partial(self.pages.save_edit, run)
 
     def _is_ours(self, folder: Path) -> bool:
         return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
@@ -324,18 +324,18 @@ class Keeper:
         """Write the rest of all runs."""
         with self._lock:
             self._closed = True
-            runs = [run for run, _ in self._writers.values()]
-            writers = [*self._closing, *(writer for _, writer in self._writers.values())]
-            self._writers = {}
+            runs = [run for run, _ in self.writers.values()]
+            writers = [*self.closing, *(writer for _, writer in self.writers.values())]
+            self.writers = {}
         deadline = time.monotonic() + CLOSE_S * len(writers)  # one thread writes all of them, in any order
         for writer in writers:
             writer.close(max(0.0, deadline - time.monotonic()))
         for run in runs:
             if run.saved.folder is not None and run.saved.folder.is_dir():
-                self._pages.write(run)
+                self.pages.write(run)
 
-    def _make_room(self, shelf: Shelf) -> None:
-        for run, _ in list(self._writers.values()):
+    def make_room(self, shelf: Shelf) -> None:
+        for run, _ in list(self.writers.values()):
             if run.state == "lost":
                 self.release(run)  # no trainer writes to it, so it can be removed
         shelf.make_room(self._discard_oldest, lambda path: self._runs.forget(path.name))
@@ -346,7 +346,7 @@ class Keeper:
         run = next((run for run in self._runs.every() if run.saved.folder == path), None)
         if run is None:
             # From another server, beyond the limit of the list, or damaged.
-            gone = self._shelf_of(path).discard(path, "disk")
+            gone = self.shelf_of(path).discard(path, "disk")
             self._runs.unlisted.forget(path)
             call_logged(gone, self._catalog.list_trashed)
             return True
@@ -354,10 +354,10 @@ class Keeper:
 
     def _list(self) -> None:
         """List the runs of the server's folder and its trash, and make room for new ones."""
-        shelf = self._shelf_of(Path(self._settings.keep) / "any")
+        shelf = self.shelf_of(Path(self._settings.keep) / "any")
         self._catalog.read(shelf)
         try:
-            self._make_room(shelf)
+            self.make_room(shelf)
         except OSError as error:
             logger.warning("hookcore: can't make room in %s: %s", shelf.folder, error)
 

@@ -140,7 +140,7 @@ class Memory:
         if sum(run.joint is None for run in loaded) < self._settings.max_runs:
             return self.used_bytes < self._settings.memory or any(run.finished for run in loaded)
         idle = self._idle(loaded)
-        return any(self._unload(run) for run in idle) or any(self._evict(run) for run in idle)
+        return any(self.unload(run) for run in idle) or any(self._evict(run) for run in idle)
 
     def is_short(self, at_once: bool) -> bool:
         """Return whether room must be made. Unless it is needed `at_once`, that is examined once a second at most."""
@@ -157,7 +157,7 @@ class Memory:
         live = sorted((run for run in loaded if not run.finished), key=_nbytes_of, reverse=True)
         means: tuple[tuple[Callable[[Run], bool], list[Run]], ...] = (
             (self._drop, [run for run in self._gone.restorable() if run.loaded]),
-            (self._unload, idle),
+            (self.unload, idle),
             (_shrink, sorted(idle, key=_nbytes_of, reverse=True)),
             (_shrink, live),
             (self._evict, idle),
@@ -203,7 +203,7 @@ class Memory:
             self._gone.let_go(run.id)
         return True
 
-    def _unload(self, run: Run) -> bool:
+    def unload(self, run: Run) -> bool:
         """Unload a run that is completely on disk; no data is lost."""
         if self._clock() - run.signs.looked_at < IDLE_S:
             return False

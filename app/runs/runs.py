@@ -43,7 +43,7 @@ class Runs:
         self._runs: dict[str, Run] = {}
         self._gone = Removals()
         self._removed = 0
-        self._memory = Memory(settings, clock, self._runs, self._gone, lambda: self.disk, self._evict)
+        self.memory = Memory(settings, clock, self._runs, self._gone, lambda: self.disk, self._evict)
         # Far above the positions that number snapshots without a command.
         self._numbers = itertools.count(int(time.time() * 1000))
 
@@ -109,11 +109,11 @@ class Runs:
 
     def can_sum_again(self, joint: Joint) -> bool:
         """Return whether what is kept of all ranks can be added up again: all have ended, and are saved."""
-        return self._memory.is_kept(joint.run)
+        return self.memory.is_kept(joint.run)
 
     def sum_again(self, joint: Joint) -> bool:
         """Add up what is kept of all ranks again, with frames that came too late. Return False if it can't be now."""
-        if joint.run.loaded and not self._memory.leave(joint.run):
+        if joint.run.loaded and not self.memory.leave(joint.run):
             return False
         self.read(joint.run)
         return True
@@ -124,7 +124,7 @@ class Runs:
             run = self._runs.get(info.id)
             if run is not None:
                 return run
-            if not self._memory.make_place():
+            if not self.memory.make_place():
                 return None
             run = self._made(info, self.store_bytes(info.memory))
             self._runs[info.id] = run
@@ -227,7 +227,7 @@ class Runs:
         self.put_aside(run, why)
         if self.disk is not None:
             self.disk.discard(run, why)
-            self._memory.leave(run)
+            self.memory.leave(run)
 
     def _part(self, run: Run) -> None:
         """Take a run out of the ranks of its training, and that off the list if it was the last one.
@@ -286,17 +286,17 @@ class Runs:
     @property
     def used_bytes(self) -> int:
         """Return the memory of all runs, including those that can be restored."""
-        return self._memory.used_bytes
+        return self.memory.used_bytes
 
     def store_bytes(self, asked: int) -> int:
         """Return the limit of a run's store: as requested, but at most a quarter of the memory."""
-        return self._memory.store_bytes(asked)
+        return self.memory.store_bytes(asked)
 
     def balance(self, spare: Run | None = None, at_once: bool = True) -> None:
         """Keep the memory within its limit, with the mildest sufficient means."""
-        if self._memory.is_short(at_once):
+        if self.memory.is_short(at_once):
             with self._lock:
-                self._memory.make_room(spare)
+                self.memory.make_room(spare)
             self.changes.tell()
 
     def _evict(self, run: Run) -> None:

@@ -24,7 +24,7 @@ class WriteDeadline:
 
     write_s: float = WRITE_S
     transport: asyncio.Transport
-    _write_timer: asyncio.TimerHandle | None = None
+    write_timer: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
         """Handle a full buffer of the transport."""
@@ -43,9 +43,9 @@ class WriteDeadline:
         super().connection_lost(*arguments)  # type: ignore[misc]
 
     def _look_again(self, before: int) -> None:
-        self._write_timer = asyncio.get_running_loop().call_later(self.write_s, self._judge, before)
+        self.write_timer = asyncio.get_running_loop().call_later(self.write_s, self.judge, before)
 
-    def _judge(self, before: int) -> None:
+    def judge(self, before: int) -> None:
         waiting = self.transport.get_write_buffer_size()
         if waiting < before:
             self._look_again(waiting)
@@ -53,9 +53,9 @@ class WriteDeadline:
             self.transport.abort()
 
     def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
 
 
 MAX_HEAD_BYTES: Final = 65_536

@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI, lifetime: Lifetime) -> None:
         super().__init__(config)
         self._state: Any = app.state
-        self._lifetime = lifetime
+        self.lifetime = lifetime
         self._trouble = ""
 
     def stop(self) -> None:
@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
     def _look(self) -> None:
         """Do the work that is due each second. Errors in it don't end the server."""
         try:
-            self._lifetime.each_second()
+            self.lifetime.each_second()
             self._trouble = ""
         except Exception as error:
             if repr(error) != self._trouble:  # one each second would fill the log
@@ -152,9 +152,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, then the connections, then the rest."""
         self._state.stopping = True
-        self._lifetime.first()
+        self.lifetime.first()
         await super().shutdown(sockets)
-        for close in self._lifetime.last:
+        for close in self.lifetime.last:
             await asyncio.to_thread(close)
 
 
@@ -257,7 +257,7 @@ def run(
 ) -> None:
     """Serve until a signal arrives or the server is no longer used. `fill` adds runs before it starts."""
     save_memory()
-    given, trouble = _with_folder(given, environment)
+    given, trouble = with_folder(given, environment)
     handed = inherited(environment)
     listening = handed or listen(given.host, given.port)
     with listening:
@@ -287,7 +287,7 @@ def run(
                     dashboard.forget(environment)
 
 
-def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> tuple[ServerSettings, str]:
+def with_folder(given: ServerSettings, environment: Mapping[str, str]) -> tuple[ServerSettings, str]:
     """Return the settings with the folder for `keep="auto"`, and why runs can't be saved, if so."""
     if given.store:
         if given.keep not in ("", AUTO):

@@ -35,7 +35,7 @@ _TOO_MANY: Final = Reason("late", f"the values of {MAX_HELD} earlier backward pa
 class LateStep:
     """The calls of a step up to the end of a backward pass, with the weights that they began with."""
 
-    _slots__ = ("__weakref__", "calls", "nbytes", "step", "why")
+    __slots__ = ("__weakref__", "calls", "nbytes", "step", "why")
 
     def __init__(self, step: int, calls: Sequence[tuple[KeptModel, Call | Held]], nbytes: int, why: Reason) -> None:
         self.step, self.calls, self.nbytes = step, tuple(calls), nbytes

@@ -42,27 +42,27 @@ def load_kernel(name: str = "hookcore.observe._kernel") -> tuple[ModuleType, str
     return kernel, ""
 
 
-_kernel: Any
-_kernel, FALLBACK_REASON = load_kernel()
+KERNEL: Any
+KERNEL, FALLBACK_REASON = load_kernel()
 # Shown as an event of the run and by `hookcore doctor`.
 SLOW_KERNEL: Final = (
     f"{FALLBACK_REASON}, so CPU tensors are measured with NumPy, about ten times slower: "
     "reinstall hookcore with `pip install --force-reinstall --no-deps hookcore`"
 )
-INSTRUCTIONS: Final[str] = _kernel.INSTRUCTIONS  # the instruction set in use
-MAX_THREADS: Final[int] = _kernel.MAX_THREADS
-SCRATCH_BYTES: Final[int] = _kernel.SCRATCH_BYTES
-MAX_VALUES: Final[int] = _kernel.MAX_VALUES  # of a tensor that is looked at in every step
+INSTRUCTIONS: Final[str] = KERNEL.INSTRUCTIONS  # the instruction set in use
+MAX_THREADS: Final[int] = KERNEL.MAX_THREADS
+SCRATCH_BYTES: Final[int] = KERNEL.SCRATCH_BYTES
+MAX_VALUES: Final[int] = KERNEL.MAX_VALUES  # of a tensor that is looked at in every step
 
-observe = _kernel.observe  # (address, n, row, control): n float32s without gaps
-observe_other = _kernel.observe_other  # (address, n, code, row, control): n values of any type without gaps
-Track: Any = _kernel.Track  # the short way through uncaptured steps; see hookcore.recorder.clock.steady
-Hold: Any = _kernel.Hold  # holds calls in such steps; see hookcore.recorder.calls.keeping
-is_finite = _kernel.is_finite  # (address, n) -> whether all of n float32s without gaps are
-observe_strided = _kernel.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
-pack = _kernel.pack  # (base, used, target) -> words; see hookcore.observe.arena
-stats = _kernel.stats  # (cells, rows, stats): the columns of a frame from rows of cells
-unpack = _kernel.unpack  # (words, size, slots, cells, start, bins, counts) -> rows
+observe = KERNEL.observe  # (address, n, row, control): n float32s without gaps
+observe_other = KERNEL.observe_other  # (address, n, code, row, control): n values of any type without gaps
+Track: Any = KERNEL.Track  # the short way through uncaptured steps; see hookcore.recorder.clock.steady
+Hold: Any = KERNEL.Hold  # holds calls in such steps; see hookcore.recorder.calls.keeping
+is_finite = KERNEL.is_finite  # (address, n) -> whether all of n float32s without gaps are
+observe_strided = KERNEL.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
+pack = KERNEL.pack  # (base, used, target) -> words; see hookcore.observe.arena
+stats = KERNEL.stats  # (cells, rows, stats): the columns of a frame from rows of cells
+unpack = KERNEL.unpack  # (words, size, slots, cells, start, bins, counts) -> rows
 
 
 class Meter:

@@ -127,7 +127,7 @@ class View:
 
 def gather_together(queries: Sequence[tuple[Store, Source, Span]], most: int) -> list[list[Rows]]:
     """Return the rows of spans of several stores in parts. Pasts that are stored in one place are queried once."""
-    since = [source.ladder.exact_since(store._parts.whole_since) for store, source, _ in queries]
+    since = [source.ladder.exact_since(store.parts.whole_since) for store, source, _ in queries]
     pasts = [store._past_of(span, step) for (store, _, span), step in zip(queries, since, strict=True)]
     look_together([past for past in pasts if past is not None])
     questions = [store._ask(source, span, most) for store, source, span in queries]
@@ -258,7 +258,7 @@ class Store:
     def __init__(
         self, max_bytes: int = DEFAULT_BYTES, *, names_bytes: int = NAMES_BYTES, clock: Callable[[], float] = time.time
     ) -> None:
-        self._parts = Parts(max_bytes, names_bytes)
+        self.parts = Parts(max_bytes, names_bytes)
         self._here = threading.local()  # how a thread reads the past
         self._all_taps = TapList(np.empty(0, np.int64), ())
         self._covered: tuple[tuple[int, ...], tuple[Coverage, ...]] = (), ()
@@ -275,11 +275,11 @@ class Store:
     @property
     def past(self) -> Past | None:
         """Where the whole run is, if anywhere."""
-        return self._parts.past
+        return self.parts.past
 
     def recall_from(self, past: Past) -> None:
         """Answer for steps that memory has merged, or never had, from a past."""
-        self._parts.past = past
+        self.parts.past = past
 
     def attach(self, follower: Follower) -> None:
         """Let something run the rules on this store."""
@@ -293,7 +293,7 @@ class Store:
     def outline(cls, steps: StepRange) -> Store:
         """Return a store without values that has the range of steps of another one."""
         outline = cls(MIN_BYTES)
-        outline._parts.steps = steps
+        outline.parts.steps = steps
         return outline
 
     def append(self, frame: Frame) -> None:
@@ -319,16 +319,16 @@ class Store:
 
     def _add(self, frame: Frame) -> None:
         self._take_names(frame)
-        newest = self._parts.steps.newest
+        newest = self.parts.steps.newest
         if newest is not None and frame.step < newest:
-            self._parts.dropped["too_late"] += 1
+            self.parts.dropped["too_late"] += 1
             self._report("too-late", f"a frame of step {frame.step} arrived after one of step {newest} and was dropped")
             return
         if frame.flow is not None:
-            self._parts.put_flow(frame.flow)
+            self.parts.put_flow(frame.flow)
         self._take_stats(frame)
         self._take_scalars([frame.step], [scalars_of(frame)])
-        self._parts.incidents.settle(frame.step, frame.scalars)
+        self.parts.incidents.settle(frame.step, frame.scalars)
         self._note_steps([frame])
         if self.follower is not None and self.follower.notices(frame):
             self.follower.act()
@@ -338,7 +338,7 @@ class Store:
 
         They have the same numbers, and finite values of the same known taps.
         """
-        parts, taps, named = self._parts, frames[0].taps, list[dict[str, float]]()
+        parts, taps, named = self.parts, frames[0].taps, list[dict[str, float]]()
         newest = -1 if parts.steps.newest is None else parts.steps.newest
         has_rows = bool(len(taps))
         if (has_rows and taps is not self._last[0]) or not parts.incidents.rests or parts.ledger.nbytes:
@@ -365,11 +365,11 @@ class Store:
         frames, steps = frames[:many], [frame.step for frame in frames[:many]]
         if len(taps := frames[0].taps):
             for frame in frames:
-                self._parts.stats.append([frame.step], self._last[1], frame.stats.T[:, None])
-                self._parts.sketches.append(frame.step, taps, frame.sketches)
-                self._parts.ledger.note_captured(frame.step)
+                self.parts.stats.append([frame.step], self._last[1], frame.stats.T[:, None])
+                self.parts.sketches.append(frame.step, taps, frame.sketches)
+                self.parts.ledger.note_captured(frame.step)
         self._take_scalars(steps, named[:many])
-        self._parts.incidents.settle(steps[-1], frames[-1].scalars)
+        self.parts.incidents.settle(steps[-1], frames[-1].scalars)
         self._note_steps(frames)
         if acts and follower is not None:
             follower.act()
@@ -384,12 +384,12 @@ class Store:
         its stats [stat, tap].
         """
         with self._writer:
-            self._parts.steps, self._parts.whole_since = steps, (steps.newest or 0) + 1
-            self._parts.ledger.begin_after(captured)
+            self.parts.steps, self.parts.whole_since = steps, (steps.newest or 0) + 1
+            self.parts.ledger.begin_after(captured)
             for name in scalars:
-                self._parts.log_of(name).add_name(name)
+                self.parts.log_of(name).add_name(name)
             if latest is not None:
-                self._parts.stats.recall_latest(*latest)
+                self.parts.stats.recall_latest(*latest)
 
     def settle(self) -> None:
         """Run the rules once more, because no more frames are expected."""
@@ -401,22 +401,22 @@ class Store:
         """Tell the rules and the incidents of an event whose frame is still to come, as when a run is read."""
         with self._writer:
             if event.name == NONFINITE_STEP:
-                self._parts.incidents.alarm(Alarm.of(event))
+                self.parts.incidents.alarm(Alarm.of(event))
             elif self.follower is not None:
                 self.follower.hear(event)
 
     def judge(self, findings: Sequence[Found], per_frame: bool = False) -> None:
         """Follow the findings of the rules about all steps so far, or the findings about each frame."""
-        if self._parts.steps.newest is not None:
-            self._parts.incidents.judge(self._parts.steps.newest, findings, per_frame)
+        if self.parts.steps.newest is not None:
+            self.parts.incidents.judge(self.parts.steps.newest, findings, per_frame)
 
     def explain(self, replay: Replay) -> None:
         """Take what the replay of a step found, for the incident that began in that step."""
-        self._parts.incidents.explain(replay)
+        self.parts.incidents.explain(replay)
 
     def name_ranks(self, whose: Callable[[int, int], str]) -> None:
         """Let incidents say in which ranks the values of a tap, by its number, were not finite in a step."""
-        self._parts.incidents.whose = whose
+        self.parts.incidents.whose = whose
         self.of_ranks = True
 
     def describe(
@@ -428,38 +428,38 @@ class Store:
         """
         with self._writer:
             if hooks:
-                self._parts.put_hooks(hooks)
+                self.parts.put_hooks(hooks)
             for module in modules:
-                self._parts.modules.put(module.path, module, bytes_of(module))
+                self.parts.modules.put(module.path, module, bytes_of(module))
             for covered in coverage:
-                self._parts.coverage.put(covered.path, covered, bytes_of(covered))
+                self.parts.coverage.put(covered.path, covered, bytes_of(covered))
 
     def add_event(self, event: Event) -> None:
         """Keep an event, and drop the oldest ones to make room."""
         if event.name == SKIPPED_STEP:
             self.note_skipped(event.step)
         if event.name == NONFINITE_STEP:
-            self._parts.incidents.alarm(Alarm.of(event))
+            self.parts.incidents.alarm(Alarm.of(event))
         if event.name == REPLAYED and (replay := replay_of(event)) is not None:
             self.explain(replay)
         if event.name == CAPSULE_MISSED and isinstance(because := event.about.get("because"), str):
-            self._parts.incidents.note_unsaved(event.step, because)
+            self.parts.incidents.note_unsaved(event.step, because)
         self.keep_event(event)
 
     def keep_event(self, event: Event) -> None:
         """Keep an event that incidents know already."""
-        self._parts.events.add(event, bytes_of(event))
+        self.parts.events.add(event, bytes_of(event))
 
     def add_saved_event(self, event: Event) -> None:
         """Keep an event that was read from disk. If its frame isn't on disk yet, it will come again with that frame."""
         (self.keep_event if event.name == NONFINITE_STEP else self.add_event)(event)
-        newest = self._parts.steps.newest
+        newest = self.parts.steps.newest
         if newest is None or event.step > newest:
             self._ahead.add(event)
 
     def note_skipped(self, step: int) -> None:
         """Tell the incidents that a gradient scaler skipped a step. The event does the same."""
-        self._parts.incidents.note_skipped(step)
+        self.parts.incidents.note_skipped(step)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot with a copy of its values, and drop the oldest ones to make room.
@@ -467,9 +467,9 @@ class Store:
         That of a probe is a column of its channels, which are merged to make room.
         """
         if snapshot.tap.kind == PROBE:
-            self._parts.channels.add(snapshot)
+            self.parts.channels.add(snapshot)
             return
-        log = self._parts.media if snapshot.is_media else self._parts.snapshots
+        log = self.parts.media if snapshot.is_media else self.parts.snapshots
         if snapshot.values.nbytes > log.max_bytes:
             what = snapshot.tap.module if snapshot.is_media else "a snapshot"
             self._report("snapshot-refused", f"{what} of {snapshot.values.nbytes} bytes is above the store's limit")
@@ -480,13 +480,13 @@ class Store:
     def shrink(self, max_bytes: int) -> int:
         """Merge values until they take about `max_bytes`; only resolution is lost. Return the bytes saved."""
         with self._writer:
-            before = self._parts.usage().nbytes
-            self._parts.shrink(max_bytes)
-            return before - self._parts.usage().nbytes
+            before = self.parts.usage().nbytes
+            self.parts.shrink(max_bytes)
+            return before - self.parts.usage().nbytes
 
     def usage(self) -> Usage:
         """Return the size and limit of each part, and the counters of dropped and merged data."""
-        return self._parts.usage()
+        return self.parts.usage()
 
     def announce(self, taps: tuple[Tap, ...]) -> None:
         """Add taps, numbered from the last one. The taps in a frame's `new_taps` are added automatically."""
@@ -494,7 +494,7 @@ class Store:
             self._announce(taps)
 
     def _announce(self, taps: tuple[Tap, ...]) -> None:
-        if taps and self._parts.add_taps(taps):
+        if taps and self.parts.add_taps(taps):
             self._report(
                 "taps-refused", "there are more taps than fit: give the store more memory or watch fewer modules"
             )
@@ -507,7 +507,7 @@ class Store:
             else:
                 self.add_event(event)
         for name, text in frame.labels.items():
-            self._parts.labels.put(name, (name, text), texts_bytes([name, text, name]))
+            self.parts.labels.put(name, (name, text), texts_bytes([name, text, name]))
 
     def _take_stats(self, frame: Frame) -> None:
         if not len(frame.taps):
@@ -516,10 +516,10 @@ class Store:
             self._take_part(frame, frame.taps, frame.stats, frame.sketches)
             return
         for taps, stats, block in ascending_parts(frame):
-            room = len(self._parts.taps)
+            room = len(self.parts.taps)
             if len(taps) and taps[-1] >= room:
                 fit = np.arange(np.searchsorted(taps, room))
-                self._parts.dropped["rows_of_unknown_taps"] += len(taps) - len(fit)
+                self.parts.dropped["rows_of_unknown_taps"] += len(taps) - len(fit)
                 taps, stats, block = taps[fit], stats[fit], rows_of(block, fit)
             if len(taps):
                 self._take_part(frame, taps, stats, block)
@@ -529,8 +529,8 @@ class Store:
         absent = np.isnan(stats[:, 0])
         if np.count_nonzero(absent):  # which takes a fraction of what `any` takes for so few
             stats = np.where(absent[:, None], np.nan, stats)
-            self._parts.dropped["rows_without_count"] += int(absent.sum())
-        ladder, lanes = self._parts.stats, self._last[1]
+            self.parts.dropped["rows_without_count"] += int(absent.sum())
+        ladder, lanes = self.parts.stats, self._last[1]
         if taps is not self._last[0]:
             lanes = lanes_of(taps)
             if is_shared(taps):
@@ -539,17 +539,17 @@ class Store:
             ladder.merge_newest(lanes, stats.T, merge_ranks if self.of_ranks else merge_stats)
         else:
             ladder.append([step], lanes, stats.T[:, None])
-        self._parts.sketches.append(step, taps, block)
+        self.parts.sketches.append(step, taps, block)
         nan = stats[:, STAT_COLUMN["nan"]]
-        look = self._parts.ledger.append(step, taps, nan, stats[:, STAT_COLUMN["inf"]])
+        look = self.parts.ledger.append(step, taps, nan, stats[:, STAT_COLUMN["inf"]])
         if look is None:
-            if self._parts.incidents.is_going_on:  # it was found by the trainer, in a step that wasn't captured
+            if self.parts.incidents.is_going_on:  # it was found by the trainer, in a step that wasn't captured
                 none = taps[:0]
-                self._parts.incidents.take(step, None, none, none > 0, taps)
+                self.parts.incidents.take(step, None, none, none > 0, taps)
         else:
-            incidents, fine, places = self._parts.incidents, taps[look.fine], np.flatnonzero(look.bad)
+            incidents, fine, places = self.parts.incidents, taps[look.fine], np.flatnonzero(look.bad)
             if len(places):  # what a user's function returns is no tensor of the training
-                real = [self._parts.taps[number].kind != PROBE for number in taps[places].tolist()]
+                real = [self.parts.taps[number].kind != PROBE for number in taps[places].tolist()]
                 places = places[np.array(real, bool)]
                 no_mask = no_masks(stats[places])
                 places = places[incidents.harmful(step, taps[places], no_mask, fine, frame.scalars)]
@@ -559,13 +559,13 @@ class Store:
         if SYSTEM in "\n".join(named[0]):  # most frames have no sample of the machine
             sampled = {name: named[0].pop(name) for name in list(named[0]) if name.startswith(SYSTEM)}
             if sampled:
-                self._require_room(self._parts.system.add(steps, [sampled])[2])
-        lanes, values, fit = self._parts.scalars.add(steps, named)
+                self._require_room(self.parts.system.add(steps, [sampled])[2])
+        lanes, values, fit = self.parts.scalars.add(steps, named)
         self._require_room(fit)
         bad, value = values[1:]
-        if self._parts.scalar_ledger.nbytes or np.count_nonzero(bad):  # most runs never log a non-finite value
+        if self.parts.scalar_ledger.nbytes or np.count_nonzero(bad):  # most runs never log a non-finite value
             for step, row in zip(steps, value, strict=True):
-                self._parts.scalar_ledger.append(step, lanes, np.isnan(row), np.isinf(row))
+                self.parts.scalar_ledger.append(step, lanes, np.isnan(row), np.isinf(row))
 
     def _require_room(self, fit: bool) -> None:
         if not fit:
@@ -575,16 +575,16 @@ class Store:
 
     def _note_steps(self, frames: Sequence[Frame]) -> None:
         """Note frames, all but the first of which begin a step."""
-        old, many, newest = self._parts.steps, len(frames), frames[-1]
+        old, many, newest = self.parts.steps, len(frames), frames[-1]
         first = frames[0].step if old.first is None else old.first
         count = old.count + many - (frames[0].step == old.newest)
-        self._parts.steps = StepRange(first, newest.step, count, old.frames + many, newest.time_s)
+        self.parts.steps = StepRange(first, newest.step, count, old.frames + many, newest.time_s)
 
     def _report(self, name: str, message: str) -> None:
         """Add an event the first time a limit is reached. The counters say how often it is."""
         if name not in self._reported:
             self._reported.add(name)
-            newest = self._parts.steps.newest
+            newest = self.parts.steps.newest
             self.add_event(Event(newest or 0, self._clock(), name, message, "warning"))
 
     # Reads what a run consists of from a store's state, from any thread
@@ -595,22 +595,22 @@ class Store:
 
     def steps(self) -> StepRange:
         """Return the first and newest step, and the number of steps."""
-        return self._parts.steps
+        return self.parts.steps
 
     @property
     def taps_announced(self) -> int:
         """The number of announced taps, including those without room."""
-        return self._parts.taps_announced
+        return self.parts.taps_announced
 
     @property
     def taps_known(self) -> int:
         """The number of taps with room."""
-        return len(self._parts.taps)
+        return len(self.parts.taps)
 
     @property
     def modules_known(self) -> int:
         """The number of described modules."""
-        return len(self._parts.modules)
+        return len(self.parts.modules)
 
     def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
         """Return the taps of a kind whose module matches a pattern (see docs/patterns.md)."""
@@ -625,8 +625,8 @@ class Store:
     def _every_tap(self) -> TapList:
         """Return the same list until there are more taps, so that facts about it are found once."""
         all_taps = self._all_taps
-        if len(all_taps.taps) != len(self._parts.taps):
-            taps = tuple(self._parts.taps)
+        if len(all_taps.taps) != len(self.parts.taps):
+            taps = tuple(self.parts.taps)
             all_taps = self._all_taps = TapList(np.arange(len(taps)), taps)
         return all_taps
 
@@ -639,20 +639,20 @@ class Store:
         limit: int | None = None,
     ) -> list[Event]:
         """Return the newest matching events, oldest first."""
-        events = [event for event in self._parts.events.items() if event.fits(first, last, name, severity)]
+        events = [event for event in self.parts.events.items() if event.fits(first, last, name, severity)]
         return events if limit is None else events[max(0, len(events) - limit) :]
 
     def events_after(self, taken: int) -> tuple[int, list[Event]]:
         """Return the events after the first `taken`, and the number of all events. For followers."""
-        return self._parts.events.items_after(taken)
+        return self.parts.events.items_after(taken)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the stored snapshots, oldest first; their values are read-only."""
-        return self._parts.snapshots.items()
+        return self.parts.snapshots.items()
 
     def snapshots_after(self, taken: int) -> tuple[int, list[Snapshot]]:
         """Return the snapshots after the first `taken`, and the number of all. For readers that number them."""
-        return self._parts.snapshots.items_after(taken)
+        return self.parts.snapshots.items_after(taken)
 
     def numbered_snapshots(self) -> list[tuple[int, Snapshot]]:
         """Return the snapshots by the numbers that name them: their commands', or else their places in time."""
@@ -665,11 +665,11 @@ class Store:
 
     def numbered_media(self) -> list[tuple[int, Snapshot]]:
         """Return the logged images, texts, tables, and figures, by their position in the log."""
-        taken, kept = self._parts.media.items_after(0)
+        taken, kept = self.parts.media.items_after(0)
         return list(enumerate(kept, taken - len(kept)))
 
     def modules(self) -> list[ModuleRecord]:
-        return self._parts.modules.items()
+        return self.parts.modules.items()
 
     def module_types(self) -> dict[str, str]:
         """Return the class of each module, by path."""
@@ -695,8 +695,8 @@ class Store:
 
         Of the states that change, only those in `states` are looked up.
         """
-        taps = self._parts.taps[:]
-        nonfinite = self._parts.ledger.taps().numbers.tolist() if "nan" in states else ()
+        taps = self.parts.taps[:]
+        nonfinite = self.parts.ledger.taps().numbers.tolist() if "nan" in states else ()
         return facts_of(
             self.modules(),
             dict.fromkeys(tap.module for tap in taps),
@@ -709,7 +709,7 @@ class Store:
 
     def coverage(self) -> list[Coverage]:
         """Return every known module: captured, or why not. Refused taps count as not captured."""
-        parts = self._parts
+        parts = self.parts
         mark = parts.coverage.changes, parts.modules.changes, len(parts.taps), parts.taps_announced
         if self._covered[0] != mark:
             reported = self.without_refused(parts.coverage.items())
@@ -718,14 +718,14 @@ class Store:
 
     def _with_unreported(self, coverage: list[Coverage]) -> list[Coverage]:
         """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
-        modules = self._parts.modules.items()
+        modules = self.parts.modules.items()
         by_path = {covered.path: covered for covered in coverage}
         unreported: dict[str, dict[Kind, None]] = {
             covered.path: {} for covered in modules if covered.path not in by_path
         }
         if not unreported:
             return coverage
-        for tap in self._parts.taps[:]:
+        for tap in self.parts.taps[:]:
             if tap.module in unreported:
                 unreported[tap.module][tap.kind] = None
         for path, type_ in ((module.path, module.type) for module in modules if module.path in unreported):
@@ -737,7 +737,7 @@ class Store:
     @property
     def refused_taps(self) -> int:
         """The number of taps without room, which have the highest numbers."""
-        return self._parts.taps_announced - len(self._parts.taps)
+        return self.parts.taps_announced - len(self.parts.taps)
 
     def without_refused(self, coverage: Sequence[Coverage]) -> list[Coverage]:
         """Return coverage that calls a module captured only if the store has one of its taps, with these kinds."""
@@ -745,9 +745,9 @@ class Store:
         if not refused:
             return list(coverage)
         kept: dict[str, set[Kind]] = {}
-        for tap in self._parts.taps[:]:
+        for tap in self.parts.taps[:]:
             kept.setdefault(tap.module, set()).add(tap.kind)
-        room = f"{len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
+        room = f"{len(self.parts.taps):,} of {self.parts.taps_announced:,} tensors"
         have = f"no room for its values: the store has room for {room}"
         return [
             _without_refused(covered, kept.get(covered.path, set()), have) if covered.captured else covered
@@ -756,25 +756,25 @@ class Store:
 
     def hooks(self) -> tuple[HookRecord, ...]:
         """Return the hooks of the last inventory."""
-        return self._parts.hooks
+        return self.parts.hooks
 
     def flows(self) -> tuple[Flow, ...]:
         """Return which call fed which, in the structures that the model had, oldest first."""
-        return self._parts.flows
+        return self.parts.flows
 
     def labels(self) -> dict[str, str]:
         """Return the newest label of each name."""
-        return dict(self._parts.labels.items())
+        return dict(self.parts.labels.items())
 
     def find_tap(self, tap: TapName) -> tuple[int, Tap]:
         """Return a tap's number and the tap."""
-        taps = self._parts.taps
+        taps = self.parts.taps
         if not isinstance(tap, str | int | np.integer | Tap):
             tap = tap.record
         if isinstance(tap, str):
             return checks.find_tap(enumerate(taps[:]), tap)
         if isinstance(tap, Tap):
-            number = self._parts.tap_numbers.get(tap)
+            number = self.parts.tap_numbers.get(tap)
             if number is None:
                 raise ArgumentError(checks.unknown("tap", tap.label, [other.label for other in taps]))
             return number, tap
@@ -787,12 +787,12 @@ class Store:
     @property
     def whole_since(self) -> int:
         """The step since which memory has had every step of the run, if not from the beginning."""
-        return self._parts.whole_since
+        return self.parts.whole_since
 
     @property
     def exact_since(self) -> int | None:
         """The step since which memory has each step's values of tensors; None if it has all."""
-        return self._parts.stats.exact_since(self._parts.whole_since)
+        return self.parts.stats.exact_since(self.parts.whole_since)
 
     @contextmanager
     def in_memory(self) -> Iterator[None]:
@@ -806,7 +806,7 @@ class Store:
 
     def _past_of(self, span: Span, exact_since: int | None) -> Past | None:
         """Return the past if a span reaches steps that memory doesn't have exactly."""
-        past = None if getattr(self._here, "only", False) else self._parts.past
+        past = None if getattr(self._here, "only", False) else self.parts.past
         if past is None or exact_since is None or (span[0] is not None and span[0] >= exact_since):
             return None
         return past
@@ -824,7 +824,7 @@ class Store:
     def _recall(self, source: Source, span: Span) -> tuple[list[Rows], Older | None]:
         """Return the rows of memory, and for which steps the past answers instead."""
         near = source.ladder.gather(source.column, source.lanes, *span)
-        since = source.ladder.exact_since(self._parts.whole_since)
+        since = source.ladder.exact_since(self.parts.whole_since)
         return near, self._older(span, since, ((part.first, part.last) for part in near))
 
     def _older(self, span: Span, exact_since: int | None, ends: Iterable[tuple[Steps, Steps]]) -> Older | None:
@@ -847,8 +847,8 @@ class Store:
 
     def _sketches(self, span: Span, ask: Callable[[Older], list[SketchRows] | None]) -> list[SketchRows]:
         """Return sketches of memory, and of the past where memory has only sums."""
-        near = self._parts.sketches.entries(*span)
-        since = self._parts.sketches.exact_since(self._parts.whole_since)
+        near = self.parts.sketches.entries(*span)
+        since = self.parts.sketches.exact_since(self.parts.whole_since)
         older = self._older(span, since, map(_ends_of, [near]))
         older_sketches = None if older is None else ask(older)
         if older_sketches is None:
@@ -859,17 +859,17 @@ class Store:
 
     def _all_entries(self, span: Span) -> list[SketchRows]:
         """Return the sketches of all taps, or sums of them, oldest first."""
-        return self._sketches(span, lambda older: older.past.all_sketches(len(self._parts.taps), older.span))
+        return self._sketches(span, lambda older: older.past.all_sketches(len(self.parts.taps), older.span))
 
     def _latest(self, span: Span) -> tuple[Steps, Floats]:
         """Return the newest step of each tap in a span, -1 if it has none, and its exact stats there [stat, tap]."""
         since = self.exact_since
         past = self._past_of(span, since)
         if past is not None and since is not None and span[1] is not None and span[1] < since:
-            newest = past.latest(len(self._parts.taps), span)
+            newest = past.latest(len(self.parts.taps), span)
             if newest is not None:
                 return newest
-        return self._parts.stats.latest(*span)
+        return self.parts.stats.latest(*span)
 
     def _has_past(self, span: Span) -> bool:
         """Return whether the past has the steps of a span that memory has merged."""
@@ -884,7 +884,7 @@ class Store:
 
     def _cells(self, stat: str, wanted: TapList, over: Columns, view: View, streaks: Streaks) -> Cells:
         """Return the values of a view in cells."""
-        past, older = self._parts.past, None
+        past, older = self.parts.past, None
         if past is not None and view.past is not None:
             older = past.cells(stat, wanted.numbers.tolist(), over, view.past)
         cells = Cells.make(over.number, len(wanted.taps)) if older is None else older
@@ -919,12 +919,12 @@ class Store:
         newest = _Found(numbers, steps[numbers], steps[numbers], partial(_column_of, stored, numbers))
         if merged and (first, last) != (None, None):
             newest = self._with_merged(newest, wanted, (first, last))
-        return newest.arranged(self._parts.taps, wanted, stat, sort, limit)
+        return newest.arranged(self.parts.taps, wanted, stat, sort, limit)
 
     def _with_merged(self, exact: _Found, wanted: TapList, span: Span) -> _Found:
         """Add the taps that only merged rows have in these steps."""
         lanes = wanted.numbers[~np.isin(wanted.numbers, exact.numbers)]
-        parts = self._parts.stats.merged(*span) if len(lanes) and not self._has_past(span) else ()
+        parts = self.parts.stats.merged(*span) if len(lanes) and not self._has_past(span) else ()
         if not len(parts):
             return exact
         begin, end, means = _newest_merged(parts, *span, lanes)
@@ -944,7 +944,7 @@ class Store:
 
         They are the same for a step that is still exact.
         """
-        begin, end = self._parts.stats.rows_between(first, last)
+        begin, end = self.parts.stats.rows_between(first, last)
         older = self._older((first, last), self.exact_since, [(begin, end)])
         steps = None if older is None else older.past.captured(older.span)
         if older is None or steps is None:
@@ -968,7 +968,7 @@ class Store:
         """Return the norm of all values of some taps together, of those that each step captured."""
         checks.require_at_least("points", points, 1)
         parts = (
-            self._parts.stats.gather(STAT_NAMES.index("norm"), lanes_of(numbers), first, last) if len(numbers) else []
+            self.parts.stats.gather(STAT_NAMES.index("norm"), lanes_of(numbers), first, last) if len(numbers) else []
         )
         return _series_of("norm", None, [norm_of(part) for part in parts], points)
 
@@ -983,10 +983,10 @@ class Store:
     def peaks(self, numbers: NDArray[np.int64], stat: str, width: int, first: int, last: int) -> Peaks:
         """Return the largest value of one stat of taps in columns of `width` steps. Unlike `rows`, it copies little."""
         checks.require("stat", stat, STAT_NAMES)
-        bad = self._parts.ledger.taps()  # most runs have no non-finite value, so there is nothing to read about them
+        bad = self.parts.ledger.taps()  # most runs have no non-finite value, so there is nothing to read about them
         suspects = np.flatnonzero(np.isin(numbers, bad.numbers[bad.last_step >= first]))
         peaks = Peaks.make((first, last), width, numbers.astype(np.intp), lanes_of(numbers), suspects)
-        return self._parts.stats.peaks(STAT_NAMES.index(stat), peaks)
+        return self.parts.stats.peaks(STAT_NAMES.index(stat), peaks)
 
     def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
         """Return one scalar in at most `points` points."""
@@ -994,11 +994,11 @@ class Store:
 
     def scalar_names(self) -> list[str]:
         """Return the names of logged scalars, and of hookcore's own, which start with "hookcore/"."""
-        return [*self._parts.scalars.lanes.names(), *self._parts.system.lanes.names()]
+        return [*self.parts.scalars.lanes.names(), *self.parts.system.lanes.names()]
 
     def source_of_scalar(self, name: str) -> Source:
         """Return where a scalar is."""
-        log = self._parts.log_of(name)
+        log = self.parts.log_of(name)
         lane = log.lanes.get(name)
         if lane is None:
             raise ArgumentError(checks.unknown("scalar", name, self.scalar_names()))
@@ -1006,7 +1006,7 @@ class Store:
 
     def source_of_taps(self, stat: str, numbers: NDArray[np.int64]) -> Source:
         """Return where a stat of taps is."""
-        return Source(self._parts.stats, STAT_NAMES.index(stat), lanes_of(numbers), stat, tuple(numbers.tolist()))
+        return Source(self.parts.stats, STAT_NAMES.index(stat), lanes_of(numbers), stat, tuple(numbers.tolist()))
 
     def _series(self, name: str, tap: int | None, source: Source, span: Span, points: int) -> Series:
         checks.require_at_least("points", points, 1)
@@ -1058,7 +1058,7 @@ class Store:
 
     def _streaks_of(self, numbers: NDArray[np.int64]) -> Streaks:
         """Return the first and the newest streak of non-finite steps of taps. No others are known exactly."""
-        bad = self._parts.ledger.taps()
+        bad = self.parts.ledger.taps()
         place = np.searchsorted(bad.numbers, numbers)
         place[place == len(bad.numbers)] = 0
         first, last = np.zeros((2, len(numbers)), np.int64), np.full((2, len(numbers)), -1, np.int64)
@@ -1102,11 +1102,11 @@ class Store:
         """Return the numbers of a probe in their order over time; in a cell, the largest value wins, or NaN."""
         checks.require_at_least("columns", columns, 1)
         checks.require_at_least("rows", rows, 1)
-        return self._parts.channels.read(self.find_tap(tap)[1], first, last, columns, rows)
+        return self.parts.channels.read(self.find_tap(tap)[1], first, last, columns, rows)
 
     def channel_taps(self, match: str | None = None) -> TapList:
         """Return the taps whose numbers are kept in their order, of modules that match a pattern."""
-        kept = set(self._parts.channels.taps())
+        kept = set(self.parts.channels.taps())
         probes = self.taps(match, PROBE)
         return probes.at([place for place, tap in enumerate(probes.taps) if tap in kept])
 
@@ -1123,7 +1123,7 @@ class Store:
         """Return a tap's extremes in spans of steps, and the magnitude where its sketches end, unscaled."""
         numbers, span = np.array([number], np.int64), (int(first[0]), int(last[-1]))
         least, most = (self.rows(numbers, stat, *span) for stat in ("min", "max"))
-        is_scaled = self._parts.taps[number].kind in GRADIENT_KINDS and GRAD_SCALE in self.scalar_names()
+        is_scaled = self.parts.taps[number].kind in GRADIENT_KINDS and GRAD_SCALE in self.scalar_names()
         scale = Rows.join(self._gather(self.source_of_scalar(GRAD_SCALE), span)) if is_scaled else Rows.empty(1)
         bounds = []
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
@@ -1138,43 +1138,43 @@ class Store:
 
     def nonfinite_taps(self) -> NonfiniteTaps:
         """Return the exact record of every tap that was ever non-finite."""
-        return self._parts.ledger.taps()
+        return self.parts.ledger.taps()
 
     def masks(self) -> dict[int, int]:
         """Return the taps whose infinities do no harm, and the first step of each."""
-        return dict(self._parts.incidents.masks.since)
+        return dict(self.parts.incidents.masks.since)
 
     def nonfinite_since(self, name: str) -> int | None:
         """Return the exact step since which a scalar is NaN or infinite; None if its newest value is finite."""
-        lane, bad = self._parts.scalars.lanes.get(name), self._parts.scalar_ledger.taps()
+        lane, bad = self.parts.scalars.lanes.get(name), self.parts.scalar_ledger.taps()
         at = np.flatnonzero((bad.numbers == lane) & ~bad.is_over)
         return int(bad.since[at[0]]) if len(at) else None
 
     def incidents(self) -> list[Incident]:
         """Return the first and the newest incidents, oldest first. The usage counts the others."""
-        return self._parts.incidents.all()
+        return self.parts.incidents.all()
 
     def incident_heads(self) -> list[Incident]:
         """Return the same incidents without their chains and evidence, which is faster."""
-        return self._parts.incidents.heads()
+        return self.parts.incidents.heads()
 
     @property
     def dropped_alerts(self) -> int:
         """The number of dropped incidents that were warnings or errors."""
-        return self._parts.incidents.dropped_alerts
+        return self.parts.incidents.dropped_alerts
 
     @property
     def incidents_version(self) -> int:
         """A number that changes with every change of an incident."""
-        return self._parts.incidents.version
+        return self.parts.incidents.version
 
     def captured(self, first: int | None = None) -> int:
         """Return how many steps were captured, of the whole run or from `first` on (of the newest 1,024)."""
-        return self._parts.ledger.captured(first)
+        return self.parts.ledger.captured(first)
 
     def captured_step(self, back: int) -> int | None:
         """Return the captured step `back` steps before the newest one, or the oldest of the newest 1,024."""
-        return self._parts.ledger.captured_step(back)
+        return self.parts.ledger.captured_step(back)
 
 
 # Rows of several stores, such as those of the ranks of a training: their pasts are asked for them at once.

@@ -190,7 +190,7 @@ def past_of(shard: Shard, *runs: str, taps: Sequence[Tap] = (BATCH,)) -> RanksPa
 
 def ask_again(past: Any) -> None:
     """Let a past ask ClickHouse how far it goes, although it has just asked."""
-    past._asked_at = -math.inf
+    past.asked_at = -math.inf
 
 
 def counts_of(past: RanksPast, span: tuple[int, int], tap: int = 0) -> dict[int, float]:

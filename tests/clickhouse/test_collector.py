@@ -219,16 +219,16 @@ def test_live_runs_are_inserted_as_often_as_is_set_although_their_newest_steps_a
 ) -> None:
     now = 100.0
     collector = Collector(tmp_path, url, insert=5.0)
-    collector.inserter._cutter._clock = lambda: now
-    slot, cut_at = collector.inserter._slots[0], []
+    collector.inserter.cutter.clock = lambda: now
+    slot, cut_at = collector.inserter.slots[0], []
     for turn in range(60):
         for run in range(2):
             step, is_due = divmod(turn - run * every // 2, every)  # half a step apart
             if step >= 0 and not is_due:
                 collector.send(range(step, step + 1), f"run-{run}")
         collector.inserter.step()
-        cut_at += [now for job in slot._jobs if job.cut is not None]
-        slot._jobs.clear()
+        cut_at += [now for job in slot.jobs if job.cut is not None]
+        slot.jobs.clear()
         now += 0.5
     collector.stop()
     assert cut_at[:2] == expected
@@ -246,7 +246,7 @@ def test_runs_that_begin_together_are_named_in_one_insert_if_there_are_not_too_m
         collector.end(1, run)
     collector.inserter.step()  # finds the shards
     collector.inserter.step()
-    (job,) = collector.inserter._slots[0]._jobs
+    (job,) = collector.inserter.slots[0].jobs
     assert [table.name for table, _ in job.names] == ["lanes"] * inserts + ["descriptions"]
     collector.inserter.start()
     collector.wait()
@@ -262,7 +262,7 @@ def test_runs_that_begin_together_are_named_in_one_insert_if_there_are_not_too_m
 
 def _restarted(old: Collector, folder: Path, url: str) -> Collector:
     """Return a collector that takes over where another one stopped."""
-    os.close(old.lanes._lock_file)
+    os.close(old.lanes.lock_file)
     old.inserter.cluster.close()
     return Collector(folder, url)
 
@@ -276,7 +276,7 @@ def test_a_segment_partly_inserted_by_a_killed_collector_is_completed(
     first = Collector(tmp_path, url)
     shard = first.inserter.cluster.shards[0]
     first.send(range(10))
-    first.inserter._insert(shard, _cut(first))
+    first.inserter.insert(shard, _cut(first))
     first.send(range(8, 11))  # two of them again; the frame before them is in the spool twice, alone and in its batch
     first.end(11)
     job = _cut(first)
@@ -295,7 +295,7 @@ def _cut(collector: Collector) -> Job:
     """Return the next segment without inserting it."""
     for _ in range(3):  # finds the run, its shard, and the data that is due
         collector.inserter.step()
-    (job,) = (each for each in collector.inserter._slots[0]._jobs if each.cut is not None)
+    (job,) = (each for each in collector.inserter.slots[0].jobs if each.cut is not None)
     return job
 
 
@@ -306,7 +306,7 @@ def test_a_restarted_collector_does_not_call_ranks_silent_before_they_report(
     first.send(range(10))
     second = _restarted(first, tmp_path, url)
     second.inserter.start()
-    wait_for(lambda: not second.inserter._cutter._feeds["run"].items[1:], "all but the newest step")
+    wait_for(lambda: not second.inserter.cutter.feeds["run"].items[1:], "all but the newest step")
     (each,) = wait_for(lambda: listed(second.inserter.cluster.shards[0], 1), "the sign of life")
     assert 0 <= each.sign.silent_s < 60
     assert each.sign.stored <= 8, "the newest step may have more parts"
@@ -349,8 +349,8 @@ def _wait_for_sign(collector: Collector, acknowledged: int) -> None:
 
     def is_given() -> bool:
         inserter.step()
-        for job in list(inserter._slots[0]._jobs):
-            inserter._insert(shard, job)
+        for job in list(inserter.slots[0].jobs):
+            inserter.insert(shard, job)
         found = listed(shard, 1)
         return bool(found) and found[0].sign.acknowledged == acknowledged
 

@@ -268,7 +268,7 @@ def test_unstored_steps_come_from_memory_without_a_gap(cluster: Cluster) -> None
     """ClickHouse lags by more steps than memory has exactly."""
     made = a_run(6000, seed=5, parts=False)
     both = Both(cluster, "lagging", made)
-    both.past._stored, both.past._asked_at = 3000, math.inf
+    both.past.stored, both.past.asked_at = 3000, math.inf
     series = both.small.series(1, "rms", points=6000)
     assert (series.first_step[1:] > series.last_step[:-1]).all()
     assert series.present.sum() == both.whole.series(1, "rms", points=6000).present.sum()
@@ -394,8 +394,8 @@ def all_ranks(shards: Sequence[Shard]) -> Ranks:
 
 @pytest.fixture
 def ranks(all_ranks: Ranks) -> Ranks:
-    all_ranks.past._troubles = past.Troubles("a test")
-    all_ranks.past._recent = Recent(nbytes_of)
+    all_ranks.past.troubles = past.Troubles("a test")
+    all_ranks.past.recent = Recent(nbytes_of)
     return all_ranks
 
 
@@ -464,7 +464,7 @@ def test_the_sum_of_all_ranks_is_partial_if_it_is_too_large_or_a_rank_is_missing
         assert not [sql for sql in asked if " FROM rows" in sql], "it isn't counted again"
         assert ranks.past.rows("rms", [0], (0, 10), 1000) is not None
         assert too_many in ranks.past.trouble, "another tensor says nothing about this one"
-    ranks.past._recent = Recent(nbytes_of)
+    ranks.past.recent = Recent(nbytes_of)
     assert ranks.past.rows("rms", [1], (0, 300), 1000) is not None
     exact = ranks.small.series(1, "rms", points=1000)
     assert not ranks.past.trouble
@@ -476,7 +476,7 @@ def test_the_sum_of_all_ranks_is_partial_if_it_is_too_large_or_a_rank_is_missing
     ranks.small.series(1, "rms", points=1000)
     assert "1 of 4 ranks aren't in ClickHouse" in ranks.past.trouble
     without = [replace(missing[0], ranks=[]), missing[1]]
-    ranks.past._troubles = past.Troubles("a test")
+    ranks.past.troubles = past.Troubles("a test")
     assert ranks.past.rows("rms", [0], (0, 100), 1000) is not None
     assert "4 of 4 ranks" not in ranks.past.trouble
     monkeypatch.setattr(ranks.past, "attempts", lambda: without)
@@ -585,7 +585,7 @@ def test_a_rank_that_stores_late_is_in_answers_from_then_on(cluster: Cluster) ->
     assert counts_of(found, (0, 5)) == {step: 128 if step < 2 else 64 for step in range(6)}, "it seems lost"
     (attempt,) = found.attempts()
     first, second = attempt.ranks
-    ended = RanksPast(lambda: [replace(attempt, ranks=[first, replace(second, trained=5)])], found._taps)
+    ended = RanksPast(lambda: [replace(attempt, ranks=[first, replace(second, trained=5)])], found.taps)
     assert counts_of(ended, (0, 5)) == {0: 128, 1: 128, 5: 64}, "it has trained more steps than it captured"
     items = [frame_item(each.step, each) for each in batches(1, range(2, 6))]
     piece = Piece(number_of_run("late-1"), 20_000, 1, 0, 1, 1, items)

@@ -43,7 +43,7 @@ from hookcore_app.clickhouse.schema import (
 from hookcore_app.clickhouse.segments import Piece, blocks_of, head_of, item_of
 from hookcore_app.collector.cutter import Job
 from hookcore_app.collector.feed import Cut, Cuts, Share, ranges_of
-from hookcore_app.collector.inserter import _Slot
+from hookcore_app.collector.inserter import Slot
 from tests.build import frame
 from tests.lanes import examples
 
@@ -286,7 +286,7 @@ def test_sketches_of_all_levels_count_every_value_that_a_store_has(seed: int) ->
     pieces = [a_piece(items)]
     answer = table_of(pieces, SKETCH_ROLLUPS) if SKETCH_ROLLUPS in blocks_of("spool", 7, pieces) else None
     counted: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
-    for entry in store._parts.sketches.entries(None, None):
+    for entry in store.parts.sketches.entries(None, None):
         for tap in entry.taps.tolist():
             row = entry.row(tap)
             for level in SKETCH_LEVELS if row else ():
@@ -441,7 +441,7 @@ def a_job(number: int) -> Job:
 
 
 def test_jobs_after_a_failed_one_are_checked_too() -> None:
-    slot, first, second, third = _Slot(), a_job(1), a_job(2), a_job(3)
+    slot, first, second, third = Slot(), a_job(1), a_job(2), a_job(3)
     slot.put(first)
     slot.put(second)
     assert not first.is_repeated
@@ -454,7 +454,7 @@ def test_jobs_after_a_failed_one_are_checked_too() -> None:
 
 
 def test_a_job_that_was_prepared_while_its_predecessors_were_removed_is_removed_too() -> None:
-    slot, signs = _Slot(), Job(signs=[(RUNS, b"")])
+    slot, signs = Slot(), Job(signs=[(RUNS, b"")])
     slot.put(a_job(1))
     slot.lose()
     slot.put(a_job(2))

@@ -309,7 +309,7 @@ def test_a_wrong_password_is_refused_at_the_start_and_a_server_that_is_away_is_n
 def test_incompatible_settings_are_refused() -> None:
     settings = ServerSettings(store="clickhouse://box/runs", keep="somewhere")
     with pytest.raises(ArgumentError, match="keep and store are both set"):
-        serving._with_folder(settings, {})
+        serving.with_folder(settings, {})
     with pytest.raises(ArgumentError, match="retain='30' is invalid: use a number of days such as 30d"):
         days_of("30")
     with pytest.raises(ArgumentError, match="is not an address of ClickHouse"):
@@ -509,7 +509,7 @@ def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_a
     layers = "/api/v1/differences?run=ranks-job&from=0&to=63&other=ranks-job&other_from=64&other_to=191"
     for path in (*asked, histograms, layers):
         assert "this needs the sum of" in world.client.get(path).headers["hookcore-partial"], path
-    monkeypatch.setattr(world.app.state.shared._adders["ranks-job"][1], "_settled_s", 0.0)
+    monkeypatch.setattr(world.app.state.shared.adders["ranks-job"][1], "settled_s", 0.0)
     for path in asked:
         wait_for(
             lambda path=path: "this needs the sum of" not in world.client.get(path).headers.get("hookcore-partial", ""),
@@ -549,7 +549,7 @@ class Polled:
         self.world = make_world(now, store=url)
         self.shared = self.world.app.state.shared
         (self._shard,) = self.shared.cluster.shards
-        self.shared._listed.set()
+        self.shared.listed.set()
 
     def look(self) -> None:
         """Read what is new and pass it on."""
@@ -638,7 +638,7 @@ def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted
         now_s += GRACE_S + 1
         assert away is not None
         away.signs.seen_at = float("-inf")
-        assert world.runs._memory.leave(away)
+        assert world.runs.memory.leave(away)
         joint.sum.tick()
         store_frames(url, _a_rank(0), others)
         polled.look()

@@ -149,7 +149,7 @@ def test_stored_sums_equal_exactly_those_of_the_steps(
         for name in SCALARS:
             found = ranks.past.rows("value", [name], span, points)
             assert found is not None, ranks.past.trouble
-            check(ranks, found, Rows.join(ranks.whole._gather(ranks.whole.source_of_scalar(name), (None, None))), span)
+            check(ranks, found, ranks.whole.scalar_rows(name), span)
 
 
 def test_a_large_query_is_answered_from_few_rows(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def check_sketches(ranks: Ranks, found: Sequence[SketchRows] | None, taps: Seque
     assert found[0].first <= span[0]
     assert found[-1].last >= span[1]
     for each in found:
-        inside = ranks.whole._parts.sketches.entries(each.first, each.last)
+        inside = ranks.whole.parts.sketches.entries(each.first, each.last)
         exact = sum_up(inside)
         assert each.steps == max(len([one for one in inside if one.row(tap) is not None]) for tap in taps)
         assert all(each.first <= one.first <= one.last <= each.last for one in inside), "memory has single steps"
@@ -223,7 +223,7 @@ def test_stored_histograms_have_exactly_the_counts_of_the_steps(ranks: Ranks, sp
             assert found is not None, ranks.past.trouble
             assert any(each.steps > 1 for each in found) or columns == 3 or span == (128, 149), "sums are read"
             here = [each for each in found if each.row(tap) is not None]
-            inside = [each for each in ranks.whole._parts.sketches.entries(*span) if each.row(tap) is not None]
+            inside = [each for each in ranks.whole.parts.sketches.entries(*span) if each.row(tap) is not None]
             check_sketches(ranks, here, [tap], (inside[0].first, inside[-1].first))
     found = ranks.past.all_sketches(len(ranks.whole.taps().taps), span)
     assert check_sketches(ranks, found, all_taps(ranks), span) == span[1] - span[0] + 1
@@ -235,7 +235,7 @@ def test_histograms_of_all_layers_over_many_steps_are_read_from_few_rows(
 ) -> None:
     for name in ("MAX_ADDED", "MAX_SKETCHES_ADDED"):
         monkeypatch.setattr(rankspast, name, 0)
-    ranks.past._recent = Recent(nbytes_of)
+    ranks.past.recent = Recent(nbytes_of)
     asked, taps, whole = reads_of(ranks, monkeypatch), len(ranks.whole.taps().taps), (0, sum(LENGTHS) - 1)
     found = ranks.past.all_sketches(taps, whole)
     assert check_sketches(ranks, found, all_taps(ranks), whole) == sum(LENGTHS)
@@ -364,7 +364,7 @@ def test_histograms_of_too_many_layers_are_left_out_and_the_answer_says_so(
         pass
     monkeypatch.setattr(rankspast, "MAX_SKETCHES_ADDED", 20)
     for _ in range(2):  # the second time, it is remembered
-        past._troubles = past_module.Troubles("a test")
+        past.troubles = past_module.Troubles("a test")
         found = past.all_sketches(1, (3, 149))
         assert found is not None
         assert [(each.first, each.last) for each in found] == [(0, 63), (64, 127)]

@@ -130,7 +130,7 @@ def test_a_spool_of_an_earlier_release_without_header_checksums_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr("hookcore_app.collector.spool._seal_of", lambda _folder: UNSEALED)
+        earlier.setattr("hookcore_app.collector.spool.seal_of", lambda _folder: UNSEALED)
         _filled(tmp_path, segment=10**6).close()
     (path,) = tmp_path.glob("*.spool")
     for record in range(5):
@@ -288,7 +288,7 @@ def test_a_segment_is_removed_when_its_records_are_no_longer_needed(tmp_path: Pa
     spool = _filled(tmp_path)
     for record in Spool(tmp_path, 10**6, NEVER_S, 2000).recover():
         assert record
-    for segment in list(spool._segments.values()):
+    for segment in list(spool.segments.values()):
         for record in list(segment.records):
             spool.release(record)
     assert len(list(tmp_path.glob("*.spool"))) == 1  # the file that is being written
@@ -461,8 +461,8 @@ class Collected(RuleBasedStateMachine):
     @rule(torn=st.booleans(), is_killed=st.booleans())
     def the_collector_restarts(self, torn: bool, is_killed: bool) -> None:
         if is_killed:
-            os.close(self.lanes._lock_file)
-            for segment in self.lanes.spool._segments.values():
+            os.close(self.lanes.lock_file)
+            for segment in self.lanes.spool.segments.values():
                 segment.close()
         else:
             self.lanes.close()
@@ -511,13 +511,13 @@ class Cutting:
 
     def look(self) -> None:
         self.cutter.follow()
-        for each in self.cutter._feeds.values():
+        for each in self.cutter.feeds.values():
             each.shard = 0
         while (job := self.cutter.next(self.shard)) is not None:
             if job.cut is not None:
                 self.cuts.append([share.run for share in job.cut.shares])
                 self.cutter.on_stored(job.cut)
-        self.most_bytes = max(self.most_bytes, sum(each.nbytes for each in self.cutter._feeds.values()))
+        self.most_bytes = max(self.most_bytes, sum(each.nbytes for each in self.cutter.feeds.values()))
 
     def waiting(self) -> list[int]:
         return [lane.waiting for lane in self.lanes.all()]
@@ -782,7 +782,7 @@ def test_the_rest_of_a_large_batch_does_not_keep_the_whole_batch_on_disk(tmp_pat
     assert [(each.first, each.last, each.count) for each in lane.records()] == [(3, 3, 1), (4, 5, 2)]
     assert lane.waiting == 3
     lane.on_stored(5)
-    assert not any(segment.records for segment in again.spool._segments.values())
+    assert not any(segment.records for segment in again.spool.segments.values())
     again.close()
 
 
@@ -818,13 +818,13 @@ def test_a_note_that_frees_disk_space_can_be_written_to_a_full_disk(
         made.finish(cut)
         made.finish(cut)
         assert made.unfinished() == []
-        assert Cuts(tmp_path)._next == number + 1
+        assert Cuts(tmp_path).next_number == number + 1
     with pytest.raises(CutError):
         made.cut(0, 1, [Share("r" * 100, 0, 0, 1, -1, (), 0)] * 1000)
     monkeypatch.undo()
     small = made.cut(0, 1, [])
     made.finish(small)
-    assert Cuts(tmp_path)._next == small.number + 1
+    assert Cuts(tmp_path).next_number == small.number + 1
     assert len(list(tmp_path.glob("*.inserted"))) == 1
 
 

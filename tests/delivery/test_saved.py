@@ -229,7 +229,7 @@ def test_a_server_takes_no_more_than_its_disk_can_catch_up_with_so_nothing_ackno
 ) -> None:
     monkeypatch.setattr("hookcore.delivery.archive.writer.UNSAVED_BYTES", 20_000)
     world = make_world(keep=str(tmp_path))
-    world.app.state.keeper._scribes[tmp_path] = _NoScribe()
+    world.app.state.keeper.scribes[tmp_path] = _NoScribe()
     outbox = Outbox()
     for step in range(100):
         outbox.put(a_frame(step, (TAP,) if step == 0 else (), padding=1000))
@@ -247,7 +247,7 @@ def test_a_server_takes_no_more_than_its_disk_can_catch_up_with_so_nothing_ackno
         assert 0 < first.acknowledged - (first.durable or 0) < 20
         assert repeated.acknowledged == first.acknowledged  # the trainer has the rest
         assert outbox.counters.waiting == 99 - min(99, first.acknowledged)
-        for writer in list(world.app.state.keeper._closing) or [world.runs.all()[0].saved.on_disk]:
+        for writer in list(world.app.state.keeper.closing) or [world.runs.all()[0].saved.on_disk]:
             writer.write_part()
         send()
         rounds += 1

@@ -103,9 +103,14 @@ def test_registration_methods_behave_like_those_of_the_api() -> None:
 
 def test_removed_handles_do_not_accumulate() -> None:
     hooked = hooks.HookedModule(build())
+    dropped = []
     for _ in range(50):
-        hooked.on_forward(nothing).remove()
-    assert len(hooked._hooked_handles) <= 1
+        handle = hooked.on_forward(nothing)
+        handle.remove()
+        dropped.append(weakref.ref(handle))
+    del handle
+    gc.collect()
+    assert sum(each() is not None for each in dropped) <= 1
 
 
 def test_into_inner_returns_the_module_without_hookcores_hooks_but_with_all_others() -> None:

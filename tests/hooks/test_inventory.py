@@ -18,7 +18,6 @@ from torch.nn.modules import module as torch_modules
 from hookcore import hooks
 from hookcore.errors import ArgumentError
 from hookcore.hooks import internals
-from hookcore.hooks.inventory import find_origin
 from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 THIS = __name__
@@ -197,6 +196,14 @@ def test_the_pair_in_force_in_this_thread_is_listed() -> None:
         ]
     with hooks.on_saved_tensors(nothing, nothing):
         assert [record.ours for record in hooks.inventory()] == [True, True]
+
+
+def find_origin(function: Any) -> tuple[str, str]:
+    """Return the name and the line that the inventory shows for a hook."""
+    model = nn.Linear(1, 1)
+    model.register_forward_hook(function)
+    (record,) = hooks.inventory(model)
+    return record.function, record.where
 
 
 def test_functions_are_found_inside_their_wrappers() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import hookcore
-from hookcore.reading import quiet
 from hookcore.records import Event, Tap
 from hookcore_app.live.publisher import mark_of
 from hookcore_app.live.views import Subscribe, concern, spec_of
 from tests.api_world import World, open_run
 from tests.build import append
+from tests.inside import module_of
 from tests.serving import TOKEN, Served, served
 
 
@@ -81,7 +81,7 @@ def test_an_unknown_run_is_an_error(world: World) -> None:
 def test_a_run_keeps_a_limited_number_of_the_newest_acknowledgements(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quiet, "MAX_ACKNOWLEDGED", 3)
+    monkeypatch.setattr(module_of("Quiet", "reading"), "MAX_ACKNOWLEDGED", 3)
     for number in range(5):
         world.run.acknowledge(f"event:{number}")
     world.run.acknowledge("event:3")

@@ -35,7 +35,7 @@ def _looks(ticker: ChangeTicker, arrivals: list[float]) -> list[float]:
         if place + 1 < len(arrivals) and at > arrivals[place + 1]:
             continue  # by then, the next one has arrived, and one look covers both
         looks.append(at)
-        free = at + ticker._rest_s(at)
+        free = at + ticker.rest_s(at)
     return looks
 
 
@@ -69,7 +69,7 @@ def test_a_pulse_runs_only_while_there_are_listeners_and_survives_errors() -> No
         assert ticker.now == 2
         ticker.leave(wake)
         await asyncio.sleep(0)
-        assert ticker._task is None
+        assert ticker.task is None
 
     asyncio.run(live_through())
 
@@ -86,8 +86,8 @@ def test_shared_requests_are_computed_once_and_the_cache_is_bounded() -> None:
         assert (len(made), len(answers)) == (1, 50)
         for number in range(200):
             await shared.get(number, make, len)
-        assert shared._bytes <= publisher.MAX_MADE_BYTES
-        assert len(shared._kept) <= publisher.MAX_MADE
+        assert shared.nbytes <= publisher.MAX_MADE_BYTES
+        assert len(shared.kept) <= publisher.MAX_MADE
 
     asyncio.run(ask())
 
@@ -241,7 +241,7 @@ def test_a_client_that_reads_again_or_has_left_is_not_dropped(end: str) -> None:
         protocol = Protocol(peer)
         protocol.pause_writing()
         protocol.resume_writing() if end == "resume_writing" else protocol.connection_lost(None)
-        assert protocol._write_timer is None
+        assert protocol.write_timer is None
 
     asyncio.run(wait())
 

@@ -382,9 +382,9 @@ class Impatient(Http):
     write_s = 0.3
     most = 0
 
-    def _judge(self, before: int) -> None:
+    def judge(self, before: int) -> None:
         Impatient.most = max(Impatient.most, before, self.transport.get_write_buffer_size())
-        super()._judge(before)
+        super().judge(before)
 
 
 def test_a_reader_that_stops_reading_takes_bounded_memory_and_is_dropped() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hookcore.records import Tap
 from hookcore_app.live.publisher import mark_of
-from hookcore_app.live.views import MAX_SCALARS, ViewSpec, _scalars
+from hookcore_app.live.views import MAX_SCALARS, ViewSpec, scalars_of
 from hookcore_app.pages.report import ReportSteps, report_of
 from hookcore_app.pages.views.events import markdown_of
 from hookcore_app.runs import Run
@@ -151,7 +151,7 @@ def test_a_stream_of_scalars_says_how_many_more_there_are(world: World) -> None:
     names = [f"value {number:03}" for number in range(MAX_SCALARS + 3)]
     append(run.store, 0, [], (), dict.fromkeys(names, 1.0))
     spec = ViewSpec("scalars", None, None, (), None, -512, None, 300)
-    (body,) = _scalars(run, spec, None, mark_of(run))
+    (body,) = scalars_of(run, spec, None, mark_of(run))
     told = json.loads(body.data)
     assert (len(told["scalars"]), told["left_out"]) == (MAX_SCALARS, 3)
 

@@ -12,11 +12,10 @@ import pytest
 
 import hookcore
 from hookcore.config.patterns import Facts
-from hookcore.reading import Mute, Quiet, quiet
+from hookcore.reading import Mute, Quiet
 from hookcore.records import Event, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Found
-from hookcore.store.incidents.accounts import MAX_STANDING
 from hookcore_app.cli import main
 from hookcore_app.pages.frame import alerts_of
 from hookcore_app.pages.views.span import claim_of, span_of
@@ -26,6 +25,7 @@ from hookcore_app.runs.shelf import PAGE_FILE
 from tests.api_world import World, open_run
 from tests.archive_world import save_layer
 from tests.build import append
+from tests.inside import module_of
 from tests.serving import TOKEN, Served, served
 
 TAPS = (Tap("stem", "output"), Tap("layers.0", "output"), Tap("layers.1", "output"))
@@ -110,7 +110,7 @@ def test_a_page_held_at_a_step_counts_the_muted_incidents_of_that_step(world: Wo
 
 def test_a_page_held_at_a_step_says_that_incidents_were_dropped(world: World) -> None:
     run = run_of(world)
-    many = range(20, 20 + MAX_STANDING + 5)
+    many = range(20, 20 + 16 + 5)
     run.store.judge([Found(f"rule {each}", "warning", 0, 1.0, 0.0, each, None, "odd", ((0, each),)) for each in many])
     claim = claim_of(run, span_of(run, step="0"))
     assert claim.endswith("5 other incidents (5 of them warnings or errors) dropped from memory may touch it.")
@@ -146,7 +146,7 @@ def test_wrong_mutes_are_refused_with_a_hint(world: World) -> None:
 
 
 def test_a_run_has_a_limited_number_of_mutes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "MAX_MUTED", 2)
+    monkeypatch.setattr(module_of("Quiet", "reading"), "MAX_MUTED", 2)
     for match in ("a", "b", "a"):
         change(world, "POST", rule="dead", match=match)
     assert "has 2 mutes already" in change(world, "POST", 400, rule="dead", match="c")["error"]

@@ -292,10 +292,10 @@ def _frames() -> list[Any]:
 
 
 def test_an_unwritable_path_is_reported(tmp_path: Path) -> None:
-    from hookcore_app.cli.asking import _write
+    from hookcore_app.cli.asking import write_file
 
     with pytest.raises(ArgumentError, match="can't write"):
-        _write(tmp_path / "no" / "such" / "folder.html", b"", False)
+        write_file(tmp_path / "no" / "such" / "folder.html", b"", False)
 
 
 def test_pictures_mark_non_finite_values() -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from hookcore.errors import HookcoreError
-from hookcore.findings.follower import Follower
 from hookcore.records import (
     STAT_COLUMN,
     Coverage,
@@ -46,6 +45,7 @@ from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
 from hookcore_app.runs.summing import Sum
 from tests.build import frame, make_info, stats_of
+from tests.inside import class_of
 from tests.serving import World, make_world
 from tests.waiting import wait_for
 
@@ -360,9 +360,9 @@ def test_unreadable_ranks_are_not_read_again_for_each_frame(ranks: Ranks, caplog
         raise HookcoreError("the shard is away")
 
     ranks.all([0])
-    joint, disk = ranks.joint, ranks.joint._disk
+    joint, disk = ranks.joint, ranks.joint.disk
     joint.run.loaded = False
-    joint._disk = lambda: SimpleNamespace(wait_until_listed=lambda: None, recorded=refuse)  # type: ignore[return-value]
+    joint.disk = lambda: SimpleNamespace(wait_until_listed=lambda: None, recorded=refuse)  # type: ignore[return-value]
     for step in range(1, 4):
         ranks.all([step])
     assert len(asked) == 1
@@ -371,7 +371,7 @@ def test_unreadable_ranks_are_not_read_again_for_each_frame(ranks: Ranks, caplog
     assert not record.exc_info
     assert joint.run.store.steps().newest == 1, "as the ranks were then"
     ranks.clock.now += READ_AGAIN_S
-    joint._disk = disk
+    joint.disk = disk
     ranks.all([4])
     assert joint.run.loaded
 
@@ -943,8 +943,9 @@ def test_the_rules_check_ranks_in_turn_both_live_and_on_rereading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[tuple[Store, int]] = []
-    look = Follower.look
-    monkeypatch.setattr(Follower, "look", lambda self: (looks.append((self._store, self._frames)), look(self))[1])
+    follower = class_of("Follower", "findings")
+    look = follower.look
+    monkeypatch.setattr(follower, "look", lambda self: (looks.append((self._store, self._frames)), look(self))[1])
 
     def looked(ranks: Ranks) -> list[list[int]]:
         runs = [ranks.server.runs.find(f"run-{rank}-0") for rank in range(WORLD)]
@@ -1125,7 +1126,7 @@ def test_a_run_whose_ranks_are_all_on_disk_leaves_memory_and_returns(tmp_path: P
         joint = ranks.joint
         wait_for(lambda: all(map(ranks.server.app.state.keeper.is_whole, joint.runs())))
         ranks.clock.now += 1000
-        assert ranks.server.runs._memory._unload(joint.run)
+        assert ranks.server.runs.memory.unload(joint.run)
         assert not joint.run.loaded
         assert joint.run.steps == 10
         assert ranks.server.runs.get(JOINT) is joint.run

@@ -28,7 +28,7 @@ from hookcore_app.runs import shelf as views_module
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.saved import show, show_all
 from hookcore_app.runs.shelf import bytes_below
-from hookcore_app.serving.server import _with_folder
+from hookcore_app.serving.server import with_folder
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import TAPS, make_frame
 from tests.keep_world import INFO, batch, start, stop, threads_of, wait_for_end, writer_of
@@ -91,7 +91,7 @@ def test_an_edit_is_saved_although_the_page_file_is_just_being_written(
 
     with monkeypatch.context() as busy:
         busy.setattr(saved, "write_page", writing)
-        world.app.state.keeper._pages.write(run)
+        world.app.state.keeper.pages.write(run)
     run.edited()
     assert run.edits.notes == "just now"
     (page,) = tmp_path.glob("*.hookcore/page.json")
@@ -176,7 +176,7 @@ def test_only_this_users_own_trainers_can_choose_a_folder(tmp_path: Path) -> Non
 
 def test_runs_report_an_unwritable_data_folder(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
-    settings, trouble = _with_folder(ServerSettings(), {"XDG_DATA_HOME": str(tmp_path / "data")})
+    settings, trouble = with_folder(ServerSettings(), {"XDG_DATA_HOME": str(tmp_path / "data")})
     assert not settings.keeps
     runs = Runs(settings)
     keeper = Keeper(runs, settings, trouble=trouble)
@@ -186,7 +186,7 @@ def test_runs_report_an_unwritable_data_folder(tmp_path: Path) -> None:
     assert "data" in event.message
     refused = RunInfo(id="run-4", key="k", name="r", memory=20_000_000, keep=NO_FOLDER)
     assert not train(runs, keeper, refused).store.events()
-    assert _with_folder(ServerSettings(keep=""), {}) == (ServerSettings(keep=""), "")
+    assert with_folder(ServerSettings(keep=""), {}) == (ServerSettings(keep=""), "")
 
 
 def test_nothing_is_written_unless_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,13 +290,13 @@ def die(world: World) -> None:
     """Leave a server as if it had been killed: with parts on disk, and without a lock."""
     keeper = world.app.state.keeper
     threads = threads_of(keeper)
-    for scribe in keeper._scribes.values():
-        writers = [*scribe._writers]
-        scribe._writers.clear()
+    for scribe in keeper.scribes.values():
+        writers = [*scribe.writers]
+        scribe.writers.clear()
         for writer in writers:
             scribe.poke(writer)
-    for _, writer in keeper._writers.values():
-        writer._files.release()
+    for _, writer in keeper.writers.values():
+        writer.files.release()
     wait_for_end(threads)
 
 
@@ -465,8 +465,8 @@ def test_a_run_stays_in_memory_while_its_trainer_sends_and_accepts_nothing_after
     run = world.runs.get("run-0")
     assert run is not None
     with run.lock:
-        assert not world.runs._memory.leave(run)
-    assert world.runs._memory.leave(run)
+        assert not world.runs.memory.leave(run)
+    assert world.runs.memory.leave(run)
     with pytest.raises(AwayError):
         run.take(batch(run.info, range(STEPS, STEPS + 2)))
     assert world.take(batch(run.info, range(STEPS, STEPS + 2))).acknowledged == STEPS + 1
@@ -511,7 +511,7 @@ def test_the_oldest_runs_are_removed_first_when_the_disk_is_full_and_this_is_rep
     world = start(ServerSettings(keep=str(tmp_path), keep_limit=int(size * 3.9)), 1)
     for number in range(1, 6):
         finish(world, number)
-        world.app.state.keeper._make_room(world.app.state.keeper._shelf_of(tmp_path / "any"))
+        world.app.state.keeper.make_room(world.app.state.keeper.shelf_of(tmp_path / "any"))
     left = sorted(run.id for run in world.runs.all())
     assert left == [f"run-{number}" for number in range(6 - len(left), 6)]
     assert 2 <= len(left) <= 4

@@ -443,7 +443,7 @@ def test_the_streams_of_a_browser_end_when_it_is_logged_out(
         known = Access(ServerSettings(token=TOKEN, host="0.0.0.0"))
         cookie = f"{known.cookie}={known.open_session('reader')}".encode()
         scope = {"type": kind, "hookcore": known.know({b"cookie": cookie}, lambda: False, False)}
-        stream = security._while_logged_in(send, scope, known)
+        stream = security.while_logged_in(send, scope, known)
         await stream(message)
         known.end_all_sessions()
         await stream(message)

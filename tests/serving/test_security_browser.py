@@ -73,7 +73,7 @@ def test_a_foreign_page_in_the_users_browser_can_neither_change_nor_read_anythin
         _fill(server)
         access = server.app.state.access
         code = access.make_code()
-        codes = dict(access._codes)
+        codes = dict(access.codes)
         with foreign_page(EVIL.replace("SERVER", server.url).replace("CODE", code)) as address:
             shown = _browse(address, tmp_path)
         assert '"socket":"refused"' in shown
@@ -81,7 +81,7 @@ def test_a_foreign_page_in_the_users_browser_can_neither_change_nor_read_anythin
         assert '"read":"failed"' in shown
         assert '"delete":"failed"' in shown
         assert '"json":"failed"' in shown
-        assert access._codes == codes  # no POST got through, and the link was not used up
+        assert access.codes == codes  # no POST got through, and the link was not used up
         assert server.runs.get("one") is not None
 
 

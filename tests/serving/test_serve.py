@@ -592,6 +592,6 @@ def test_a_failed_check_of_the_runs_does_not_end_the_server(caplog: pytest.LogCa
         raise ValueError("a run is odd")
 
     with served(lost_after_s=10_000.0) as server:
-        server.server._lifetime.each_second = fail
+        server.server.lifetime.each_second = fail
         wait_for(lambda: "regular check of its runs failed" in caplog.text)
         assert b"200 OK" in server.get("/healthz")

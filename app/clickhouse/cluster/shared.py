@@ -122,7 +122,7 @@ class SharedRuns:
         self._pages: dict[int, SharedPage] = {}  # edits of runs that aren't listed yet, by number
         self._troubles: dict[int, str] = {}  # by shard
         self._unlisted: dict[int, int] = {}  # runs that were too many to list, by shard
-        self._listed = threading.Event()
+        self.listed = threading.Event()
         views = [
             SharedViews(runs.views, cluster.shards[0], "views"),
             SharedViews(runs.board, cluster.shards[0], "board"),
@@ -131,7 +131,7 @@ class SharedRuns:
         self._lock = threading.Lock()
         self._summarize = summarize
         self._sums: dict[str, SumOfRanks] = {}  # that are being read
-        self._adders: dict[str, tuple[Store, Adder]] = {}  # of runs of all ranks, as long as they have this store
+        self.adders: dict[str, tuple[Store, Adder]] = {}  # of runs of all ranks, as long as they have this store
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         runs.disk = self
@@ -145,7 +145,7 @@ class SharedRuns:
                 self.look(shard)
             except UnreachableError as error:  # it may come back
                 self._note(shard, error)
-        self._listed.set()
+        self.listed.set()
         retention = Retention(self._settings.retain)
         for shard in self.cluster.shards:
             self._begin(f"hookcore-shard-{shard.number}", partial(self._follow, shard, retention))
@@ -182,13 +182,13 @@ class SharedRuns:
         """Store sums over the steps of the trainings in memory, of each a part in turn."""
         is_done = True
         while not self._stopping.wait(ADD_S if is_done else 0.0):
-            is_done = not any([self._advance(adder) for adder in list(self._adders)])
+            is_done = not any([self._advance(adder) for adder in list(self.adders)])
 
     def _advance(self, run_id: str) -> bool:
         """Store sums of some steps of a training; return whether there may be more."""
-        run, (store, adder) = self._runs.get(run_id), self._adders[run_id]
+        run, (store, adder) = self._runs.get(run_id), self.adders[run_id]
         if run is None or run.store is not store:
-            self._adders.pop(run_id, None)
+            self.adders.pop(run_id, None)
             return False
         try:
             return run.loaded and adder.advance()
@@ -196,7 +196,7 @@ class SharedRuns:
             logger.debug("hookcore: sums of ranks can't be stored: %s", error)
         except Exception:  # also our own bug must not end the thread silently
             logger.exception("hookcore: sums of the ranks of %s can't be stored", run_id)
-            self._adders.pop(run_id, None)
+            self.adders.pop(run_id, None)
         return False
 
     # -- leaving memory ---------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class SharedRuns:
 
     def wait_until_listed(self) -> None:
         """Wait until the runs of all shards that can be asked are listed, but not forever."""
-        self._listed.wait(LIST_S)
+        self.listed.wait(LIST_S)
 
     def _note(self, shard: Shard, error: Exception | None) -> None:
         text = "" if error is None else str(error) or type(error).__name__
@@ -418,7 +418,7 @@ class SharedRuns:
     def recall(self, run: Run) -> None:
         """Give the run of all ranks the steps that only ClickHouse has."""
         if (sum_ := self._sums.pop(run.id, None)) is not None:
-            self._adders[run.id] = run.store, sum_.recall(self._rest)
+            self.adders[run.id] = run.store, sum_.recall(self._rest)
 
     def _rest(self, seconds: float) -> None:
         """Leave the processor to others for a while, after something that took so long."""

@@ -70,7 +70,7 @@ class Access:
         self.cookie = f"hookcore-{secrets.token_hex(4)}"
         self._sessions: dict[bytes, _Session] = {}
         self._clock = clock
-        self._codes: dict[bytes, tuple[Role, float]] = {}
+        self.codes: dict[bytes, tuple[Role, float]] = {}
         self._lock = threading.Lock()
 
     def know(
@@ -147,7 +147,7 @@ class Access:
         """Log out all browsers, invalidate all unused login links, and return the number of ended sessions."""
         with self._lock:
             ended = len(self._sessions)
-            self._sessions, self._codes = {}, {}
+            self._sessions, self.codes = {}, {}
             return ended
 
     def _is_open(self, session: _Session) -> bool:
@@ -175,16 +175,16 @@ class Access:
         code = secrets.token_urlsafe(32)
         with self._lock:
             now = self._clock()
-            self._codes = {key: value for key, value in self._codes.items() if value[1] > now}
-            while len(self._codes) >= MAX_CODES:
-                del self._codes[next(iter(self._codes))]
-            self._codes[_digest(code)] = role, now + CODE_S
+            self.codes = {key: value for key, value in self.codes.items() if value[1] > now}
+            while len(self.codes) >= MAX_CODES:
+                del self.codes[next(iter(self.codes))]
+            self.codes[_digest(code)] = role, now + CODE_S
         return code
 
     def take_code(self, code: str) -> Role | None:
         """Redeem a code and return its role, or None."""
         with self._lock:
-            role, until = self._codes.pop(_digest(code), (None, 0.0))
+            role, until = self.codes.pop(_digest(code), (None, 0.0))
         return role if until > self._clock() else None
 
 

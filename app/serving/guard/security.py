@@ -270,7 +270,7 @@ class Guard:
         counted = nullcontext() if path == INGEST or path in UNNOTICED else self._usage.reading()
         placed = nullcontext() if path in STREAMS else self._places.hold(reader)
         if path in STREAMS:
-            send = _while_logged_in(send, scope, self._access)
+            send = while_logged_in(send, scope, self._access)
         with counted, placed:
             if scope["type"] == "websocket":
                 await self.app(scope, receive, send)
@@ -450,7 +450,7 @@ def _bounded(receive: Receive, limit: int) -> Receive:
     return receive_bounded
 
 
-def _while_logged_in(send: Send, scope: Scope, access: Access) -> Send:
+def while_logged_in(send: Send, scope: Scope, access: Access) -> Send:
     """End a stream together with its browser's session."""
     visitor: Visitor | None = scope["hookcore"]
     if visitor is None or not visitor.session:

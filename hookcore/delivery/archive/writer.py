@@ -50,23 +50,23 @@ class Scribe:
         self._part_s, self._is_busy = part_s, is_busy
         self._due = 0.0  # when the next part should be written
         self._changed = threading.Condition()
-        self._writers: deque[Writes] = deque()  # the next one first
+        self.writers: deque[Writes] = deque()  # the next one first
         self._hurried: deque[Writes] = deque()  # those that don't wait for their turn
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def add(self, writer: Writes) -> None:
         """Add a writer."""
         with self._changed:
-            self._writers.append(writer)
-            if self._thread is None:
+            self.writers.append(writer)
+            if self.thread is None:
                 self._due = time.monotonic()
-                self._thread = background("hookcore-keeper", self._run)
-                self._thread.start()
+                self.thread = background("hookcore-keeper", self._run)
+                self.thread.start()
 
     def poke(self, writer: Writes) -> None:
         """Write a run now instead of at its turn."""
         with self._changed:
-            if writer in self._writers and writer not in self._hurried:
+            if writer in self.writers and writer not in self._hurried:
                 self._hurried.append(writer)
             self._changed.notify_all()
 
@@ -77,22 +77,22 @@ class Scribe:
     def _take_turn(self) -> bool:
         """Wait for the next turn and write a part of a run. Return False when no run is left."""
         with self._changed:
-            if self._writers and not self._hurried:
+            if self.writers and not self._hurried:
                 self._wait_for_turn()
             writer = self._next()
         if writer is not None and writer.write_part():
             writer = None  # it goes on
         with self._changed:
-            if writer is not None and writer in self._writers:
-                self._writers.remove(writer)
-            if not self._writers:
+            if writer is not None and writer in self.writers:
+                self.writers.remove(writer)
+            if not self.writers:
                 self._hurried.clear()
-                self._thread = None
-            return self._thread is not None
+                self.thread = None
+            return self.thread is not None
 
     def _wait_for_turn(self) -> None:
         """Wait until the next part is due, and then for a pause, if it isn't late (the lock must be held)."""
-        share_s = self._part_s / len(self._writers)
+        share_s = self._part_s / len(self.writers)
         self._due = max(self._due, time.monotonic() - PATIENCE_S) + share_s
         if self._changed.wait(max(0.0, self._due - time.monotonic())):
             return  # a run can't wait
@@ -104,12 +104,12 @@ class Scribe:
         """Return the run whose turn it is (the lock must be held)."""
         while self._hurried:
             writer = self._hurried.popleft()
-            if writer in self._writers:
+            if writer in self.writers:
                 return writer
-        if not self._writers:
+        if not self.writers:
             return None
-        self._writers.rotate(-1)
-        return self._writers[-1]
+        self.writers.rotate(-1)
+        return self.writers[-1]
 
 
 PART_BYTES: Final = UNSAVED_BYTES // 2  # of records, in memory: one part is written while the next one arrives
@@ -185,7 +185,7 @@ class ArchiveWriter:
         self._durable = -1  # the highest number of what is on disk
         self._missing = 0
         self._events_seen, self._after_part = events_seen, after_part
-        self._files = RunFolder(self.folder, info)
+        self.files = RunFolder(self.folder, info)
         self._stopped = ""
         self._try_at = 0.0
         self._turn_at = clock()  # the thread's newest sign
@@ -205,11 +205,11 @@ class ArchiveWriter:
     def progress(self) -> WriteProgress:
         """The current counters."""
         with self._changed:
-            return WriteProgress(self._taken, self._written, self._lost, self._files.nbytes, self._stopped)
+            return WriteProgress(self._taken, self._written, self._lost, self.files.nbytes, self._stopped)
 
     def inform(self, info: RunInfo) -> None:
         """Save this description of the run from now on."""
-        self._files.info = info
+        self.files.info = info
 
     def has_room(self, record: Frame | Snapshot | EndItem) -> bool:
         """Return whether a record can be taken although the disk has to catch up first.
@@ -274,7 +274,7 @@ class ArchiveWriter:
             self._ending = True
         self._poke()
         if self._scribe is None:
-            self._files.release()
+            self.files.release()
             return True
         return self._finished.wait(deadline_s)
 
@@ -320,7 +320,7 @@ class ArchiveWriter:
         self._queue.clear()
         self._ending = True
         self._scribe = None
-        self._files.release()
+        self.files.release()
 
     def write_part(self) -> bool:
         """Write one part; called by the scribe. Return False after the last one."""
@@ -328,11 +328,11 @@ class ArchiveWriter:
             ending = self._ending
         self.write()
         with contextlib.suppress(Exception):
-            if self._files.is_open:
+            if self.files.is_open:
                 self._after_part(ending)
         self._turn_at, self._hangs = self._clock(), False
         if ending:
-            self._files.release()
+            self.files.release()
             self._finished.set()
         return not ending
 
@@ -354,7 +354,7 @@ class ArchiveWriter:
                 self._written += len(records)
                 self._durable = self._acknowledged if end is None else max(self._acknowledged, end.number)
                 self._stopped, self._flying_bytes = "", 0
-            self._files.merge()
+            self.files.merge()
         self._report_lost(ending)
 
     def _report_lost(self, ending: bool) -> None:
@@ -380,23 +380,23 @@ class ArchiveWriter:
             self._tell("keep-stopped", f"the run is no longer written to {self.folder}: {why}")
 
     def _write(self, records: list[_Entry], end: EndItem | None, ending: bool) -> None:
-        if not self._files.is_open:
-            self._files.open()
-            self._acknowledged = max(self._acknowledged, self._files.before.acknowledged)
+        if not self.files.is_open:
+            self.files.open()
+            self._acknowledged = max(self._acknowledged, self.files.before.acknowledged)
             self._write_run_file()
         if self._is_full():
             self._make_room()
             if self._is_full():
                 raise OSError(self._at_limit(self._limit))
         taps = self._store.taps()
-        self._files.write_whole("taps", taps.taps, taps_table)
+        self.files.write_whole("taps", taps.taps, taps_table)
         for name, rows in (
             ("modules", tuple(self._store.modules())),
             ("coverage", tuple(self._store.coverage())),
             ("hooks", self._store.hooks()),
         ):
-            self._files.write_whole(name, rows, partial(records_table, name))
-        first = self._files.first_frame
+            self.files.write_whole(name, rows, partial(records_table, name))
+        first = self.files.first_frame
         frames = [
             (record.number if self._numbered else first + record.frame, record.record)
             for record in records
@@ -413,21 +413,21 @@ class ArchiveWriter:
         self._acknowledged = max([self._acknowledged, *numbers])
         if "steps" in tables:
             tables["steps"] = tables["steps"].replace_schema_metadata(self._disk_counters(len(records)).as_metadata())
-        self._files.write_part(tables)
+        self.files.write_part(tables)
         self._events_seen, self._end_on_disk = seen, end
         self._write_run_file(len(records), ending)
 
     def _is_full(self) -> bool:
-        return self._files.nbytes + self._used_elsewhere() >= self._limit
+        return self.files.nbytes + self._used_elsewhere() >= self._limit
 
     def _disk_counters(self, more: int = 0) -> DiskCounters:
         """Return this run's counters, including earlier writers and `more` that is being written."""
-        before, lost = self._files.before, self._lost + self._missing
+        before, lost = self.files.before, self._lost + self._missing
         return DiskCounters(self._acknowledged, before.written + self._written + more, before.lost + lost)
 
     def _write_run_file(self, more: int = 0, finished: bool = False) -> None:
         counters, steps = self._disk_counters(more), self._store.steps()
-        self._files.write_run_file(counters, self._end_on_disk, steps, self._store.labels(), finished)
+        self.files.write_run_file(counters, self._end_on_disk, steps, self._store.labels(), finished)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,10 +95,10 @@ class Shipper:
                 self._cadence.look_for_jumps(frame.scalars)
                 return frame
             waiting = whole_frame(waiting)
-        self._resolve(waiting)
+        self.resolve(waiting)
         return waiting
 
-    def _resolve(self, raw: RawFrame) -> None:
+    def resolve(self, raw: RawFrame) -> None:
         raw.scale = None if raw.scale is None else number_of(raw.scale)
         awaited = {
             name: value.resolve(raw.scale) if isinstance(value, Sum) else number_of(value)

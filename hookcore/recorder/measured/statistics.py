@@ -277,9 +277,9 @@ class Statistics:
             if slot >= 0:
                 self.add(plan, tensor, slot)
             if phase == "train" and "input_grad" in plan.kinds:
-                self._hook_input(call, index, tensor)
+                self.hook_input(call, index, tensor)
 
-    def _hook_input(self, call: Call, index: str, tensor: Tensor) -> None:
+    def hook_input(self, call: Call, index: str, tensor: Tensor) -> None:
         plan = call.plan
         if not tensor.requires_grad:
             if _can_have_gradient(tensor):
