@@ -300,7 +300,7 @@ def test_the_first_chart_needs_neither_plotly_nor_a_request_and_stands_where_plo
         sketch = page.locator("#chart .plot-sketch")
         expect(sketch).to_be_visible()
         expect(page.locator("#chart .plot-legend")).to_contain_text("step 59")
-        words = sketch.locator("text").all_text_contents()
+        words = sketch.locator("g text").all_text_contents()
         line = page.evaluate(BOX, "#chart .plot-sketch svg path[fill=none]")
         tab.wait_for(lambda: library, "Plotly is requested in the end")
         for route in library:

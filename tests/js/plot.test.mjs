@@ -360,3 +360,50 @@ test("a held step has its own value, and none if its point is merged with others
   assert.deepEqual(heldWords(line([1, 2, 3]), few, 2), ["3", ""], "a smoothed value includes other steps");
   assert.deepEqual(heldWords(line([1, 2, 3]), few, 7), ["-", ""]);
 });
+
+/** A chart of runs, with values by run. @param {Record<string, number[]>} runs */
+function ofRuns(runs) {
+  const page = { state: { optional: () => "" }, follow: { span: null } };
+  const figure = new LineFigure(/** @type {any} */ (page), { title: "loss", several: true });
+  const lines = Object.entries(runs).map(([name, mean]) => {
+    const steps = mean.map((_, step) => step);
+    return { name, first: steps, last: steps, mean };
+  });
+  figure.take(lines, "");
+  return { figure, ...figure.make(COLORS, 600, 300) };
+}
+
+test("a run that diverged leaves the axis at a rail that names it, and doesn't flatten the others", () => {
+  const calm = { "lr 0.1": [2, 1, 0.5, 0.4], "lr 0.2": [2, 1.2, 0.7, 0.5], "lr 0.3": [2, 1.5, 1, 0.9] };
+  const { figure, traces } = ofRuns({ ...calm, "lr 3": [2, 50, 1e9, NaN], "lr 1": [2, NaN, NaN, NaN] });
+  const top = figure.axis?.values(figure.axis.range)[1] ?? Infinity;
+  assert.ok(top < 4, `the axis reaches to ${top}`);
+  const rail = traces.filter(({ name }) => name === "rail");
+  assert.deepEqual(
+    rail.map(({ x, text }) => [x[0], text[0].trim()]),
+    [
+      [1, "lr 3 leaves at step 1, up to 1e9"],
+      [1, "lr 1: NaN at step 1"],
+    ],
+  );
+  assert.equal(new Set(rail.map(({ y }) => y[0])).size, 2, "each has its own line of words");
+  assert.ok(!traces.some(({ name }) => name === "NaN"), "no crosses without an owner");
+  assert.deepEqual(ofRuns(calm).figure.exits, []);
+});
+
+test("an axis is logarithmic by itself if values span more than two decades, and a choice stays", () => {
+  const scaleOf = (/** @type {number[]} */ mean, chosen = "") => {
+    const page = { state: { optional: (name) => (name === "y" ? chosen : "") }, follow: { span: null } };
+    const figure = new LineFigure(/** @type {any} */ (page), { title: "loss" });
+    const steps = mean.map((_, step) => step);
+    figure.take([{ name: "loss", first: steps, last: steps, mean }], "");
+    figure.make(COLORS, 600, 300);
+    return figure.axis?.kind;
+  };
+  assert.deepEqual([scaleOf([1, 0.5, 0.1]), scaleOf([1, 0.5, 0.001])], ["linear", "log"]);
+  assert.deepEqual([scaleOf([1, 0, 0.001]), scaleOf([1, 0.5, 0.001], "linear")], ["linear", "linear"]);
+});
+
+test("the axis of a constant zero begins at zero", () => {
+  assert.deepEqual(axisOf("linear", [[0, 0, 0]]).range, [0, 1]);
+});

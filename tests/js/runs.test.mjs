@@ -2,7 +2,15 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { shorten } from "../../app/static/js/format.js";
 import { colorsOfGroups, HUES, huesOf } from "../../app/static/js/runs/charts.js";
-import { axisOf, parallel, resultsOf, scatter, telling, wordsOf } from "../../app/static/js/runs/coordinates.js";
+import {
+  axisOf,
+  parallel,
+  resultAxis,
+  resultsOf,
+  scatter,
+  telling,
+  wordsOf,
+} from "../../app/static/js/runs/coordinates.js";
 
 const COLORS = { quiet: "#777", ink: "#000", line: "#ccc", card: "#fff" };
 
@@ -84,7 +92,7 @@ test("parallel coordinates have a line for each run, and escape the user's text"
     [
       [true, true, true, true],
       [true, true, true, true],
-      [true, true, true, false], // its loss is NaN
+      [true, true, true, true], // its loss is NaN, which has a place on the rail
     ],
   );
   assert.deepEqual(layout.xaxis.ticktext, ["lr", "act", "optimizer", "loss"]);
@@ -107,15 +115,27 @@ test("the labels of eight narrow axes don't overlap", () => {
   assert.ok(words.every((text) => text.length * 7 < apart));
 });
 
-test("a scatter plot leaves out runs without the setting or a finite result", () => {
+test("a scatter plot leaves out runs without the setting, and keeps those that diverged on a rail", () => {
   const [setting] = DIFFERENCES;
   const { traces } = scatter({ runs: RUNS, settings: [], result: "loss", colorOf: () => "#123456" }, setting).make(
     COLORS,
     600,
     300,
   );
-  assert.deepEqual(traces[0].customdata, ["a", "b"]);
-  assert.deepEqual(traces[0].y, [1, 0]);
+  assert.deepEqual(traces[0].customdata, ["a", "b", "c"]);
+  const [one, other, rail] = traces[0].y;
+  assert.deepEqual([one, other, rail > 1.1], [1, 0, true]);
+  assert.deepEqual(traces[0].marker.symbol, ["circle", "circle", "triangle-up"]);
+});
+
+test("a result that exploded doesn't flatten the others, and ticks of results are round", () => {
+  const axis = resultAxis("loss", [0.29, 0.44, 1.87, 2.27, 6e9, Number.NaN, null]);
+  assert.deepEqual([axis.at(0.29), axis.at(2.27), axis.at(null)], [0, 1, null]);
+  assert.ok(Number(axis.at(6e9)) > 1 && axis.at(6e9) === axis.at(Number.NaN));
+  assert.deepEqual(
+    axis.ticks.map(({ text }) => text),
+    ["0.5", "1", "1.5", "2", "diverged"],
+  );
 });
 
 test("groups of numbers share a color scale, and other groups have separate hues", () => {

@@ -1,6 +1,6 @@
 /** What a chart of lines is made of: traces, axis, and layout for Plotly, words and a table for readers. No DOM. */
 import { Along, together } from "../along.js";
-import { count, number } from "../format.js";
+import { count, number, shorten } from "../format.js";
 import { Scale, ticks } from "../scale.js";
 import { SANS } from "../theme.js";
 import { countTicks } from "../timeline/clock.js";
@@ -29,7 +29,7 @@ export class Axis {
     const ends = [this.scale.bend(low), this.scale.bend(high)];
     const air = (ends[1] - ends[0]) * AIR || (this.kind === "linear" ? Math.abs(ends[0]) * AIR || 1 : 0.5);
     /** Where it begins and ends, as `place` counts. @type {[number, number]} */
-    this.range = [ends[0] - air, ends[1] + air];
+    this.range = low === 0 && high === 0 ? [0, 1] : [ends[0] - air, ends[1] + air];
     this.#ends = this.range;
   }
 
@@ -40,6 +40,12 @@ export class Axis {
   zoom([low, high]) {
     const ends = [this.scale.bend(low), this.scale.bend(high)];
     if (ends[1] > ends[0]) this.range = /** @type {[number, number]} */ (ends);
+  }
+
+  /** Makes room above the values for lines of words. @param {number} rows */
+  raise(rows) {
+    const [low, high] = this.range;
+    this.range = [low, high + (high - low) * RAIL_ROW * rows];
   }
 
   /** The position of a value; a value without one (zero on a log axis) is at the foot. @param {number} value */
@@ -89,6 +95,123 @@ export function axisOf(kind, many) {
     }
   }
   return new Axis(kind, low, high, least);
+}
+
+const RAIL_ROW = 0.08; // of the axis' length
+const RAIL_LETTER = 6; // pixels
+const MAX_RAIL = 4; // lines of words above the values
+const FAR = 3; // times the usual range of the lines: what goes farther leaves the axis
+const DECADES = 2; // from so many on, an axis is logarithmic by itself
+
+/** How far the lines reach. @param {Drawn} points @returns {[number, number]} */
+function reachOf({ raw, min, max }) {
+  const finite = [...raw, ...min, ...max].filter(Number.isFinite);
+  return [least(finite), -least(finite.map((value) => -value))];
+}
+
+/** @param {number[]} values */
+function least(values) {
+  return values.reduce((low, value) => Math.min(low, value), Infinity);
+}
+
+/** @param {number[]} values @param {number} share */
+function quantile(values, share) {
+  const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
+  return sorted[Math.round(share * (sorted.length - 1))] ?? NaN;
+}
+
+/** Whether values that are all positive span so much that only the largest would be seen. @param {number[]} values */
+export function spansDecades(values) {
+  const [low, high] = [0.01, 0.99].map((share) => quantile(values, share));
+  return least(values.filter(Number.isFinite)) > 0 && high > low * 10 ** DECADES;
+}
+
+/** The value above which a line leaves the axis, because an axis for all values would flatten most lines: those of runs
+ * that diverged. Infinity if none does. @param {Drawn[]} many */
+export function limitOf(many) {
+  const reaches = many.map(reachOf).filter(([low]) => low < Infinity);
+  if (reaches.length < 3) return Infinity;
+  const [low, high] = [0, 1].map((end) =>
+    quantile(
+      reaches.map((reach) => reach[end]),
+      0.5,
+    ),
+  );
+  const isWide = low > 0 && high > low * 10 ** DECADES;
+  const limit = isWide ? high * (high / low) ** FAR : high + FAR * Math.max(high - low, Math.abs(high) * 0.1);
+  const gone = reaches.filter(([, peak]) => peak > limit).length;
+  return gone && gone * 2 < reaches.length ? limit : Infinity;
+}
+
+/** Where a line leaves the axis or is not finite for the first time. @typedef {{line: number, x: number, sign: "out" |
+ * "nan" | "inf" | "-inf", step: number, peak: number}} Exit */
+
+/** @param {Drawn[]} drawn as they stand on the axis @param {number} limit @returns {Exit[]} */
+function exitsOf(drawn, limit) {
+  return drawn.flatMap((points, line) => {
+    const [, peak] = reachOf(points);
+    const place = points.raw.findIndex((value) => value > limit && value < Infinity);
+    const mark = points.marks[0];
+    const out = /** @type {Exit[]} */ (
+      place < 0 ? [] : [{ line, x: points.x[place], sign: "out", step: points.steps.first[place], peak }]
+    );
+    const bad = /** @type {Exit[]} */ (mark ? [{ line, x: mark.x, sign: mark.sign, step: mark.first, peak }] : []);
+    const [first] = [...out, ...bad].sort((one, other) => one.x - other.x);
+    return first ? [first] : [];
+  });
+}
+
+/** A line up to where it leaves the axis. @param {Drawn} points @param {number} limit @returns {Drawn} */
+function within(points, limit) {
+  const cut = (/** @type {number[]} */ values) => values.map((value) => (value > limit ? NaN : value));
+  const at = points.raw.findIndex((value) => value > limit && value < Infinity);
+  const raw = cut(points.raw);
+  if (at >= 0) raw[at] = limit;
+  return { ...points, raw, smooth: cut(points.smooth), min: cut(points.min), max: cut(points.max), marks: [] };
+}
+
+/** The words of an exit. @param {string} name @param {Exit} exit */
+export function exitWords(name, { sign, step, peak }) {
+  const at = `step ${count(step)}`;
+  return sign === "out"
+    ? `${name} leaves at ${at}, up to ${number(peak, FORM)}`
+    : `${name}: ${SIGNS[sign][2]} at ${at}`;
+}
+
+/** The rail above the values: which line left the axis or was not finite, and since when. @param {Line[]} lines
+ * @param {Exit[]} exits @param {Axis} axis @param {Along} along @param {Record<string, string>} colors
+ * @param {number} width of the axis in pixels */
+function railOf(lines, exits, axis, { from, to }, colors, width) {
+  const [low, high] = axis.range;
+  const rows = Math.min(MAX_RAIL, exits.length);
+  const row = ((high - low) / (1 + RAIL_ROW * rows)) * RAIL_ROW;
+  return exits.slice(0, MAX_RAIL).map((exit, place) => {
+    const color = colorOf(lines[exit.line], exit.line, colors);
+    const isLast = place === MAX_RAIL - 1 && exits.length > MAX_RAIL;
+    const words = isLast ? `${exits.length - place} more runs` : exitWords(lines[exit.line].name, exit);
+    const share = (exit.x - from) / (to - from || 1);
+    const isFar = share > 0.5;
+    const fitting = shorten(words, Math.floor((Math.max(share, 1 - share) * width - 12) / RAIL_LETTER));
+    return {
+      type: "scatter",
+      mode: "markers+text",
+      x: [exit.x],
+      y: [high - row * (place + 0.5)],
+      text: [isFar ? `${escaped(fitting)} ` : ` ${escaped(fitting)}`],
+      textposition: isFar ? "middle left" : "middle right",
+      textfont: { size: 11, color },
+      marker: {
+        symbol: exit.sign === "out" ? "triangle-up" : SIGNS[exit.sign][0],
+        size: 8,
+        color,
+        line: { color, width: 1.75 },
+      },
+      name: "rail",
+      showlegend: false,
+      hoverinfo: "none",
+      cliponaxis: false,
+    };
+  });
 }
 
 const RAW_BEHIND = 0.35;
@@ -259,7 +382,7 @@ function marksOf(drawn, axis, colors) {
 
 const MAX_POINTS = 1000;
 const NOTCH_PX = 4; // between two marks of the axis
-export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
+export const MARGIN = { l: 66, r: 14, t: 8, b: 40 };
 
 export class LineFigure {
   /** @type {Line[]} */
@@ -272,14 +395,16 @@ export class LineFigure {
   axis = null;
   /** What the lines are of. */
   about = "";
+  /** Which lines leave the axis, or are not finite: of a chart of several runs. @type {Exit[]} */
+  exits = [];
   /** Where steps stand on the axis. */
   along = new Along(null, [0, 1], false);
   /** The lines of the held step alone, once they were asked for. @type {{step: number, lines?: Line[]} | null} */
   exact = null;
 
   /** @param {{state: {optional(name: string): string}, clock?: Clock, follow: {span: [number, number] | null, range?:
-   * [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean, captured?: boolean}}
-   * options */
+   * [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean, captured?: boolean, several?:
+   * boolean}} options */
   constructor(page, options) {
     this.page = page;
     this.options = options;
@@ -306,6 +431,15 @@ export class LineFigure {
     return new Along(packs ? together(many) : null, ends, packs, clock?.by === "step" ? null : clock);
   }
 
+  /** The scale of these lines: logarithmic by itself if the values need it, unless one is chosen. @param {Drawn[]} many
+   * @returns {ScaleName} */
+  #scaleFor(many) {
+    const { fixed = false, low } = this.options.y ?? {};
+    const isChosen = fixed || low !== undefined || this.page.state.optional("y") === "linear";
+    if (this.scale !== "linear" || isChosen) return this.scale;
+    return spansDecades(many.flatMap(({ raw }) => raw)) ? "log" : "linear";
+  }
+
   /** @returns {ScaleName} */
   get scale() {
     const { scale = "linear", fixed = false } = this.options.y ?? {};
@@ -319,20 +453,27 @@ export class LineFigure {
     this.thin();
     const { low, high } = this.options.y ?? {};
     const ends = [low, high].filter((value) => value !== undefined);
-    const axis = axisOf(this.scale, [
+    const limit = this.options.several ? limitOf(this.drawn) : Infinity;
+    const kept = this.drawn.filter((points) => reachOf(points)[1] <= limit);
+    const axis = axisOf(this.#scaleFor(kept), [
       /** @type {number[]} */ (ends),
-      ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max]),
+      ...kept.flatMap(({ raw, min, max }) => [raw, min, max]),
     ]);
     this.along = this.#makeAlong();
+    const stood = this.drawn.map((points) => standing(points, this.along, !this.options.captured));
+    this.exits = this.options.several && this.lines.length > 1 ? exitsOf(stood, limit) : [];
+    const top = axis.values(axis.range)[1];
+    axis.raise(Math.min(MAX_RAIL, this.exits.length));
     if (this.zoomed && !alone) axis.zoom(this.zoomed);
     this.axis = axis;
     const traces = tracesOf(
       this.lines,
-      this.drawn.map((points) => standing(points, this.along, !this.options.captured)),
+      this.exits.length ? stood.map((points) => within(points, Math.min(limit, top))) : stood,
       axis,
       colors,
       this.along.marks(width, NOTCH_PX).map((share) => this.along.from + share * (this.along.to - this.along.from)),
     );
+    traces.push(...railOf(this.lines, this.exits, axis, this.along, colors, width - MARGIN.l - MARGIN.r));
     return { traces, layout: layoutOf(this, axis, colors, width, height, alone) };
   }
 
@@ -429,14 +570,14 @@ function layoutOf(figure, axis, colors, width, height, alone) {
       range: [from, to],
       tickvals: steps.map(({ at }) => at),
       ticktext: steps.map(({ text }) => text),
-      ...(alone ? named(clock?.title ?? "step") : {}),
+      ...named(figure.along.packs ? "captured step" : (clock?.title ?? "step")),
     },
     yaxis: {
       ...common,
       range: axis.range,
       tickvals: ticks.map(({ at }) => at),
       ticktext: ticks.map(({ text }) => text),
-      ...(alone ? named(y?.title) : {}),
+      ...named(y?.title || title),
     },
   };
 }

@@ -227,6 +227,7 @@ const MARKS = { nan: "\u2715", inf: "\u25b2", "-inf": "\u25bc" };
 
 /** The legend of non-finite values: the signs at the foot of the axis. @param {LineFigure} figure */
 function marksOf(figure) {
+  if (figure.exits.length) return []; // the rail names them
   const there = new Set(figure.drawn.flatMap(({ marks }) => marks.map(({ sign }) => sign)));
   return [...there].map((sign) =>
     h(

@@ -50,6 +50,7 @@ function listenToPage() {
  * @property {boolean} [legend] false for a single line, which the title names
  * @property {CardOptions["query"]} [query] the same at full resolution
  * @property {boolean} [captured] whether the lines have values of captured steps only
+ * @property {boolean} [several] whether lines are of several runs: one that diverged doesn't flatten the others
  * @property {boolean} [pins] false if it is on the board already
  * @property {(series: Series[]) => Line[]} [linesOf] the lines of an answer
  *   to the query: that of a single step is asked for on a page that is held at one that shares a point with others

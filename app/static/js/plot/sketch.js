@@ -70,6 +70,17 @@ function drawn({ x, y, mode, fill, fillcolor, line, marker, opacity }, toX, toY)
   return parts;
 }
 
+/** The names of both axes. @param {any} layout */
+function titlesOf({ width, height, margin, xaxis, yaxis, font }) {
+  const common = { "font-size": 11, "font-family": font.family, "text-anchor": "middle" };
+  return [xaxis, yaxis].flatMap(({ title }, isUp) => {
+    if (!title) return [];
+    const [x, y] = isUp ? [12, (margin.t + height - margin.b) / 2] : [(margin.l + width - margin.r) / 2, height - 4];
+    const turned = isUp ? { transform: `rotate(-90 ${x} ${y})` } : {};
+    return [svg("text", { ...common, ...turned, fill: title.font.color, x, y }, title.text)];
+  });
+}
+
 /** @param {{traces: any[], layout: any}} figure @returns {SVGElement} */
 export function sketchOf({ traces, layout }) {
   const { width, height, margin, xaxis, yaxis, font } = layout;
@@ -101,6 +112,7 @@ export function sketchOf({ traces, layout }) {
     axes,
     clipped,
     words(yaxis, (value) => ({ x: left - TEXT_GAP, y: toY(value) + 4, "text-anchor": "end" })),
+    ...titlesOf({ width, height, margin, xaxis, yaxis, font }),
     words(xaxis, (value) => ({ x: toX(value), y: bottom + 14, "text-anchor": "middle" })),
   );
 }

@@ -71,6 +71,8 @@ export class RunCharts {
   /** What differs between the runs; null until the server has said so. @type {Setting[] | null} */
   #settings = null;
   #askedAs = "";
+  /** @type {{title: string}} */
+  axis = { title: "" };
 
   /** @param {Page} page @param {(run: string) => void} onPick of a run in a chart
    * @param {{known: (runs: readonly Run[]) => void, chosen: () => void}} hear called with runs of the server, and when
@@ -84,6 +86,8 @@ export class RunCharts {
     this.clock.on("learned", () => this.#sayAxis());
     this.overlay = new LineChart({ ...page, clock: this.clock }, byId("overlay"), {
       title: "Runs over steps",
+      several: true,
+      y: this.axis,
       query: () => ({ path: "overlay", query: this.#asked() }),
     });
     this.parallel = new FreeChart(page, byId("parallel"), { title: "Settings and results of runs", onPick });
@@ -216,6 +220,8 @@ export class RunCharts {
       const own = this.#lineOf(line);
       return (line.run === null ? own : this.clock.moved(own, line.run)) ?? [];
     });
+    this.axis.title = answer.what;
+    this.overlay.figure.options.captured = !this.#isLogged;
     if (lines.length) this.overlay.show(lines, this.#about);
     else this.overlay.say(emptyWords(answer, this.#isLogged, this.page.follow.range !== null));
   }

@@ -44,9 +44,30 @@ function rank(name) {
   return name === "recent_loss" ? 0 : /acc|score|metric/i.test(name) ? 1 : /loss/i.test(name) ? 2 : 3;
 }
 
-/** A result of a run; NaN if it has none. @param {Run} run @param {string} name */
+/** A result of a run; NaN also if it is not finite, and null if the run has none. @param {Run} run
+ * @param {string} name */
 export function resultOf(run, name) {
-  return name in run.results ? numberOf(run.results[name]) : Number.NaN;
+  return name in run.results ? numberOf(run.results[name]) : null;
+}
+
+const RAIL = 1.16; // where a result stands that is not finite, or so large that it would flatten the others
+const FAR = 1000; // times the median, from which on it is
+
+/** The axis on which results stand, with a rail above it for those of runs that diverged.
+ * @param {string} name @param {(number | null)[]} values @returns {Axis} */
+export function resultAxis(name, values) {
+  const finite = values.filter((value) => value !== null && Number.isFinite(value)).map(Number);
+  const sorted = [...finite].sort((a, b) => a - b);
+  const limit = sorted[0] > 0 ? sorted[(sorted.length - 1) >> 1] * FAR : Infinity;
+  const kept = finite.filter((value) => value <= limit);
+  const axis = numeric(name, kept.length ? kept : [0, 1], true);
+  const isOut = (/** @type {Value} */ value) => typeof value === "number" && !(value <= limit && value > -Infinity);
+  if (!values.some(isOut)) return axis;
+  return {
+    ...axis,
+    ticks: [...axis.ticks, { at: RAIL, text: "diverged" }],
+    at: (value) => (isOut(value) ? RAIL : axis.at(value)),
+  };
 }
 
 /** The axis on which values stand. @param {string} name @param {Value[]} values @returns {Axis} */
@@ -58,8 +79,9 @@ export function axisOf(name, values) {
     : words(name, present);
 }
 
-/** @param {string} name @param {number[]} numbers @returns {Axis} */
-function numeric(name, numbers) {
+/** @param {string} name @param {number[]} numbers @param {boolean} [isRound] whether ticks are at round values, not at
+ * those of the few runs @returns {Axis} */
+function numeric(name, numbers, isRound = false) {
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
   const log = low > 0 && high / low >= LOG_FROM;
   const bend = (/** @type {number} */ value) => (log ? Math.log10(value) : value);
@@ -69,7 +91,7 @@ function numeric(name, numbers) {
     return span > 0 ? (bend(value) - from) / span : 0.5;
   };
   const distinct = [...new Set(numbers)].sort((a, b) => a - b);
-  const shown = distinct.length <= 6 ? distinct : evenly(new Scale(log ? "log" : "linear", low, high), 5);
+  const shown = distinct.length <= 6 && !isRound ? distinct : evenly(new Scale(log ? "log" : "linear", low, high), 5);
   const wordOf = shown === distinct ? wordsOf : number;
   /** @type {Axis["ticks"]} */
   const ticks = [];
@@ -128,7 +150,7 @@ export function parallel({ runs, settings, result, colorOf }) {
     ...(result
       ? [
           {
-            axis: axisOf(
+            axis: resultAxis(
               result,
               runs.map((run) => resultOf(run, result)),
             ),
@@ -201,7 +223,7 @@ function layoutOf(axes, colors, width) {
       tickfont: { color: colors.ink, size: 12 },
       tickangle: 0,
     },
-    yaxis: { range: [-AIR, 1 + AIR], visible: false, fixedrange: true },
+    yaxis: { range: rangeOf(axes.map(({ axis }) => axis)), visible: false, fixedrange: true },
     shapes: axes.map((_, place) => ({
       type: "line",
       layer: "below",
@@ -218,7 +240,7 @@ function layoutOf(axes, colors, width) {
 /** One setting against a result. @param {Shown} shown @param {Setting} setting @returns {Figure} */
 export function scatter({ runs, result, colorOf }, setting) {
   const across = axisOf(setting.name, Object.values(setting.values));
-  const up = axisOf(
+  const up = resultAxis(
     result,
     runs.map((run) => resultOf(run, result)),
   );
@@ -231,7 +253,7 @@ export function scatter({ runs, result, colorOf }, setting) {
     /** @type {number} */ height,
   ) => {
     const ticks = (/** @type {Axis} */ axis) => ({
-      range: [-AIR, 1 + AIR],
+      range: rangeOf([axis]),
       fixedrange: true,
       zeroline: false,
       gridcolor: colors.line,
@@ -253,12 +275,17 @@ export function scatter({ runs, result, colorOf }, setting) {
           x: there.map((run) => across.at(setting.values[run.id])),
           y: there.map((run) => up.at(resultOf(run, result))),
           customdata: there.map((run) => run.id),
-          marker: { color: there.map(colorOf), size: 10, line: { color: colors.card, width: 1 } },
+          marker: {
+            color: there.map(colorOf),
+            symbol: there.map((run) => (up.at(resultOf(run, result)) === RAIL ? "triangle-up" : "circle")),
+            size: 10,
+            line: { color: colors.card, width: 1 },
+          },
           hovertext: there.map((run) =>
             [
               `<b>${escaped(shorten(nameOf(run), 40))}</b>`,
               `${escaped(setting.name)}: ${escaped(wordsOf(setting.values[run.id]))}`,
-              `${escaped(result)}: ${number(resultOf(run, result))}`,
+              `${escaped(result)}: ${wordsOf(resultOf(run, result))}`,
             ].join("<br>"),
           ),
           hoverinfo: "text",
@@ -278,6 +305,12 @@ export function scatter({ runs, result, colorOf }, setting) {
   });
   const summary = () => `${there.length} of ${runs.length} runs have ${setting.name} and ${result}.`;
   return { make, table, summary };
+}
+
+/** Where the values and their air are. @param {Axis[]} axes */
+function rangeOf(axes) {
+  const hasRail = axes.some(({ ticks }) => ticks.some(({ at }) => at === RAIL));
+  return [-AIR, (hasRail ? RAIL : 1) + AIR];
 }
 
 /** @param {Record<string, string>} colors @param {number} width @param {number} height */
