@@ -107,6 +107,7 @@ class WatchSettings(TypedDict, total=False):
     capsule_size: int | str
     explain: Explain
     bridge: str | None
+    bridge_layers: Pattern | Iterable[Pattern] | None
     notify: str | Iterable[str] | None
     rules: RulesGiven
     name: str | None
@@ -279,6 +280,14 @@ class Settings:
         "with non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
         optional(read_bridge),
         or_none(),
+    )
+    bridge_layers: tuple[Pattern, ...] = setting(
+        (),
+        "a pattern, a list of patterns, or None",
+        "The modules whose statistics the bridge carries, too: rms, mean, std, and the number of non-finite values of "
+        "each captured tensor, of at most 64 tensors.",
+        read_patterns,
+        _LIST,
     )
     notify: tuple[str, ...] = setting(
         (),

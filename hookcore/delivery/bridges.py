@@ -8,7 +8,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,18 +19,30 @@ from numpy.typing import NDArray
 
 from hookcore.config import rank
 from hookcore.errors import ArgumentError
-from hookcore.records import STAT_COLUMN, Frame, Tap
+from hookcore.records import PROBE, STAT_COLUMN, Frame, Tap
 from hookcore.records.vocabulary import ELAPSED, GRADIENT_NORM, NONFINITE_MODULES, ZERO_MODULES
 
 _COUNT, _NAN, _INF, _ZERO, _NORM = (STAT_COLUMN[name] for name in ("count", "nan", "inf", "zero", "norm"))
+MAX_TENSORS: Final = 64  # of chosen layers, whose statistics are sent, too
+LAYER_STATS: Final = ("rms", "mean", "std")
+SENT: Final = (*LAYER_STATS, "nonfinite")
+_LAYER_COLUMNS: Final = [STAT_COLUMN[name] for name in LAYER_STATS]
 
 Step = tuple[int, float, dict[str, float]]  # its number, its time, its numbers
 
 
 class Summary:
-    """Collects the frames of a step; a step is over when a later one arrives."""
+    """Collects the frames of a step; a step is over when a later one arrives.
 
-    def __init__(self) -> None:
+    `layers` returns the paths of the modules whose tensors have statistics of their own; the first MAX_TENSORS of these
+    do, and `left_out` hears of each other one.
+    """
+
+    def __init__(
+        self, layers: Callable[[], Container[str]] = tuple, left_out: Callable[[], None] = lambda: None
+    ) -> None:
+        self._layers, self._left_out = layers, left_out
+        self._named: dict[int, str] = {}  # the tensors of these modules
         self._taps: list[Tap] = []
         self._step, self._time_s = -1, 0.0
         self._numbers: dict[str, float] = {}
@@ -44,7 +56,8 @@ class Summary:
         if frame.step > self._step:
             yield from self.end()
             self._step = frame.step
-        self._taps += frame.new_taps
+        if frame.new_taps:
+            self._add_taps(frame.new_taps)
         self._time_s = frame.time_s
         self._numbers |= frame.scalars
         if math.isfinite(frame.elapsed_s):
@@ -52,6 +65,16 @@ class Summary:
         if len(frame.taps):
             self._captured = True
             self._add_rows(frame.taps, frame.stats)
+
+    def _add_taps(self, taps: Sequence[Tap]) -> None:
+        chosen = self._layers()
+        for number, tap in enumerate(taps, len(self._taps)):
+            if tap.module in chosen and tap.kind != PROBE:
+                if len(self._named) < MAX_TENSORS:
+                    self._named[number] = name_of(tap)
+                else:
+                    self._left_out()
+        self._taps += taps
 
     def _add_rows(self, numbers: NDArray[np.uint32], stats: NDArray[np.float64]) -> None:
         ill = (stats[:, _NAN] > 0) | (stats[:, _INF] > 0)
@@ -64,6 +87,9 @@ class Summary:
                 self._nonfinite.add(tap.module)
             if zero[row] and tap.kind == "output":
                 self._zero.add(tap.module)
+            if (name := self._named.get(number)) is not None:
+                values = [*stats[row, _LAYER_COLUMNS].tolist(), float(stats[row, _NAN] + stats[row, _INF])]
+                self._numbers |= {f"{name}/{stat}": each for stat, each in zip(SENT, values, strict=True)}
             if tap.kind == "param_grad":
                 self._squares[number] = math.nan if ill[row] else float(stats[row, _NORM]) ** 2
 
@@ -78,6 +104,12 @@ class Summary:
             yield self._step, self._time_s, numbers
         self._numbers, self._squares, self._nonfinite, self._zero = {}, {}, set(), set()
         self._captured = False
+
+
+def name_of(tap: Tap) -> str:
+    """Return the name of a tensor in other tools, in characters that all of them accept."""
+    parts = (tap.kind, tap.index, f"call{tap.call}" if tap.call else "", "" if tap.phase == "train" else tap.phase)
+    return f"{tap.module or 'root'}/{'.'.join(filter(None, parts))}"
 
 
 # The tools of the bridges, each with the same three methods. They are imported when needed.
@@ -187,10 +219,17 @@ Lost = Callable[[str, str, str], None]  # the name of an event, what was lost, a
 class Bridge:
     """Writes a summary of each step. Its failures are reported, and stop neither the training nor the run."""
 
-    def __init__(self, open_writer: Callable[[], Writer], failed: Failed, lost: Lost) -> None:
+    def __init__(
+        self,
+        open_writer: Callable[[], Writer],
+        failed: Failed,
+        lost: Lost,
+        layers: Callable[[], Container[str]] = tuple,
+    ) -> None:
         self._open, self._failed, self._lost = open_writer, failed, lost
         self._warned = False
-        self._summary = Summary()
+        why = f"not sent to the bridge, which takes {MAX_TENSORS}: choose fewer with bridge_layers"
+        self._summary = Summary(layers, partial(lost, "bridge-capped", "tensor", why))
         self._steps: queue.Queue[Step | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()

@@ -59,6 +59,7 @@ def watch(
     capsule_size: int | str = NOT_GIVEN,
     explain: Explain = NOT_GIVEN,
     bridge: str | None = NOT_GIVEN,
+    bridge_layers: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
     notify: str | Iterable[str] | None = NOT_GIVEN,
     rules: RulesGiven = NOT_GIVEN,
     name: str | None = NOT_GIVEN,
@@ -100,6 +101,8 @@ def watch(
     explain='auto': Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself.
     bridge=None: Another tool that also receives each step's scalars, the norm of all gradients, and the number of
         modules with non-finite or all-zero output.
+    bridge_layers=(): The modules whose statistics the bridge carries, too: rms, mean, std, and the number of
+        non-finite values of each captured tensor, of at most 64 tensors.
     notify=(): Where to send a message about each incident: an apprise address such as slack://A/B/C.
     rules=None: [Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False
         switches a rule off), and functions as your own rules.

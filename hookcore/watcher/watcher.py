@@ -152,9 +152,11 @@ class Watcher:
         self._notifier = Notifier(targets, report.not_notified)
         try:
             if open_bridge is not None:
-                self._bridge = Bridge(open_bridge, self._errors.record, self._errors.count_loss)
+                models, layers = self._recorder.capture.models, settings.bridge_layers
+                chosen = partial(models.chosen, layers) if layers else tuple[str, ...]
+                self._bridge = Bridge(open_bridge, self._errors.record, self._errors.count_loss, chosen)
             self._recorder.capture.models.watch(model)
-            self._recorder.capture.models.check_patterns(settings.channels)
+            self._recorder.capture.models.check_patterns((*settings.channels, *settings.bridge_layers))
             self._recorder.attach()
             self._begin_delivery()
             self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)

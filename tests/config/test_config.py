@@ -78,6 +78,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "capsule_size": 1_000_000_000,
         "explain": "auto",
         "bridge": None,
+        "bridge_layers": (),
         "notify": (),
         "rules": {"thresholds": {}, "functions": ()},
         "name": "train",

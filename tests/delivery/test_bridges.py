@@ -21,7 +21,7 @@ from hookcore.config import Settings
 from hookcore.config.readers import BRIDGES
 from hookcore.delivery import bridges
 from hookcore.delivery.bridges import WRITERS, Bridge, Summary, WeightsAndBiases
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import STAT_COLUMN, Frame, Tap
 from tests.build import frame, stats_of
 from tests.harness import digest, seed_all, watch
@@ -119,6 +119,37 @@ def test_an_uncaptured_step_has_only_its_scalars() -> None:
     summary = Summary()
     assert list(summary.add(frame_of(4, {}, scalars={"loss": 1.0}))) == []
     assert list(summary.end()) == [(4, 4.0, {"loss": 1.0})]
+
+
+def test_chosen_layers_have_statistics_and_those_above_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out: list[int] = []
+    monkeypatch.setattr(bridges, "MAX_TENSORS", 1)
+    summary = Summary(lambda: {"b"}, lambda: left_out.append(1))
+    rows = {0: {"rms": 1.0}, 2: {"rms": 2.0, "mean": 0.5, "std": 1.5, "nan": 1.0, "inf": 2.0}, 3: {"rms": 9.0}}
+    assert list(summary.add(frame_of(0, rows, new_taps=TAPS))) == []
+    ((_, _, numbers),) = summary.end()
+    own = {name: value for name, value in numbers.items() if not name.startswith("hookcore/")}
+    assert own == {"b/output/rms": 2.0, "b/output/mean": 0.5, "b/output/std": 1.5, "b/output/nonfinite": 3.0}
+    assert len(left_out) == 1
+
+
+def test_tensorboard_gets_the_layers_that_a_pattern_chooses(tmp_path: Path) -> None:
+    _, watcher = train(bridge=f"tensorboard:{tmp_path}", kinds=["output"], bridge_layers="type:Linear")
+    wait_for(lambda: not _bridges())
+    accumulator = import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    events = accumulator(str(tmp_path))
+    events.Reload()
+    linear = [module.path for module in watcher.store.modules() if module.type == "Linear"]
+    names = {name for name in events.Tags()["scalars"] if "/output/" in name}
+    assert names == {f"{path}/output/{stat}" for path in linear for stat in bridges.SENT}
+    (number,) = (n for n, tap in enumerate(watcher.store.taps().taps) if tap == Tap(linear[0], "output"))
+    found = [each.value for each in events.Scalars(f"{linear[0]}/output/rms")]
+    assert found == pytest.approx(watcher.store.series(number, "rms").mean.tolist())
+
+
+def test_a_pattern_of_the_bridge_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PatternError, match="nowhere"):
+        train(bridge=f"tensorboard:{tmp_path}", bridge_layers="nowhere")
 
 
 # -- TensorBoard --

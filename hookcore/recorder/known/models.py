@@ -116,9 +116,13 @@ class Models:
 
     def check_patterns(self, include: Sequence[Pattern]) -> None:
         """Raise PatternError if a pattern matches no module of the models that are known."""
+        if any(plan.ref() is not None for plan in self.plans.live()):
+            self.chosen(include, strict=True)
+
+    def chosen(self, include: Sequence[Pattern], strict: bool = False) -> frozenset[str]:
+        """Return the paths of the known modules that match a pattern."""
         modules = {plan.path: module for plan in self.plans.live() if (module := plan.ref()) is not None}
-        if modules:
-            select(modules, leaves_of(modules), include)
+        return frozenset(select(modules, leaves_of(modules), include, strict=strict).chosen)
 
     def path_of(self, module: object) -> str | None:
         """Return the path of a watched module; None for anything else."""
