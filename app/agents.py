@@ -36,6 +36,7 @@ from .analysis.tiles import colors_of
 from .questions import MAX_ROWS, Told, Until, Waiting, id_of, labeled, link, named, quoted, span_words, table, told
 
 Ask = Callable[[Client], "Told | Waiting"]
+RANK: Final = {"type": "integer", "minimum": 0, "description": "one rank of a distributed training; default: their sum"}
 
 MAX_ANSWER: Final = 12_000  # characters
 MAX_POINTS: Final = 100
@@ -340,10 +341,11 @@ def _tools() -> dict[str, tuple[Tool, TypeAdapter[Any]]]:
     found = {}
     for tool in (*QUESTIONS, *COMMANDS):
         adapter: TypeAdapter[Any] = TypeAdapter(tool)  # type: ignore[arg-type]
+        schema = adapter.json_schema()
+        if tool in QUESTIONS and "run" in schema["properties"]:
+            schema["properties"]["rank"] = RANK
         hints = ToolAnnotations(read_only_hint=tool in QUESTIONS, destructive_hint=False, open_world_hint=False)
-        about = Tool(
-            name=tool.__name__, description=tool.__doc__, input_schema=adapter.json_schema(), annotations=hints
-        )
+        about = Tool(name=tool.__name__, description=tool.__doc__, input_schema=schema, annotations=hints)
         found[tool.__name__] = about, adapter
     return found
 
@@ -361,7 +363,7 @@ def make_server(client: Client, commands: bool, why_not: str, limiter: anyio.Cap
             if params.name not in names:
                 is_command = params.name in _tools()
                 raise ArgumentError(why_not if is_command else f"no tool {params.name[:100]!r}: use {', '.join(names)}")
-            ask = _tools()[params.name][1].validate_python(ArgsKwargs((), params.arguments or {}))
+            ask = _ask_of(params.name, dict(params.arguments or {}))
             return _result_of(await _answered(ask, client, limiter))
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
@@ -378,6 +380,24 @@ def make_server(client: Client, commands: bool, why_not: str, limiter: anyio.Cap
     )
     server.middleware.clear()  # which would add each question to the traces of a training that this process runs
     return server
+
+
+def _ask_of(name: str, arguments: dict[str, Any]) -> Ask:
+    """Return what to ask for a tool's arguments. `rank` is looked up first: all tools mean its run by `run` then."""
+    tool, adapter = _tools()[name]
+    rank = arguments.pop("rank", None) if "rank" in tool.input_schema["properties"] else None
+    ask: Ask = adapter.validate_python(ArgsKwargs((), arguments))
+    if rank is None:
+        return ask
+    if type(rank) is not int or rank < 0:
+        raise ArgumentError(f"rank={rank!r} is invalid: use an integer of 0 or more")
+
+    def ask_rank(client: Client) -> Told | Waiting:
+        run = questions.run_of_rank(client, arguments.get("run"), rank)
+        of_rank: Ask = adapter.validate_python(ArgsKwargs((), {**arguments, "run": run}))
+        return of_rank(client)
+
+    return ask_rank
 
 
 async def _answered(ask: Ask, client: Client, limiter: anyio.CapacityLimiter) -> Told:

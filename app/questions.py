@@ -127,6 +127,15 @@ def id_of(client: Client, wanted: str | None) -> str:
     return ids[0]
 
 
+def run_of_rank(client: Client, wanted: str | None, rank: int) -> str:
+    """Return the id of one rank's run, in the distributed training that a name, an id, or the newest run means."""
+    run = id_of(client, wanted)
+    ids = {each.rank: each.run for each in client.ranks(run).ranks}
+    if rank not in ids:
+        raise ArgumentError(f"rank={rank} is unknown: the run {run} has the ranks {', '.join(map(str, sorted(ids)))}")
+    return ids[rank]
+
+
 # Which runs there are, and how one is.
 
 

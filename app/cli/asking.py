@@ -95,8 +95,10 @@ def _add(
 ) -> argparse.ArgumentParser:
     parser = add_command(commands, name, summary, examples)
     add_source(parser)
+    if name != "runs":
+        parser.add_argument("--rank", type=int, help="one rank of a distributed training (default: their sum)")
     parser.add_argument("--json", action="store_true", help="print the answers of REST as JSON")
-    parser.set_defaults(run=_answering(run))
+    parser.set_defaults(run=_answering(run), rank=None)
     return parser
 
 
@@ -105,6 +107,10 @@ def _answering(ask: Callable[[Client, argparse.Namespace], Told | tuple[Told, in
 
     def answer(given: argparse.Namespace, _environment: Mapping[str, str]) -> int:
         with client_of(given) as client:
+            if given.rank is not None:
+                from ..questions import run_of_rank
+
+                given.run_id = run_of_rank(client, given.run_id, given.rank)
             found = ask(client, given)
         told, code = found if isinstance(found, tuple) else (found, HAPPENED)
         print(_json_of(told) if given.json else told.text)

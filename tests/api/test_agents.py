@@ -88,6 +88,12 @@ def test_each_question_is_answered_in_short_with_what_it_covers_and_a_link(serve
     assert agent.ask("runs", query="state:live").splitlines()[2].startswith("bad ")
 
 
+def test_a_question_can_be_about_one_rank(agent: Agent) -> None:
+    assert "Run 4f2a-1" in agent.ask("status", run="ranks-4f2a", rank=1)
+    assert "rank=7 is unknown: the run ranks-4f2a has the ranks 0, 1" in agent.ask("why", run="ranks-4f2a", rank=7)
+    assert "rank='1' is invalid" in agent.ask("status", run="ranks-4f2a", rank="1")
+
+
 def test_pictures_of_layers_and_of_a_captured_tensor_are_images_with_words(agent: Agent) -> None:
     text = agent.ask("picture", run="one")
     assert "rms of the activations: a row for each layer" in text
