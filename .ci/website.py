@@ -6,6 +6,7 @@ makes the HTML, and any warning is an error. Each page is there as `.md` too, an
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -55,6 +56,8 @@ SETTINGS: dict[str, Any] = {
     "html_show_copyright": False,
     "html_use_index": False,
     "html_favicon": str(ROOT / "app/static/icon.svg"),
+    "html_static_path": [str(ROOT / ".ci/site")],
+    "html_js_files": [("versions.js", {"defer": "defer"})],
 }
 
 
@@ -86,7 +89,10 @@ def main(build: Path) -> None:
         _write(site / f"{name}.md", text)
     shutil.copy(work / "LICENSE", site)
     _write(site / "llms.txt", "\n".join(_list_of(pages, groups)))
-    _write(site.parent / "index.html", _versions(site.parent))
+    names = _versions_in(site.parent)
+    _write(site.parent / "index.html", _list_of_versions(names))
+    listed = {name: sorted(_pages_of(site.parent / name)) for name in names}
+    _write(site.parent / "versions.js", f"window.hookcoreVersions = {json.dumps(listed)};\n")
     print(f"{site}: {len(pages)} pages")
 
 
@@ -166,10 +172,18 @@ def _list_of(pages: dict[str, str], groups: dict[str, list[str]]) -> Iterator[st
     yield ""
 
 
-def _versions(folder: Path) -> str:
-    """Return a page that links to the sites of all versions in a folder, with the newest one first."""
+def _versions_in(folder: Path) -> list[str]:
+    """Return the names of the sites in a folder, the newest one first."""
     names = [each.name for each in folder.iterdir() if each.is_dir()]
-    names.sort(key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+    return sorted(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+
+
+def _pages_of(site: Path) -> Iterator[str]:
+    return (page.relative_to(site).as_posix() for page in site.rglob("*.html"))
+
+
+def _list_of_versions(names: list[str]) -> str:
+    """Return a page that links to the sites of all versions."""
     links = "".join(f'<li><a href="{name}/index.html">hookcore {name}</a></li>' for name in names)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'

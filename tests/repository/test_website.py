@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zlib
@@ -14,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import hookcore
+from tests.browser.browsing import chromium
 from tests.manual import PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -117,3 +120,21 @@ def test_the_site_is_small_enough_to_be_part_of_the_wheel(site: Path) -> None:
 def test_the_site_says_its_version_and_the_folder_of_sites_lists_it(site: Path) -> None:
     assert f"hookcore {hookcore.__version__}" in (site / "guide.html").read_text()
     assert f'href="{site.name}/index.html"' in (site.parent / "index.html").read_text()
+
+
+def test_a_page_leads_to_itself_in_another_version_or_to_the_start_of_one_without_it(
+    site: Path, tmp_path: Path
+) -> None:
+    for name in (hookcore.__version__, "0.0.1"):
+        shutil.copytree(site, tmp_path / name)
+    older = [path.name for path in site.glob("*.html") if path.name != "guide.html"]
+    listed = json.loads((site.parent / "versions.js").read_text().removeprefix("window.hookcoreVersions = ")[:-2])
+    assert list(listed) == [hookcore.__version__]
+    assert set(listed[hookcore.__version__]) == {str(path.relative_to(site)) for path in site.rglob("*.html")}
+    (tmp_path / "versions.js").write_text(f"window.hookcoreVersions = {json.dumps({**listed, '0.0.1': older})};")
+    with chromium() as browser, browser.new_context() as context:
+        page = context.new_page()
+        for start, end in (("runs.html", "runs.html"), ("guide.html", "index.html")):
+            page.goto((tmp_path / hookcore.__version__ / start).as_uri())
+            page.get_by_label("Version of the documentation").select_option("0.0.1")
+            page.wait_for_url((tmp_path / "0.0.1" / end).as_uri())
