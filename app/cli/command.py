@@ -32,6 +32,7 @@ FAMILIES: Final = (
     asking.add_check,
     asking.add_report,
     training.add_look,
+    training.add_import,
     training.add_replay,
     training.add_doctor,
 )

@@ -235,7 +235,8 @@ IMPORT_EXAMPLES: Final = """
   hookcore import tensorboard runs --server none --keep imported
                                                    without a server, as saved runs in a folder
 """
-IMPORT_MEMORY: Final = "200MB"
+IMPORT_MEMORY: Final = "96MB"
+TOOLS: Final = ("tensorboard", "wandb", "trackio")
 
 
 def add_look(commands: Commands) -> None:
@@ -256,6 +257,26 @@ def _look(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     looking = import_module("hookcore.commands.intake.look")
     paths = [given.model] if given.other is None else [given.model, given.other]
     return str(looking.look(paths, _import_settings(given, environment)))
+
+
+def add_import(commands: Commands) -> None:
+    summary = (
+        "Import logs of TensorBoard, W&B, or Trackio as runs: scalars, histograms, images, texts, tables, and the "
+        "configuration. None of these tools has to be installed. What can't be read is counted and named."
+    )
+    importing = add_command(commands, "import", summary, IMPORT_EXAMPLES)
+    importing.add_argument("tool", choices=TOOLS, help="the tool that has written the logs")
+    importing.add_argument("source", help="folder or file with the logs; of Trackio, the name of a project or its .db")
+    add_flags(importing, [each for each in SETTINGS if each.name in OF_IMPORTS], prefix="watch_")
+    importing.set_defaults(run=_import)
+
+
+def _import(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    settings = _import_settings(given, environment)
+    logs = import_module("hookcore.commands.intake.logs")
+    for line in logs.import_logs(given.tool, given.source, settings, environment):
+        print(line, flush=True)
+    return 0
 
 
 def _import_settings(given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:

@@ -39,6 +39,7 @@ COMMANDS = (
     "mcp",
     "skills",
     "look",
+    "import",
 )
 # Passed between hookcore's own processes; not for users.
 INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH", "HOOKCORE_RUN_UNTIL"}
@@ -80,7 +81,7 @@ def test_no_command_imports_torch_before_it_needs_it() -> None:
 import sys
 from contextlib import suppress
 from hookcore_app.cli import main
-for arguments in (["--help"], *([each, "--help"] for each in ("run", "demo", "doctor", "look")), ["status"]):
+for arguments in (["--help"], *([each, "--help"] for each in ("run", "demo", "doctor", "look", "import")), ["status"]):
     with suppress(SystemExit):
         main(arguments)
     if found := {"torch", "numba"} & set(sys.modules):

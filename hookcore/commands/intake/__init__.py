@@ -21,7 +21,7 @@ from hookcore.delivery.delivery import deliver, new_run
 from hookcore.delivery.sinks import size_of
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.records import STAT_COLUMN, STATS, Coverage, Event, Frame, ModuleRecord, SketchBlock, Snapshot, Tap, Value
-from hookcore.records.sketch import EDGES, bins_of
+from hookcore.records.sketch import BINS, EDGES, bins_of
 from hookcore.records.vocabulary import MAX_MEDIA_BYTES
 
 WINDOW_BYTES: Final = 24 * 2**20  # of the steps that wait for records that come late
@@ -64,7 +64,9 @@ class ImportedRun:
         if settings.server is None and settings.keep in (None, "auto"):
             raise ArgumentError("without a server, nothing would be left: give a folder with --keep")
         # What this machine is, and what it was called with, are no facts about the run.
-        run = structs.replace(new_run(settings, {}), started_s=_second(started_s), script="", facts=dict(facts))
+        run = structs.replace(
+            new_run(settings, {}), started_s=_second(started_s), script="", host="", facts=dict(facts)
+        )
         known = {"config": dict(settings.config.values), "config_cut": settings.config.cut}
         self._delivery = deliver(settings, {}, run=structs.replace(run, **known))
         self.name, self.id = run.name, run.id
@@ -255,19 +257,22 @@ def row_of_buckets(
     known |= {"min": float(low[filled[0]]), "max": float(high[filled[-1]])}
     for name, value in known.items():
         stats[STAT_COLUMN[name]] = value
-    sketch = Counter[int]()
-    for place in filled.tolist():
-        for bin_, many in _spread(float(low[place]), float(high[place]), int(whole[place])):
-            sketch[bin_] += many
-    bins = sorted(sketch)
-    return Row(stats, np.array(bins, np.uint16), np.array([sketch[each] for each in bins], np.uint32))
+    counts_of_bins = _spread(low[filled], high[filled], whole[filled])
+    bins = np.flatnonzero(counts_of_bins)
+    return Row(stats, bins.astype(np.uint16), counts_of_bins[bins].astype(np.uint32))
 
 
-def _spread(low: float, high: float, many: int) -> Iterable[tuple[int, int]]:
-    """Return how many values of a bucket are in each bin, if they are spread evenly."""
-    first, last = bins_of([low, high]).tolist()
-    if first == last or not high > low:
-        return [(first, many)]
-    shares = np.clip((EDGES[first + 1 : last + 1] - low) / (high - low), 0.0, 1.0)
-    parts = np.diff(np.rint(np.concatenate([[0.0], shares, [1.0]]) * many)).astype(int)
-    return [(first + place, int(parts[place])) for place in np.flatnonzero(parts).tolist()]
+def _spread(low: NDArray[np.float64], high: NDArray[np.float64], many: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values in each bin, if those of each bucket are spread evenly. Whole numbers, with the same sum."""
+    first, last = bins_of(low).astype(int), bins_of(high).astype(int)
+    crossed = last - first  # the edges of bins inside of a bucket
+    bucket = np.repeat(np.arange(len(low)), crossed)
+    place = np.arange(len(bucket)) - np.repeat(np.cumsum(crossed) - crossed, crossed)
+    below = np.clip((EDGES[first[bucket] + 1 + place] - low[bucket]) / (high - low)[bucket], 0.0, 1.0) * many[bucket]
+    below = np.rint(below)
+    parts = np.diff(below, prepend=0.0)
+    parts[place == 0] = below[place == 0]
+    rest = many.copy()
+    np.subtract.at(rest, bucket, parts)
+    bins, values = np.concatenate([first[bucket] + place, last]), np.concatenate([parts, rest])
+    return np.bincount(bins, weights=values, minlength=BINS).astype(np.float64)
