@@ -117,8 +117,7 @@ def id_of(client: Client, wanted: str | None) -> str:
         if error.status not in (404, 422):  # 422: no run can have such an id
             raise
         unknown = error
-    found = client.runs("" if '"' in wanted else f'name:"{wanted}"')
-    ids = [run.id for run in found if run.name == wanted]
+    ids = [run.id for run in client.runs("" if '"' in wanted else f'name:"{wanted}"') if run.name == wanted]
     if not ids:
         raise unknown
     if len(ids) > 1:
@@ -129,11 +128,10 @@ def id_of(client: Client, wanted: str | None) -> str:
 
 def run_of_rank(client: Client, wanted: str | None, rank: int) -> str:
     """Return the id of one rank's run, in the distributed training that a name, an id, or the newest run means."""
-    run = id_of(client, wanted)
-    ids = {each.rank: each.run for each in client.ranks(run).ranks}
-    if rank not in ids:
-        raise ArgumentError(f"rank={rank} is unknown: the run {run} has the ranks {', '.join(map(str, sorted(ids)))}")
-    return ids[rank]
+    found = {each.rank: each.run for each in client.ranks(id_of(client, wanted)).ranks}
+    if rank not in found:
+        raise ArgumentError(f"rank={rank} is unknown: the run has the ranks {', '.join(map(str, sorted(found)))}")
+    return found[rank]
 
 
 # Which runs there are, and how one is.
@@ -357,11 +355,8 @@ def compare(
 ) -> Told:
     """Say what differs between two runs, between some steps of a run and its others, or between its ranks."""
     spans = first, last, other_first, other_last
-    has_steps = spans != (None, None, None, None)
-    if [other is not None, ranks, has_steps].count(True) != 1:
-        raise ArgumentError(
-            "compare one of three: a run with another one, some steps of a run with others, or its ranks"
-        )
+    if [other is not None, ranks, spans != (None, None, None, None)].count(True) != 1:
+        raise ArgumentError("compare one of three: a run with another one, steps of a run with others, or its ranks")
     if ranks:
         return _compare_ranks(client, run, kind or "output", stat, limit)
     if other is not None:

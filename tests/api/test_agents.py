@@ -90,7 +90,7 @@ def test_each_question_is_answered_in_short_with_what_it_covers_and_a_link(serve
 
 def test_a_question_can_be_about_one_rank(agent: Agent) -> None:
     assert "Run 4f2a-1" in agent.ask("status", run="ranks-4f2a", rank=1)
-    assert "rank=7 is unknown: the run ranks-4f2a has the ranks 0, 1" in agent.ask("why", run="ranks-4f2a", rank=7)
+    assert "rank=7 is unknown: the run has the ranks 0, 1" in agent.ask("why", run="ranks-4f2a", rank=7)
     assert "rank='1' is invalid" in agent.ask("status", run="ranks-4f2a", rank="1")
 
 

@@ -152,7 +152,7 @@ def test_a_question_can_be_about_one_rank(server: Served, capsys: pytest.Capture
     told = _ask(capsys, *_on(server, "layers", "--run", "ranks-4f2a", "--rank", "1", "--json"))
     assert json.loads(told)["latest"]["run"] == "4f2a-1"
     assert main(_on(server, "why", "--run", "ranks-4f2a", "--rank", "2")) == 2
-    assert "rank=2 is unknown: the run ranks-4f2a has the ranks 0, 1" in capsys.readouterr().err
+    assert "rank=2 is unknown: the run has the ranks 0, 1" in capsys.readouterr().err
 
 
 def test_steps_and_ranks_are_compared_and_nothing_else_at_once(
