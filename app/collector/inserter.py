@@ -38,7 +38,7 @@ class Inserter:
         self.cutter = Cutter(lanes, cluster, insert_s, clock)
         self._stopping = threading.Event()
         self._troubles: dict[int, str] = {}
-        self.slots = [Slot() for _ in cluster.shards]
+        self.slots = [ShardSlot() for _ in cluster.shards]
         self._pauses = [Pause(clock) for _ in cluster.shards]
         self._locating = Pause(clock)
         self._repeated = [False for _ in cluster.shards]
@@ -205,7 +205,7 @@ def _insert_each(shard: Shard, blocks: list[Block]) -> None:
         del blocks[0]
 
 
-class Slot:
+class ShardSlot:
     """The jobs of one shard: one that is inserted, and one that waits."""
 
     def __init__(self) -> None:

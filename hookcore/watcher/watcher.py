@@ -568,7 +568,7 @@ class Watcher:
             raise ClosedError("this watcher was closed; call hookcore.watch(model) for a new one")
 
 
-class Parts(NamedTuple):
+class WatcherParts(NamedTuple):
     """What a watcher is made of."""
 
     recorder: Recorder
@@ -577,9 +577,9 @@ class Parts(NamedTuple):
     explainer: SelfExplainer
 
 
-def parts_of(watcher: Watcher) -> Parts:
+def parts_of(watcher: Watcher) -> WatcherParts:
     """Return the parts of a watcher: the seam for tests and benchmarks, which reach from it all that they see."""
-    return Parts(watcher._recorder, watcher._delivery, watcher._callbacks, watcher._explainer)
+    return WatcherParts(watcher._recorder, watcher._delivery, watcher._callbacks, watcher._explainer)
 
 
 def _versions() -> dict[str, str]:

@@ -43,7 +43,7 @@ from hookcore_app.clickhouse.schema import (
 from hookcore_app.clickhouse.segments import Piece, blocks_of, head_of, item_of
 from hookcore_app.collector.cutter import Job
 from hookcore_app.collector.feed import Cut, Cuts, Share, ranges_of
-from hookcore_app.collector.inserter import Slot
+from hookcore_app.collector.inserter import ShardSlot
 from tests.build import frame
 from tests.lanes import examples
 
@@ -441,7 +441,7 @@ def a_job(number: int) -> Job:
 
 
 def test_jobs_after_a_failed_one_are_checked_too() -> None:
-    slot, first, second, third = Slot(), a_job(1), a_job(2), a_job(3)
+    slot, first, second, third = ShardSlot(), a_job(1), a_job(2), a_job(3)
     slot.put(first)
     slot.put(second)
     assert not first.is_repeated
@@ -454,7 +454,7 @@ def test_jobs_after_a_failed_one_are_checked_too() -> None:
 
 
 def test_a_job_that_was_prepared_while_its_predecessors_were_removed_is_removed_too() -> None:
-    slot, signs = Slot(), Job(signs=[(RUNS, b"")])
+    slot, signs = ShardSlot(), Job(signs=[(RUNS, b"")])
     slot.put(a_job(1))
     slot.lose()
     slot.put(a_job(2))

@@ -19,7 +19,6 @@ from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.hooks import internals
 from hookcore.recorder import Recorder
-from hookcore.recorder.clock.cadence import Cadence
 from hookcore.records import Command, Coverage, Event, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store
 from tests.harness import process_state, watch
@@ -121,111 +120,6 @@ def test_the_cadence_and_the_budget_can_be_changed() -> None:
     assert messages[0] == "every: 1 -> 4"
     assert messages[1].startswith("every: 4 -> 1; budget: null -> 0.5")
     assert messages[2:] == ["budget: 0.5 -> null"][: len(messages) - 2]
-
-
-def _steps_at_costs(cadence: Cadence, steps: range, plain_s: float = 1.0, captured_s: float = 2.0) -> list[int]:
-    """Return the steps that are captured if steps take these times."""
-    chosen = []
-    for step in steps:
-        captured = cadence.wants(step)
-        chosen += [step] * captured
-        cadence.step_ended(captured, captured_s if captured else plain_s)
-    return chosen
-
-
-def test_a_budget_that_is_set_later_is_learned_by_alternating() -> None:
-    cadence = Cadence(1, None)
-    assert _steps_at_costs(cadence, range(100)) == list(range(100))
-    cadence.change(1, 0.1)
-    assert _steps_at_costs(cadence, range(100, 120)) == list(range(100, 120, 2))
-    _steps_at_costs(cadence, range(120, 160))
-    assert cadence.cost == pytest.approx(1.0)
-    assert cadence.stride == 32
-    assert cadence.effective_cost == pytest.approx(1 / 32)
-
-
-def test_what_steps_take_that_are_not_captured_belongs_to_the_budget() -> None:
-    strides = []
-    for followed_s in (0.0, 0.02, 0.2):
-        cadence = Cadence(1, 0.1)
-        cadence.took(0.0, captured=0, others=1)
-        for step in range(400):
-            captured = cadence.wants(step)
-            if not captured:
-                cadence.followed(followed_s)
-            cadence.step_ended(captured, (2.0 if captured else 1.0) + followed_s)
-        assert cadence.following == pytest.approx(followed_s)
-        assert cadence.cost == pytest.approx(1.0)
-        assert cadence.effective_cost == pytest.approx(1 / cadence.stride + followed_s)
-        strides.append(cadence.stride)
-    assert strides == [32, 32, 64]  # 6 %, 4 %, and at least 3 % are left for capturing
-
-
-def test_a_cost_that_is_measured_as_more_than_the_step_is_never_said_to_be_none() -> None:
-    cadence = Cadence(1, 0.1)
-    for step in range(200):
-        captured = cadence.wants(step)
-        if not captured:
-            cadence.followed(1.2)  # of a step that took 1.0: other work came in between
-        cadence.step_ended(captured, 2.0 if captured else 1.0)
-    assert cadence.following > 1
-    assert cadence.effective_cost > 1
-
-
-def test_steps_that_went_the_short_way_and_others_count_by_their_numbers() -> None:
-    cadence = Cadence(1, 0.1)
-    for step in range(400):
-        captured = cadence.wants(step)
-        if not captured:
-            cadence.followed(0.21, 7)
-            cadence.followed(0.11)
-        cadence.step_ended(captured, 2.0 if captured else 1.0)
-    assert cadence.following == pytest.approx(0.04 / 0.96)
-
-
-def test_frames_of_steps_that_were_not_captured_are_no_part_of_the_cost_of_capturing() -> None:
-    cadence = Cadence(1, 0.1)
-    for _ in range(200):
-        cadence.took(0.010, captured=0, others=10)
-        cadence.took(0.019 + 0.100, captured=1, others=19)
-    assert cadence.background_s == pytest.approx(0.1)
-
-
-def test_the_cost_of_following_is_measured_in_a_training_and_sent_to_readers() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with watch(model, every=4, budget=None) as watcher:
-        for _ in range(200):
-            model(torch.randn(3, 4)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert watcher.flush()
-        told = recorder_of(watcher).capture.control.current_settings()
-        sent = watcher.store.scalars("hookcore/following_cost")
-    assert told["following_cost"] > 0
-    assert told["effective_cost"] > told["following_cost"]
-    assert sent.mean[-1] > 0
-
-
-def test_runs_with_different_costs_share_captured_steps() -> None:
-    cheap, dear = (set(_steps_at_costs(Cadence(1, 0.05), range(2000), captured_s=s)) for s in (1.2, 3.0))
-    late_cheap, late_dear = ({step for step in steps if step > 100} for steps in (cheap, dear))
-    assert late_dear < late_cheap
-    assert len(late_cheap) > 4 * len(late_dear) > 0
-
-
-def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
-    cadence = Cadence(100, None)
-    cadence.alarm("loss jumped to 8")
-    cadence.alarm("another reason")
-    said = {step: cadence.reason for step in range(1, 150) if cadence.wants(step)}
-    assert said == {1: "loss jumped to 8", 100: ""}
-    said = {}
-    for step in (3, 200, 201):  # the second one would have been captured anyway
-        cadence.alarm("again")
-        assert cadence.wants(step)
-        said[step] = cadence.reason
-    assert said == {3: "again", 200: "", 201: "again"}
 
 
 def test_a_step_captured_off_schedule_says_why_in_an_event() -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
+from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.context import Ended
 from hookcore.records.vocabulary import (
     SAMPLES_RATE,
@@ -33,7 +35,8 @@ from hookcore.records.vocabulary import (
     TOKENS_RATE,
 )
 from hookcore.store import Store
-from tests.inside import class_of
+from tests.harness import watch
+from tests.inside import class_of, recorder_of
 
 Meter, Parameters, StepTimes, Throughput = map(class_of, ("Meter", "Parameters", "StepTimes", "Throughput"))
 
@@ -515,3 +518,82 @@ def test_integers_in_rows_are_tokens(given: Tensor, tokens: int) -> None:
     recorder.close()
     expected = {STEPS_RATE: 10.0, SAMPLES_RATE: 80.0} | ({TOKENS_RATE: 10.0 * tokens} if tokens else {})
     assert found == expected
+
+
+# --- The meter of hookcore's own time --------------------------------------------------------------------------------
+
+
+def test_a_meter_counts_nested_calls_once_and_includes_the_running_one() -> None:
+    clock = Ticks()
+    meter = Meter(clock)
+
+    def outer() -> None:
+        clock.now += 1
+        meter.time(inner)
+        clock.now += 1
+
+    def inner() -> None:
+        clock.now += 5
+
+    meter.time(outer)
+    clock.now += 100
+    assert meter.take(clock()) == 7
+    meter.enter()
+    clock.now += 2
+    assert meter.take(clock()) == 9
+    meter.leave()
+    meter.leave()  # from a call that started before the meter
+    clock.now += 50
+    assert meter.take(clock()) == 9
+
+
+def test_a_meter_continues_after_a_call_that_raised() -> None:
+    clock = Ticks()
+    meter = Meter(clock)
+
+    def fail() -> None:
+        clock.now += 3
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        meter.time(fail)
+    clock.now += 10
+    assert meter.take(clock()) == 3
+
+
+def train_alone(model: nn.Module, steps: int, inputs: torch.Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("settings", [{}, {"attach": "module"}, {"compiled": "inside"}, {"kinds": ("input", "update")}])
+def test_the_cost_of_capturing_every_step_is_reported_for_every_kind_of_attachment(settings: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[0].register_forward_hook(lambda *_: None)  # the module's own hook, so that a companion hook follows it
+    with watch(model, budget=None, **settings) as watcher:
+        train_alone(model, 40, torch.randn(4, 8))
+        told = recorder_of(watcher).capture.control.current_settings()
+        assert watcher.flush()
+        assert watcher.errors == []
+        scalars = watcher.store.scalars("hookcore/effective_cost")
+    assert told["cost"] > 0
+    assert told["effective_cost"] == told["cost"]
+    assert scalars.mean[-1] > 0
+
+
+def test_a_timed_step_has_the_same_values_and_bits_as_an_untimed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for timed in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        monkeypatch.setattr(Cadence, "wants_timing", timed)
+        with watch(model, budget=None) as watcher:
+            train_alone(model, 30, torch.randn(4, 8))
+            assert watcher.flush()
+            latest = watcher.store.latest()
+        seen.append((latest.values, [parameter.detach().clone() for parameter in model.parameters()]))
+    assert np.array_equal(seen[0][0], seen[1][0], equal_nan=True)
+    assert all(torch.equal(one, other) for one, other in zip(seen[0][1], seen[1][1], strict=True))
