@@ -243,7 +243,7 @@ class OwnRules:
         self._where = where
         self._clock = clock
         self.frames: deque[Frame] = deque(maxlen=KEPT)
-        self.nbytes = 0  # of these
+        self.nbytes = 0
         self._count = 0
 
     def __bool__(self) -> bool:

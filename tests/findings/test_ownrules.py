@@ -366,7 +366,7 @@ def test_a_server_runs_its_file_over_runs_and_saves_what_it_finds(tmp_path: Path
     assert [each["first_step"] for each in told] == [0]
     (own,) = world.client.get(f"/api/v1/rules?run={INFO.id}").json()["own"]
     assert (own["name"], own["where"], own["off"], own["faults"]) == ("large", "server", "", 0)
-    page = world.client.get(f"/runs/{INFO.id}/capture").text
+    page = world.client.get(f"/runs/{INFO.id}/capture/rules").text
     assert 'id="own-large"' in page
     for address in ("", "/events", f"/incident?id={told[0]['id']}"):
         assert world.client.get(f"/runs/{INFO.id}{address}").status_code == 200

@@ -288,7 +288,7 @@ class WaitingCopies(Outgoing[_Taken]):
         self._emit, self._current, self._owners = context.emit, context.current, context.owners
         self._scale, self._names = scale, names
         self._lock = threading.Lock()
-        self.waiting_bytes = 0  # of the copies
+        self.waiting_bytes = 0
 
     def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
         """Copy the tensor now, because code after this hook may change it."""
