@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { indicesOf, isAttention, readNpy, sliceOf, viewsOf } from "../../app/static/js/tensors/side.js";
+import { lineOf } from "../../app/static/js/tensors/capture.js";
+import { indicesOf, isAttention, readNpy, sliceOf, tileNames, viewsOf } from "../../app/static/js/tensors/side.js";
 import {
   besides,
   cellAt,
@@ -183,4 +184,45 @@ test("names are next to the last two dimensions of an image, starting at the fir
   assert.deepEqual(besides({ ...names, axes: [2] }, picture), { rows: ["a", "b"], columns: [] });
   assert.equal(besides({ ...names, axes: [1] }, picture), undefined);
   assert.deepEqual([strideOf(24), strideOf(12), strideOf(5)], [1, 1, 3]);
+});
+
+test("a single matrix is as wide as its place, however long it is, and a square one stays square", () => {
+  const shapeOf = (/** @type {number} */ rows, /** @type {number} */ columns) => {
+    const { tileWidth, tileHeight } = layoutOf(900, 520, 1, rows, columns);
+    return [tileWidth, tileHeight];
+  };
+  assert.deepEqual(
+    [shapeOf(496, 8), shapeOf(64, 64), shapeOf(1, 64)],
+    [
+      [900, 520],
+      [520, 520],
+      [900, 14],
+    ],
+  );
+});
+
+test("tiles are called after their dimensions, and layers are rows of heads", () => {
+  const tap = { kind: "output", label: "h.0.attn output [1]" };
+  const shape = [2, 4, 8, 8];
+  const [heads, layers] = viewsOf(shape, tap);
+  assert.equal(layers.words, "all layers by heads");
+  assert.deepEqual(tileNames(shape, heads, tap, 2, 2), ["head 2", "head 3"]);
+  const images = viewsOf([2, 3, 8, 8])[1];
+  assert.deepEqual(
+    tileNames([2, 3, 8, 8], images, { kind: "output", label: "conv" }, 4, 0).at(-1),
+    "sample 1, channel 0",
+  );
+  const { across, head } = layoutOf(900, 520, 12, 8, 8, { head: 14, across: 4 });
+  assert.deepEqual([across, head], [4, 14]);
+  const layout = layoutOf(900, 520, 12, 8, 8, { head: 14, across: 4 });
+  assert.equal(cornerOf(layout, 4)[1], layout.tileHeight + layout.gap + 28);
+  assert.equal(cellAt(layout, 3, 5, [12, 8, 8]), null, "the name of a tile is no cell");
+});
+
+test("the line for the next run has what the form has", () => {
+  assert.equal(lineOf("h.0.attn", "output", ""), 'watcher.request_snapshot("h.0.attn")');
+  assert.equal(
+    lineOf("fc", "param_grad", "weight"),
+    'watcher.request_snapshot("fc", kind="param_grad", index="weight")',
+  );
 });

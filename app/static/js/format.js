@@ -128,7 +128,7 @@ export function isLocal(kind) {
 
 /** Whether a kind is about the parameters of a module, whichever of its calls. @param {string} kind */
 export function ofParameters(kind) {
-  return !kind.startsWith("output") && !kind.startsWith("input") && kind !== "probe";
+  return kind !== "" && !kind.startsWith("output") && !kind.startsWith("input") && kind !== "probe";
 }
 
 /** How the server names the modules of the page's run: see `ModuleNames` in app/pages/frame.py.

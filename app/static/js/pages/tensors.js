@@ -7,7 +7,7 @@ import { listenToLinks, Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { toast } from "../popup.js";
-import { Asking, addFollowing } from "../tensors/capture.js";
+import { Asking, addFollowing, offerLine } from "../tensors/capture.js";
 import { aboutStep, nearestOf, Rolled } from "../tensors/rolled.js";
 import { listed, snapshotsOf, Viewer } from "../tensors/viewer.js";
 
@@ -38,6 +38,7 @@ const { state, follow } = page;
 const run = /** @type {string} */ (page.run);
 const viewer = new Viewer(page);
 const rolled = new Rolled(page);
+offerLine(page);
 /** @type {Snapshot[]} */
 let kept = [];
 /** What is looked at as long as the reader chose nothing: the newest one there was first. @type {Snapshot | null} */

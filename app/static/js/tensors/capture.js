@@ -1,6 +1,6 @@
 /** Requests for a tensor: one, or one every so many steps while the page is open. The server keeps nothing of it. */
 import { send } from "../api.js";
-import { byId, h } from "../dom.js";
+import { byId, copyText, h } from "../dom.js";
 import { count, kindWords } from "../format.js";
 import { nextNews, outcomesOf } from "../live/news.js";
 import { Refresh } from "../live/refresh.js";
@@ -258,6 +258,29 @@ export class Following extends Emitter {
     if (this.taken >= MAX_TAKEN) this.stop(`Ended after ${MAX_TAKEN} snapshots.`);
     else this.emit("change");
   }
+}
+
+/** The line of Python that captures a tensor in the next run. Pure. @param {string} module @param {string} kind
+ * @param {string} index */
+export function lineOf(module, kind, index) {
+  const more = Object.entries({ kind: kind === "output" ? "" : kind, index }).filter(([, value]) => value);
+  const words = more.map(([name, value]) => `, ${name}=${JSON.stringify(value)}`);
+  return `watcher.request_snapshot(${JSON.stringify(module)}${words.join("")})`;
+}
+
+/** Offers that line while the form is filled, for a run that has ended. @param {Page} page */
+export function offerLine(page) {
+  const code = document.getElementById("next-line");
+  if (!code) return;
+  const { state } = page;
+  const write = () => {
+    code.textContent = lineOf(state.get("module"), state.get("kind"), state.get("index"));
+  };
+  for (const name of ["module", "kind", "index"]) state.on(name, write);
+  write();
+  byId("next-copy").addEventListener("click", async () => {
+    if (await copyText(code.textContent ?? "")) toast("Line copied");
+  });
 }
 
 /** Why a run in this state can't be followed. @type {Record<string, string>} */

@@ -1,7 +1,8 @@
 /** The view of one snapshot: its picture, the value under the pointer, its statistics, its files. */
-import { get, getFile, numberOf, urlOf } from "../api.js";
+import { get, getAll, getFile, numberOf, urlOf } from "../api.js";
 import { h } from "../dom.js";
-import { bytes, count, number, ofParameters, percent, tapWords } from "../format.js";
+import { bytes, count, moduleName, number, ofParameters, percent, tapWords } from "../format.js";
+import { MAX_PAGE } from "../limits.js";
 import { besides, NONE, showScale, Tiles, wordsAt } from "./tiles.js";
 import { Trace } from "./trace.js";
 /** @import { Snapshot } from "../answers.js"
@@ -37,6 +38,7 @@ export function viewsOf(shape, tap = NO_TAP) {
     shape.slice(0, count).map((size, axis) => ({ axis, size, words: words[axis] ?? `dimension ${axis}` }));
   const isMap = isAttention(shape, tap);
   const row = weight ? "input channel" : many > 3 ? "channel" : "row";
+  const everyLayer = isMap && many === 4 ? [view("layers", "all layers by heads", pick(1, [first]))] : [];
   const picks = [pick(1, [first])[0], { axis: 2, words: "channel", size: shape[2] }];
   const views = [
     view("tiles", wordsOf(shape, tap), many > 3 ? pick(many - 3, [first]) : []),
@@ -47,7 +49,36 @@ export function viewsOf(shape, tap = NO_TAP) {
   ];
   const ofThree = isMap || weight ? ["tiles", "matrix", "trace"] : ["matrix", "channel", "tiles", "trace"];
   const order = [["trace"], ["matrix", "trace"], ofThree][many - 1] ?? ["tiles", "every", "matrix", "trace"];
-  return order.flatMap((name) => views.filter((view) => view.name === name));
+  const found = order.flatMap((name) => views.filter((view) => view.name === name));
+  return [...found.slice(0, 1), ...everyLayer, ...found.slice(1)];
+}
+
+/** What the dimensions of a tensor are. @param {number[]} shape @param {{kind: string, label: string}} tap
+ * @returns {string[]} */
+export function dimensionsOf(shape, tap) {
+  const many = shape.length;
+  if (isAttention(shape, tap)) return [...["sample", "head", "group"].slice(0, many - 2), "query", "key"];
+  if (ofParameters(tap.kind)) return ["output", "input", "row", "column"].slice(0, many);
+  if (many === 2) return ["row", "column"];
+  return many === 3
+    ? ["sample", "position", "channel"]
+    : ["sample", "channel", ...Array(many - 3).fill("row"), "column"];
+}
+
+/** The names of the tiles of a view: "head 3". @param {number[]} shape @param {View} view
+ * @param {{kind: string, label: string}} tap @param {number} many tiles @param {number} after the first one */
+export function tileNames(shape, view, tap, many, after) {
+  const words = dimensionsOf(shape, tap);
+  const free = shape.map((_, axis) => axis).filter((axis) => !view.pickers.some((picked) => picked.axis === axis));
+  return Array.from({ length: many }, (_, place) => {
+    let rest = place + after;
+    const names = [];
+    for (const axis of free.slice(0, -2).reverse()) {
+      names.unshift(`${words[axis]} ${rest % shape[axis]}`);
+      rest = Math.floor(rest / shape[axis]);
+    }
+    return names.join(", ");
+  });
 }
 
 /** @param {number[]} shape @param {{kind: string, label: string}} tap */
@@ -122,6 +153,7 @@ export function readNpy(buffer) {
   throw new Error(`the server sent numbers of the unknown type ${type}`);
 }
 
+const MAX_LAYERS = 48; // rows of heads
 const MAX_CELLS = 384; // of a tile, across and down: more is squeezed
 const MAX_VALUES = 1_500_000; // of all tiles of a picture
 export const TILES = 64; // on a page of them
@@ -141,6 +173,8 @@ export class Side {
   /** @type {Record<string, number>} */
   statistics = {};
   slice = "";
+  /** The snapshots of all layers, if all are shown. @type {Snapshot[]} */
+  layers = [];
   /** @type {Names} */
   names = NONE;
 
@@ -177,6 +211,7 @@ export class Side {
     this.slice = sliceOf(shape, look.view, look.picks, look.part);
     const query = { run, slice: this.slice, after: look.after, limit: TILES };
     const path = /** @type {const} */ (`snapshots/${this.entry.number}`);
+    this.layers = look.view.name === "layers" ? await this.#layersOf(signal) : [];
     const trace = look.view.draws === "trace";
     const tiles = Math.max(
       1,
@@ -206,10 +241,48 @@ export class Side {
     );
     this.total = answer.shape.slice(0, -2).reduce((a, b) => a * b, 1);
     this.data = { values: low.values, shape: /** @type {any} */ (low.shape), factors };
+    if (this.layers.length > 1) await this.#addLayers(query, most, look.pool, signal);
     this.high = high?.values ?? null;
     this.names = names;
     this.why.textContent = names.why;
     this.why.hidden = !names.why;
+  }
+
+  /** The attention maps of all layers in the step, as far as they have the same shape. @param {AbortSignal} signal */
+  async #layersOf(signal) {
+    const { step, kept_shape: shape } = this.entry;
+    const parts = await getAll("snapshots", { run: this.page.run, limit: MAX_PAGE }, signal);
+    return parts
+      .flatMap(({ snapshots }) => snapshots)
+      .filter((other) => other.step === step && isAttention(other.kept_shape, other.tap))
+      .filter((other) => other.kept_shape.join() === shape.join() && other.tap.kind === this.entry.tap.kind)
+      .slice(0, MAX_LAYERS);
+  }
+
+  /** Reads the heads of all layers, a row of tiles for each. @param {Record<string, any>} query @param {number} most
+   * cells of a tile @param {string} pool @param {AbortSignal} signal */
+  async #addLayers(query, most, pool, signal) {
+    const { data } = this;
+    if (!data) return;
+    const cells = { rows: most, columns: most, pool };
+    const all = await Promise.all(
+      this.layers.map(({ number: at }) => tilesOf(`snapshots/${at}`, { ...query, ...cells }, signal)),
+    );
+    const values = Float32Array.from(all.flatMap((each) => Array.from(each.values)));
+    const [, rows, columns] = data.shape;
+    this.data = { values, shape: [values.length / (rows * columns), rows, columns], factors: data.factors };
+    this.total = this.data.shape[0];
+  }
+
+  /** What the tiles are. @returns {string[]} */
+  get #tiles() {
+    const { look, data, entry, layers } = this;
+    if (!look || !data) return [];
+    const [many] = data.shape;
+    const each = many / Math.max(1, layers.length);
+    const names = tileNames(entry.kept_shape, look.view, entry.tap, each, look.after);
+    if (layers.length < 2) return names;
+    return layers.flatMap(({ tap }) => names.map((name) => `${moduleName(tap.module)} ${name}`));
   }
 
   /** Shows words in place of the picture, which was not of this look. @param {string} words */
@@ -248,6 +321,9 @@ export class Side {
         shared: look.scale === "shared",
         whole: look.ends === "all",
         range: look.scale === "shared" ? range : undefined,
+        tiles: this.#tiles,
+        across: this.layers.length > 1 ? data.shape[0] / this.layers.length : 0,
+        axes: this.#axes(look, data.factors),
         names: besides(this.names, {
           dimensions: this.entry.kept_shape.length,
           sample: look.picks[look.view.pickers.findIndex(({ axis }) => axis === 0)] ?? 0,
@@ -257,8 +333,29 @@ export class Side {
         }),
       });
     showScale(this.bar, this.picture instanceof Tiles ? this.picture : null);
-    this.#facts();
+    this.about.textContent = aboutOf(this.entry) + this.#directions(look, data.shape[0]);
+    if (this.layers.length > 1) this.facts.replaceChildren();
+    else this.#facts();
     this.#files();
+  }
+
+  /** What the rows and columns of several tiles are: a single one has axes. @param {Look} look @param {number} tiles */
+  #directions(look, tiles) {
+    if (tiles < 2 || look.view.draws === "trace") return "";
+    const [down, right] = this.#axes(look, [1, 1]).words;
+    return down && right ? ` \u00b7 in each tile: ${down} \u2193, ${right} \u2192` : "";
+  }
+
+  /** What rows and columns are, and where they begin. @param {Look} look @param {[number, number]} factors */
+  #axes({ view, part }, factors) {
+    const { kept_shape: shape, tap } = this.entry;
+    const free = shape.map((_, axis) => axis).filter((axis) => !view.pickers.some((picked) => picked.axis === axis));
+    const words = ["", "", ...free.map((axis) => dimensionsOf(shape, tap)[axis])].slice(-2);
+    return {
+      words: /** @type {[string, string]} */ (words),
+      first: /** @type {[number, number]} */ ([part?.rows[0] ?? 0, part?.columns[0] ?? 0]),
+      factors,
+    };
   }
 
   /** Shows and returns what a cell is. @param {{tile: number, row: number, column: number} | null} cell */
@@ -275,7 +372,7 @@ export class Side {
       this.entry.kept_shape,
       look.view,
       look.picks,
-      { ...cell, tile: cell.tile + look.after },
+      { ...cell, tile: (cell.tile % (data.shape[0] / Math.max(1, this.layers.length))) + look.after },
       data.factors,
       look.part,
     );
@@ -285,8 +382,9 @@ export class Side {
         : number(value);
     const pooled = { max: "largest", min: "least" }[look.pool] ?? look.pool;
     const of = squeezed && look.view.draws !== "trace" ? `  (the ${pooled} of ${data.factors.join(" \u00d7 ")})` : "";
+    const tile = this.layers.length > 1 ? `${this.#tiles[cell.tile]}  ` : "";
     const called = wordsAt(this.names, indices);
-    const words = `[${indices.join(", ")}]  ${reading}${of}${called && `  ${called}`}`;
+    const words = `${tile}[${indices.join(", ")}]  ${reading}${of}${called && `  ${called}`}`;
     this.words.textContent = words;
     return words;
   }

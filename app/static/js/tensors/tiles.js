@@ -2,6 +2,7 @@
 import { CanvasChart, penOf, pixelRatio } from "../canvas/chart.js";
 import { colorOf, makeBar, paintBar, paletteOf, swatch } from "../canvas/colors.js";
 import { number } from "../format.js";
+import { evenTicks } from "../scale.js";
 import { colors } from "../theme.js";
 
 /** @import { SnapshotNames } from "../answers.js"
@@ -10,20 +11,36 @@ import { colors } from "../theme.js";
 
 /** @typedef {Pick<SnapshotNames, "axes" | "tokens" | "shared" | "labels" | "why">} Names */
 
-/** @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}}
- * Layout */
+/** @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, head: number, width: number, height:
+ * number}} Layout `head` is the room above each tile for its name */
 
 const MIN_TILE = 48; // pixels of a small tile, in which patterns can still be read
 const GAP = 8;
 
+const STRETCHED = 2; // a matrix that is longer is stretched to the width, with cells that aren't square
+const ROW_PX = 14; // of a stretched matrix, at least, as long as there is room
+
+/** A matrix as large as its place. @param {number} width @param {number} most @param {number} rows
+ * @param {number} columns @returns {Layout} */
+function alone(width, most, rows, columns) {
+  const aspect = rows / Math.max(1, columns);
+  const isSquare = aspect <= STRETCHED && aspect >= 1 / STRETCHED;
+  const tileWidth = isSquare ? Math.min(width, Math.floor(most / aspect)) : width;
+  const least = isSquare ? 4 : Math.min(most, rows * ROW_PX);
+  const tileHeight = Math.max(least, Math.min(most, Math.round(tileWidth * aspect)));
+  return { across: 1, tileWidth, tileHeight, gap: 0, head: 0, width, height: tileHeight };
+}
+
 /** Tiles in rows: as large as they can be, so that all fit into the height where that leaves them readable.
  * @param {number} width @param {number} most the height that is wanted @param {number} tiles @param {number} rows
- * @param {number} columns @returns {Layout} */
-export function layoutOf(width, most, tiles, rows, columns) {
+ * @param {number} columns @param {{head?: number, across?: number}} [how] `across` tiles are in a row, if it is given
+ * @returns {Layout} */
+export function layoutOf(width, most, tiles, rows, columns, { head = 0, across: fixed = 0 } = {}) {
+  if (tiles === 1 && !fixed) return alone(width, most, rows, columns);
   const aspect = Math.min(8, Math.max(1 / 8, rows / Math.max(1, columns)));
   const gap = tiles > 1 ? GAP : 0;
   let chosen = null;
-  for (let across = 1; across <= tiles; across += 1) {
+  for (let across = fixed || 1; across <= (fixed || tiles); across += 1) {
     const tileWidth = Math.floor((width - gap * (across - 1)) / across);
     if (chosen && tileWidth < MIN_TILE) break;
     const fitted = Math.min(tileWidth, Math.floor(most / aspect));
@@ -34,17 +51,18 @@ export function layoutOf(width, most, tiles, rows, columns) {
       tileWidth: Math.max(4, fitted),
       tileHeight,
       gap,
+      head,
       width,
-      height: lines * tileHeight + (lines - 1) * gap,
+      height: lines * (tileHeight + head) + (lines - 1) * gap,
     };
     if (chosen.height <= most) break;
   }
-  return /** @type {Layout} */ (chosen ?? { across: 1, tileWidth: width, tileHeight: 4, gap, width, height: 4 });
+  return /** @type {Layout} */ (chosen ?? { across: 1, tileWidth: width, tileHeight: 4, gap, head, width, height: 4 });
 }
 
 /** Returns the corner of a tile. @param {Layout} layout @param {number} tile @returns {[number, number]} */
-export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
-  return [(tile % across) * (tileWidth + gap), Math.floor(tile / across) * (tileHeight + gap)];
+export function cornerOf({ across, tileWidth, tileHeight, gap, head = 0 }, tile) {
+  return [(tile % across) * (tileWidth + gap), Math.floor(tile / across) * (tileHeight + head + gap) + head];
 }
 
 /** The cell at a point; null between tiles. @param {Layout} layout @param {number} x @param {number} y @param {[number,
@@ -52,7 +70,7 @@ export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
 export function cellAt(layout, x, y, [tiles, rows, columns]) {
   const [at, line] = [
     Math.floor(x / (layout.tileWidth + layout.gap)),
-    Math.floor(y / (layout.tileHeight + layout.gap)),
+    Math.floor(y / (layout.tileHeight + (layout.head ?? 0) + layout.gap)),
   ];
   const tile = line * layout.across + at;
   if (x < 0 || y < 0 || at >= layout.across || tile >= tiles) return null;
@@ -61,7 +79,7 @@ export function cellAt(layout, x, y, [tiles, rows, columns]) {
     Math.floor(((x - left) / layout.tileWidth) * columns),
     Math.floor(((y - top) / layout.tileHeight) * rows),
   ];
-  return row < rows && column < columns ? { tile, row, column } : null;
+  return row >= 0 && row < rows && column < columns ? { tile, row, column } : null;
 }
 
 const CLIPPED = 0.005; // of the values, at each end: one outlier must not make all others one color
@@ -203,6 +221,35 @@ function drawNames(pen, { rows, columns }, { left, top }, layout, cells) {
   pen.restore();
 }
 
+const AXIS_PX = 34; // for the numbers of rows
+const HEAD_PX = 30; // for the names of both axes, and for the numbers of columns
+const TICK_PX = 44;
+
+/** Draws the numbers of rows and columns, and what they are. @param {CanvasRenderingContext2D} pen
+ * @param {NonNullable<Picture["axes"]>} axes @param {{tileWidth: number, tileHeight: number}} layout
+ * @param {[number, number]} cells */
+function drawAxes(pen, { words, first, factors }, layout, cells) {
+  pen.save();
+  pen.font = FONT;
+  pen.fillStyle = colors().quiet;
+  pen.textBaseline = "middle";
+  pen.textAlign = "left";
+  pen.fillText(`${words[0]} \u2193   ${words[1]} \u2192`, AXIS_PX, 7);
+  const ticksOf = (/** @type {number} */ place, /** @type {number} */ size) =>
+    evenTicks(first[place], first[place] + (cells[place] - 1) * factors[place], Math.max(1, size / TICK_PX)).filter(
+      Number.isInteger,
+    );
+  const along = (/** @type {number} */ place, /** @type {number} */ value, /** @type {number} */ size) =>
+    (((value - first[place]) / factors[place] + 0.5) / cells[place]) * size;
+  pen.textAlign = "right";
+  for (const row of ticksOf(0, layout.tileHeight))
+    pen.fillText(String(row), AXIS_PX - NAME_GAP, HEAD_PX + along(0, row, layout.tileHeight));
+  pen.textAlign = "center";
+  for (const column of ticksOf(1, layout.tileWidth))
+    pen.fillText(String(column), AXIS_PX + along(1, column, layout.tileWidth), HEAD_PX - 8);
+  pen.restore();
+}
+
 /** @param {CanvasRenderingContext2D} pen @param {string} text @param {number} room */
 function shortened(pen, text, room) {
   if (pen.measureText(text).width <= room) return text;
@@ -239,7 +286,9 @@ const HEIGHT = 520;
 /** @typedef {{tile: number, row: number, column: number}} Cell */
 /** `shared`: one scale for all tiles; `whole`: from the minimum to the maximum; `names`: of the rows and the columns.
  * @typedef {{values: Float32Array | Float64Array, shape: [number, number, number], shared: boolean, whole?: boolean,
- *   range?: ReturnType<typeof rangeOf>, names?: {rows: string[], columns: string[]}}} Picture */
+ *   range?: ReturnType<typeof rangeOf>, names?: {rows: string[], columns: string[]}, axes?: {words: [string, string],
+ *   first: [number, number], factors: [number, number]}, tiles?: string[], across?: number}} Picture `axes` are what
+ *   rows and columns are, and the numbers of the first ones; `tiles` are the names of the tiles */
 
 /** @extends {CanvasChart<Cell>} */
 export class Tiles extends CanvasChart {
@@ -297,9 +346,15 @@ export class Tiles extends CanvasChart {
     const [tiles, rows, columns] = picture.shape;
     const names = tiles === 1 ? picture.names : undefined;
     const measuring = /** @type {CanvasRenderingContext2D} */ (this.#drawn.getContext("2d"));
-    this.edges = names ? edgesOf(measuring, names, width) : { left: 0, top: 0 };
+    const axes = tiles === 1 && !names ? picture.axes : undefined;
+    this.edges = names
+      ? edgesOf(measuring, names, width)
+      : axes
+        ? { left: AXIS_PX, top: HEAD_PX }
+        : { left: 0, top: 0 };
     const { left: leftEdge, top: topEdge } = this.edges;
-    this.layout = layoutOf(width - leftEdge, this.tall, tiles, rows, columns);
+    const head = tiles > 1 && picture.tiles ? LINE + 2 : 0;
+    this.layout = layoutOf(width - leftEdge, this.tall, tiles, rows, columns, { head, across: picture.across });
     const height = this.layout.height + topEdge;
     penOf(canvas, width, height);
     Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
@@ -319,7 +374,21 @@ export class Tiles extends CanvasChart {
       pen.drawImage(small, left, top, this.layout.tileWidth, this.layout.tileHeight);
     }
     if (names) drawNames(pen, names, this.edges, this.layout, [rows, columns]);
+    if (axes) drawAxes(pen, axes, this.layout, [rows, columns]);
+    if (head) this.#nameTiles(pen, picture.tiles ?? []);
     this.paintCursor();
+  }
+
+  /** @param {CanvasRenderingContext2D} pen @param {string[]} names */
+  #nameTiles(pen, names) {
+    pen.font = FONT;
+    pen.fillStyle = colors().quiet;
+    pen.textBaseline = "bottom";
+    pen.textAlign = "left";
+    for (const [tile, name] of names.entries()) {
+      const [left, top] = this.#cornerOf(tile);
+      pen.fillText(shortened(pen, name, this.layout?.tileWidth ?? 0), left, top - 1);
+    }
   }
 
   /** @param {number} tile @returns {[number, number]} */
