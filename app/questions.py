@@ -415,7 +415,7 @@ def _compare_steps(client: Client, run: str | None, spans: Spans, kind: Kind | N
     head = ("tensor", "values that differ", "usual", "how")
     lines = [*table(head, rows)] if rows else ["No tensor differs beyond chance."]
     for each in found.logged[:limit]:
-        lines.append(f"logged {named(each.name)}: {percent(each.share)} apart; {quoted(each.message)}")
+        lines.append(f"logged {named(each.name)}: {percent(each.share)} changed; {quoted(each.message)}")
     inside, outside = (
         "no captured step" if each.first is None else f"steps {each.first:,} to {each.last:,} ({each.steps:,} captured)"
         for each in (found.inside, found.outside)

@@ -116,6 +116,17 @@ def title_of_rule(name: str) -> str:
     return title_of(name) if rule is None else rule.title
 
 
+EVENT_TITLES: Final = {  # of those whose name, which programs know, says little to people
+    "capsule": "Saved step",
+    "capsule-missed": "Step not saved",
+    "explained": "Cause found",
+    "explanation-failed": "Cause not found",
+    "nonfinite-step": "NaN/Inf in a step",
+    "out-of-turn": "Extra step captured",
+    "replayed": "Step replayed",
+}
+
+
 def title_of(name: str) -> str:
-    """Return the name of an event as a title."""
-    return name.removeprefix(OWN_RULE).replace("-", " ").capitalize()
+    """Return the title of an event."""
+    return EVENT_TITLES.get(name) or name.removeprefix(OWN_RULE).replace("-", " ").capitalize()

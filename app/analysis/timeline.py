@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookcore.reading import answers
 from hookcore.reading.answers import TimelineMark
 from hookcore.records import ROOT, SEVERITIES, Tap
-from hookcore.records.vocabulary import ELAPSED, OWN, is_loss, loss_rank
+from hookcore.records.vocabulary import ELAPSED, OWN, is_loss, loss_rank, titled
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
 
@@ -41,7 +41,7 @@ def quantity_of(store: Store) -> Drawn | None:
     """Return what the line of a run shows: a loss, or the best there is instead."""
     names = sorted((name for name in store.scalar_names() if not name.startswith(OWN)), key=loss_rank)
     if names and is_loss(names[0]):
-        return Drawn(names[0], True, scalar=names[0])
+        return Drawn(titled(names[0]), True, scalar=names[0])
     taps = store.taps()
     outputs = [(number, tap) for number, tap in taps if tap.kind == "output"]
     returned = next((pair for pair in outputs if is_loss(pair[1].index)), None)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.reading.answers import Apart, ComparedLayer, ComparedScalar
-from hookcore.records.vocabulary import KIND_WORDS, OWN, counted
+from hookcore.records.vocabulary import KIND_WORDS, OWN, counted, titled
 from hookcore.store import Series, Store
 from hookcore.store.incidents import Rank, rank_of
 from hookcore.store.rows import Rows
@@ -78,7 +78,7 @@ class Verdict:
             where = f"the {KIND_WORDS[layer.tap.kind]} of {layer.tap.name}"
             return f"The runs first differ {parting_words(layer)}, in {where}."
         if logged is not None:
-            return f"The runs first differ {parting_words(logged)}, in the logged value {logged.name}."
+            return f"The runs first differ {parting_words(logged)}, in the logged value {titled(logged.name)}."
         if self.outcome == "no difference":
             return f"No difference in the {counted(self.extent.compared, 'step')} that both runs captured."
         return "Nothing was compared: " + ("no step was captured by both runs." if self.pairs.taps else _NO_PAIR)
@@ -125,7 +125,7 @@ class Verdict:
         compared = [each for each in self.logged if each.points]
         apart = sorted((each for each in compared if each.parts_at is not None), key=lambda each: each.parts_at or 0)
         equal = [each for each in compared if each.parts_at is None]
-        said = [f"{each.name} {_differs(each)}." for each in apart[:MAX_NAMED]]
+        said = [f"{titled(each.name)} {_differs(each)}." for each in apart[:MAX_NAMED]]
         if len(apart) > MAX_NAMED:
             more = len(apart) - MAX_NAMED
             said.append(f"{counted(more, 'more logged value')} {'differs' if more == 1 else 'differ'}.")

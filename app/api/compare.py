@@ -319,7 +319,7 @@ def _other(
     return run if other is None else reply.about(run_named(runs, other))
 
 
-@router.reads("/differences", "What is different in some steps", ARRAYS)
+@router.reads("/differences", "What changed in some steps", ARRAYS)
 def differences(
     run: RunParam,
     beside: Annotated[Run, Depends(_other)],

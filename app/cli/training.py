@@ -136,8 +136,8 @@ def add_replay(commands: Commands) -> None:
     replay = add_command(
         commands,
         "replay",
-        "Run the training step in a capsule again, and show the operator and the line that made a non-finite value. "
-        "This runs code from the capsule: replay only those that you trust.",
+        "Run a saved training step again, and show the operator and the line that made a non-finite value. "
+        "This runs code from its file: replay only those that you trust.",
         REPLAY_EXAMPLES,
     )
     replay.add_argument("capsule", help="file with the step; its name ends in .capsule")

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse
 
 from hookcore.reading.answers import Module
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity
-from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS, SEVERITY_WORDS, counted
+from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS, SEVERITY_WORDS, counted, titled
 from hookcore.store import STAT_NAMES
 
 from .. import assets
@@ -184,6 +184,7 @@ FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     ends,
     middle,
     short_path,
+    titled,
     breakable,
     camels,
     shown,

@@ -284,7 +284,7 @@ class DrawerPage(PartsPage):
 
 
 MAX_TILES: Final = 200  # shown until the page's script runs
-SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "non-finite"}
+SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "NaN/Inf"}
 RANGES: Final = {"own": "per layer", "shared": "shared"}
 SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
 VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}

@@ -91,7 +91,7 @@ def _find_cliff(window: MagnitudeWindow) -> list[Finding]:
         return []
     place, since = int(stack.places[last]), window.first_step(0)
     text = Since(
-        f"the {KIND_WORDS['param_grad']} in {small.module or ROOT} is {drop[last]:.0f} decades below that in "
+        f"the {KIND_WORDS['param_grad']} in {small.module or ROOT} is 10^{drop[last]:.0f} times smaller than that in "
         f"{large.module or ROOT}, and no larger in earlier layers,",
         older=not window.starts_run,
     )
@@ -182,11 +182,11 @@ def _finding(window: MagnitudeWindow, stack: Stack, rule: RuleName, fall: float,
     place = int(stack.places[far])
     tap, other = window.taps.taps[place], window.taps.taps[int(stack.places[near])]
     since = window.first_step(begun)
-    verb = "shrinks" if rule == "vanishing" else "grows"
+    change = "smaller" if rule == "vanishing" else "larger"
     ends = (_size(now[near]), other.module or ROOT, _size(now[far]), tap.module or ROOT)
     text = Since(
-        f"the {KIND_WORDS[stack.kind]} {verb} by {abs(fall):.0f} decades over {layers} layers, "
-        f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]},",
+        f"the {KIND_WORDS[stack.kind]} gets 10^{abs(fall):.0f} times {change} over {layers} layers: "
+        f"{ends[0]} in {ends[1]}, {ends[2]} in {ends[3]},",
         older=not (begun or window.starts_run),
     )
     level = float(window.columns.size[-1, place])

@@ -15,7 +15,7 @@ from hookcore.findings.losses import HIGH, Losses, main_losses, never_fell, not_
 from hookcore.findings.rules import RuleName
 from hookcore.findings.times import rates_of, recent
 from hookcore.records import Kind, Tap
-from hookcore.records.vocabulary import OWN, RAW_NORM, counted, loss_rank, losses_among
+from hookcore.records.vocabulary import OWN, RAW_NORM, counted, loss_rank, losses_among, titled
 from hookcore.store import Latest, Series, Store
 
 # The key figures of a run.
@@ -260,16 +260,18 @@ def _of(losses: Losses, series: Series) -> Course:
     if since is not None:
         fine = series.mean[np.isfinite(series.mean)]
         newest = float(fine[-1]) if len(fine) else float("nan")
-        return Course("broken", f"{name} has been NaN or infinite since step {since:,}", name, newest, since_step=since)
+        return Course(
+            "broken", f"{titled(name)} has been NaN or infinite since step {since:,}", name, newest, since_step=since
+        )
     values = series.mean[np.isfinite(series.mean)]
     logged = int(series.present.sum())
     if logged < MIN_LOGGED or len(values) < MIN_LOGGED:
-        return Course("unknown", f"{counted(logged, 'value')} of {name}, {MIN_LOGGED} needed", name)
+        return Course("unknown", f"{counted(logged, 'value')} of {titled(name)}, {MIN_LOGGED} needed", name)
     if values.min() < 0 < values.max():
-        return Course("unknown", f"{name} changes its sign, so its size doesn't show what is learned", name)
+        return Course("unknown", f"{titled(name)} changes its sign, so its size doesn't show what is learned", name)
     course = _by_values(series, values)
     if course.word == "learning" and (sizes := never_fell(losses.store, series)) is not None:
-        return replace(course, word="flat", reason=f"{name} {not_fallen(series, sizes)}")
+        return replace(course, word="flat", reason=f"{titled(name)} {not_fallen(series, sizes)}")
     if course.word == "diverging" and values.min() < 0:
         reason = f"{course.reason}, which may be normal for a loss below zero"
         return replace(course, word="unknown", reason=reason)
@@ -291,17 +293,15 @@ def _by_values(series: Series, values: Floats) -> Course:
     begun = int(series.first_step[min(len(series.first_step) - 1, at * len(values) // len(parts))])
     from_step, to_step = int(series.first_step[0]), int(series.last_step[-1])
     about = series.name, first, newest, lowest
-    steps = counted(to_step - from_step + 1, "step") + _smoothing(float(values[-1]), newest)
+    loss, steps = titled(series.name), counted(to_step - from_step + 1, "step") + _smoothing(float(values[-1]), newest)
     if newest - max(first, early) > max(least, (_ROSE - 1) * abs(early)):
-        return Course("diverging", f"{series.name} rose from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
+        return Course("diverging", f"{loss} rose from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
     if first - lowest > least and newest - lowest > max(_AGAIN * (first - lowest), least):
         reason = (
-            f"{series.name} fell from {first:.3g} to {lowest:.3g} until about step {begun:,}, and rose to {newest:.3g}"
+            f"{loss} fell from {first:.3g} to {lowest:.3g} until about step {begun:,}, and rose to {newest:.3g}"
             f"{_smoothing(float(values[-1]), newest)}"
         )
         return Course("diverging", reason, *about, begun)
     if first - newest > noise or (early - newest > least and first - newest > _LEAST * abs(first)):
-        return Course("learning", f"{series.name} fell from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
-    return Course(
-        "flat", f"{series.name} was {first:.3g} at first, and is {newest:.3g} after {steps}", *about, from_step
-    )
+        return Course("learning", f"{loss} fell from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
+    return Course("flat", f"{loss} was {first:.3g} at first, and is {newest:.3g} after {steps}", *about, from_step)

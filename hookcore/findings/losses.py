@@ -15,7 +15,7 @@ from hookcore.findings.finding import SPARK, WARM_UP, Finding
 from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records import Severity
-from hookcore.records.vocabulary import counted, is_found_loss, is_loss, is_rate, loss_rank
+from hookcore.records.vocabulary import counted, is_found_loss, is_loss, is_rate, loss_rank, titled
 from hookcore.store import Series, Store, TapList
 from hookcore.store.incidents import since_words
 
@@ -124,7 +124,7 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
         )
         if problem is not None:
             value, usual, since, unseen, message = problem
-            text = f"{series.name} {message}"
+            text = f"{titled(series.name)} {message}"
             return [of_training("loss", taps, series, (value, usual), since, text, unseen=unseen)]
     return []
 
@@ -263,7 +263,7 @@ def _overfit(losses: Losses, series: Series, train: Series, taps: TapList) -> Fi
     if not len(before) or not np.median(after) < limits["falls"] * np.median(before):
         return None
     rose = f"was lowest at step {int(at[best])}, at {low:.3g}, and rose to {now:.3g} by step {int(at[-1])}"
-    text = f"{rose}, while {train.name} kept falling"
+    text = f"{rose}, while {titled(train.name)} kept falling"
     return _stalled("overfit", series, taps, (now, low), int(at[best]), text)
 
 
@@ -276,7 +276,7 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _stalled(
     rule: RuleName, series: Series, taps: TapList, sizes: tuple[float, float], since: int, text: str
 ) -> Finding:
-    return of_training(rule, taps, series, sizes, since, f"{series.name} {text}")
+    return of_training(rule, taps, series, sizes, since, f"{titled(series.name)} {text}")
 
 
 RULE: Final[RuleName] = "loss-spike"
@@ -348,7 +348,7 @@ def _spike(
     times = f", {peak / usual:,.3g} times its usual {usual:.3g}" if usual > 0 else f" instead of its usual {usual:.3g}"
     when = f"at step {since}" if since == until else f"between steps {since} and {until}"
     end = "" if is_back else ", and hadn't recovered by then"
-    text = f"{now.name} jumped to {peak:.3g} {when}{times}{end}"
+    text = f"{titled(now.name)} jumped to {peak:.3g} {when}{times}{end}"
     return of_training(RULE, taps, now, sizes, since, text, severity=severity, until=until)
 
 
@@ -433,7 +433,7 @@ def find_rate(losses: Losses, taps: TapList, diverged: bool) -> list[Finding]:
         return []
     growth = growth_of(losses, main)
     if growth is not None:
-        text = f"the learning rate is too high: {main.name} {growth.words}"
+        text = f"the learning rate is too high: {titled(main.name)} {growth.words}"
         severity: Severity = "error" if growth.lasts else "warning"
         if not growth.lasts:
             text += ", and never fell below its first values"
@@ -526,7 +526,8 @@ def _of_updates(losses: Losses, main: Series, taps: TapList) -> list[Finding]:
     """Judge a loss that hasn't fallen by how much the weights change."""
     store = losses.store
     updates, first, newest = Updates.of(store, taps), int(main.first_step[0]), float(np.median(main.mean[-8:]))
-    flat = f"{main.name} hasn't fallen since step {first:,} ({Losses.first_of(main):.3g} at first, {newest:.3g} now)"
+    now = f"{Losses.first_of(main):.3g} at first, {newest:.3g} now"
+    flat = f"{titled(main.name)} hasn't fallen since step {first:,} ({now})"
     shares = updates.share[-_MEASURED:]
     if len(shares) < _MEASURED:
         return []

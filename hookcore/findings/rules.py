@@ -329,8 +329,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Vanishing",
                 "A gradient is far below its usual value, or it is shrinking and tiny compared with those of the other "
                 "layers. If all gradients fell by about the same factor, as at the end of a training, it is a note. "
-                "The rule also finds, from the first steps, gradients or activations that fade by 5 decades over the "
-                "depth of the model, and gradients that drop by as much at one layer.",
+                "The rule also finds, from the first steps, gradients or activations that get 100,000 times smaller "
+                "over the depth of the model, and gradients that drop by as much at one layer.",
             ),
             _rule(
                 "no-gradient",

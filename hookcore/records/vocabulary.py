@@ -171,6 +171,11 @@ def is_found_loss(name: str) -> bool:
     return name.startswith(FOUND_LOSS)
 
 
+def titled(name: str) -> str:
+    """Return what people read in place of a scalar's name: `loss` for what `backward()` was called on."""
+    return name.removeprefix("backward/") if is_found_loss(name) else name
+
+
 def losses_among(names: Iterable[str]) -> list[str]:
     """Return the scalars that one chart of the training loss shows: the likeliest, and those of further optimizers."""
     every = list(names)

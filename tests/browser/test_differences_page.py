@@ -12,7 +12,7 @@ from .conftest import Open, Paths
 def test_the_comparison_uses_the_steps_of_the_previous_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["overview"] + "?step=25")
-        link = tab.page.get_by_role("link", name="What is different here?")
+        link = tab.page.get_by_role("link", name="What changed here?")
         expect(link).to_have_attribute("href", re.compile(r"/flow/changes\?step=25$"))
         tab.page.get_by_role("button", name="Clear step").click()
         expect(link).to_be_hidden()

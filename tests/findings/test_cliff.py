@@ -57,7 +57,7 @@ def test_the_last_layer_before_the_cut_is_named_in_the_first_steps() -> None:
     for more in (0, 1, 4):  # more than eight layers are also compared as a stack
         (found,) = vanishing(net(1e-7, more))
         assert (found.module, found.severity, found.since_step, found.downstream) == ("2", "warning", 0, 1)
-        assert "in 2 is 7 decades below that in 4" in found.message
+        assert "in 2 is 10^7 times smaller than that in 4" in found.message
 
 
 def test_a_smaller_fall_and_a_fall_to_zero_are_not_cliffs() -> None:

@@ -298,7 +298,7 @@ def test_a_part_of_the_page_comes_without_its_frame(client: TestClient) -> None:
 def test_the_key_figures_and_findings_are_rendered_before_any_script(client: TestClient) -> None:
     words = _words(client, "/runs/one")
     assert "Modules captured 2 of 3 modules" in words  # net.1 has values, although its coverage was not reported
-    assert "Non-finite layers 1 first: net.1" in words
+    assert "Layers with NaN/Inf 1 first: net.1" in words
     assert re.search(r"error: net\.1 ReLU NaN or infinity ?: .+ since step 3", words)
 
 

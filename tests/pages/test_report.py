@@ -321,7 +321,7 @@ def test_a_report_of_some_steps_has_no_numbers_or_incidents_of_others() -> None:
     assert "UTC" not in summary
     assert "59" not in summary
     assert "loss 0.03226 at step 30" in before  # 1 / 31
-    assert "Non-finite 0 modules" in before
+    assert "NaN/Inf 0 modules" in before
     assert "None of the incidents that are in memory touches step 30." in before
     assert "steps 10 to 40" in before  # of the charts
     assert "Step 30, layer by layer" in before

@@ -40,6 +40,7 @@ from hookcore.records.vocabulary import (
     TOKENS_RATE,
     counted,
     loss_rank,
+    titled,
 )
 
 from ...analysis.cost import cost_of, run_rates
@@ -309,10 +310,10 @@ def _loss(figures: KeyFigures, span: Span | None) -> Tile:
     loss = figures.loss
     if loss is None:
         name = figures.loss_name
-        return Tile("loss", name or "Loss", "-", _unknown("not logged", span) if name else _NO_LOSS)
+        return Tile("loss", titled(name or "Loss"), "-", _unknown("not logged", span) if name else _NO_LOSS)
     others = [f"{each.name.removeprefix(FOUND_LOSS).strip()}: {shown(each.value)}" for each in figures.losses[1:]]
     about = ", ".join(filter(None, (*others, about_reading(loss, span))))
-    return _number(Tile("loss", loss.name, "", about), loss.value)
+    return _number(Tile("loss", titled(loss.name), "", about), loss.value)
 
 
 def _norm(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
@@ -338,7 +339,7 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, 
         which,
         f"{which.capitalize()} gradient (RMS)",
         "-",
-        "all non-finite" if figures.gradient_norm else _no_gradients(figures, span),
+        "all NaN/Inf" if figures.gradient_norm else _no_gradients(figures, span),
         help="The root mean square (RMS) of one gradient: its norm, divided by the square root of its size.",
     )
     if found is None or found.tap is None:
@@ -368,7 +369,7 @@ def _older(reading: Reading | None, span: Span | None) -> str:
 def _nonfinite(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
     found, held = figures.nonfinite_modules, span is not None and span.held
     address = address_of(run, "flow", f="is:nan") if found else address_of(run, "flow")
-    title = "Non-finite layers"
+    title = "Layers with NaN/Inf"
     if held and not figures.seen:
         return Tile("nonfinite", title, "-", _unknown("not captured", span), address)
     detail = ""

@@ -63,6 +63,11 @@ export function stepWords(first, last) {
   return first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;
 }
 
+/** What people read in place of a scalar's name: `loss` for what backward() was called on. @param {string} name */
+export function titled(name) {
+  return name.startsWith("backward/loss") ? name.slice("backward/".length) : name;
+}
+
 /** A share; a small one that is not zero does not look like zero. @param {number | null | undefined} share */
 export function percent(share) {
   if (share === null || share === undefined) return "-";

@@ -188,7 +188,7 @@ _QUIET: Final[dict[str, Any]] = {"server": None, "keep": None, "bridge": None, "
 # What a row says, the two ways whose difference it is, and whether it is the time of the training's thread.
 COST_PARTS: Final = (
     ("clock: counts steps, also while paused", "paused", "untouched", True),
-    ("loss, look for NaN, batch kept for a capsule", "followed", "paused", True),
+    ("loss, look for NaN, batch kept for a saved step", "followed", "paused", True),
     ("capturing: hooks, and all stats but histograms", "moments", "followed", True),
     ("histograms", "captured", "moments", True),
     ("its thread, for a step that isn't captured", "followed", "untouched", False),

@@ -3,7 +3,7 @@ import { get, NoAnswer } from "../api.js";
 import { byId, write } from "../dom.js";
 import { layerOf } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { count } from "../format.js";
+import { count, titled } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { MAX_LIVE_ROWS } from "../limits.js";
 import { Curve, lineOf } from "../live/curve.js";
@@ -243,7 +243,7 @@ export class ScalarChart {
     const drawn = this.names.filter((name) => this.curves.get(name)?.length);
     if (!drawn.length) return this.chart.say(`${this.title} was not logged in these steps`);
     this.chart.show(
-      drawn.map((name) => this.#curveOf(name).line(name)),
+      drawn.map((name) => this.#curveOf(name).line(titled(name))),
       this.title,
     );
     for (const name of drawn) {
@@ -254,7 +254,7 @@ export class ScalarChart {
 }
 
 /** @param {readonly string[]} names */
-const titleOf = (names) => names.join(", ");
+const titleOf = (names) => names.map(titled).join(", ");
 
 /** @param {{name: string}} each */
 const nameOf = ({ name }) => name;

@@ -3,6 +3,7 @@
 import { listenToSeen } from "../alerts/controls.js";
 import { byId } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
+import { titled } from "../format.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
 import { ModelPicture, ScalarChart } from "../overview/charts.js";
 import { create, start } from "../page.js";
@@ -47,7 +48,7 @@ function showNewest(name, value) {
   const title = document.querySelector("#figure-loss dt")?.textContent;
   const cards = [
     document.querySelector(`#scalars [id="scalar-${CSS.escape(name)}"]`),
-    title === name ? byId("figure-loss") : null,
+    title === titled(name) ? byId("figure-loss") : null,
   ];
   for (const card of cards) {
     const data = card?.querySelector("data");
