@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from hookcore.records import Failure, Tap
 from hookcore.records.wire import encode
@@ -105,7 +105,7 @@ def test_a_sweep_fits_into_the_card_of_the_list_and_more_columns_scroll_next_to_
         tab.goto(f"?columns={','.join(config)},tags,group,notes,loss,steps,state")
         assert page.evaluate(LIST)["wider"] > 0
         page.locator("[data-part=list]").evaluate("(list) => list.scrollTo(9999, 0)")
-        for each in ("thead .name", "tbody .name a", "tbody [data-do=edit]"):
+        for each in ("thead .name", "tbody .name a", "tbody .row-menu summary"):
             expect(page.locator(each).first).to_be_in_viewport(ratio=1)
     server.stop()
 
@@ -165,10 +165,16 @@ def small_site(empty_site: Site) -> Site:
     return empty_site
 
 
+def act(page: Page, what: str, run: str) -> None:
+    """Choose an action from the menu of a run."""
+    page.get_by_label(f"Actions of {run}", exact=True).click()
+    page.get_by_role("button", name=f"{what} {run}", exact=True).click()
+
+
 def test_a_run_is_renamed_and_annotated(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")
-        tab.page.get_by_role("button", name="Edit first").click()
+        act(tab.page, "Edit", "first")
         name = tab.page.get_by_role("textbox", name="Name", exact=True)
         expect(name).to_be_focused()
         name.fill("<b>better</b>")
@@ -184,7 +190,7 @@ def test_a_run_is_renamed_and_annotated(browser: Browser, small_site: Site) -> N
         tab.page.get_by_role("link", name="sweep", exact=True).click()  # finds all runs with the tag
         expect(tab.page.locator("tr[data-run]")).to_have_count(1)
         expect(tab.page.locator("#search")).to_have_value('tag:"sweep"')
-        tab.page.get_by_role("button", name="Edit <b>better</b>").click()
+        act(tab.page, "Edit", "<b>better</b>")
         tab.page.keyboard.press("Escape")
         expect(tab.page.get_by_role("link", name="<b>better</b>")).to_be_visible()
 
@@ -194,14 +200,14 @@ def test_a_deleted_run_can_be_restored_and_is_otherwise_removed(browser: Browser
         tab.goto("")
         row, selected = tab.page.locator("tr[data-name='first']"), tab.page.get_by_role("button", name="Archive 1")
         tab.page.get_by_role("checkbox", name="Select first").check()
-        tab.page.get_by_role("button", name="Delete first").click()
+        act(tab.page, "Delete", "first")
         expect(row).to_be_hidden()
         expect(selected).to_be_hidden()
         assert small_site.get("runs")["total"] == 1
         tab.page.get_by_role("button", name="Undo").click()
         expect(row).to_be_visible()
         expect(selected).to_be_visible()
-        tab.page.get_by_role("button", name="Delete first").click()
+        act(tab.page, "Delete", "first")
         tab.page.locator(".toast").get_by_role("button", name="Close").click()
         expect(tab.page.locator("main")).to_contain_text("No runs yet")
         assert small_site.get("runs")["total"] == 0
@@ -349,7 +355,7 @@ def test_an_invalid_query_is_reported_next_to_the_box(visit: Open) -> None:
 def test_a_deleted_run_is_removed_when_the_page_is_closed(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")
-        tab.page.get_by_role("button", name="Delete first").click()
+        act(tab.page, "Delete", "first")
         expect(tab.page.locator("tr[data-name='first']")).to_be_hidden()
         tab.goto("help")
         tab.page.wait_for_function("async () => (await (await fetch('api/v1/runs')).json()).total === 0")

@@ -47,11 +47,26 @@ def listed(world: World, **query: Any) -> list[str]:
 
 
 def test_values_that_differ_between_runs_are_shown_by_default(world: World) -> None:
-    assert names(world) == ["lr", "seed", "act", "x,y", "tags"]  # the third has no configuration
+    assert names(world) == ["tags", "lr", "seed", "act", "x,y"]  # the third has no configuration
     world.runs.remove("three")
     world.runs.remove("one")
     assert names(world) == ["lr", "seed", "act"]  # nothing differs in a single run, so all its values are shown
     assert not columns(world).chosen
+
+
+def test_a_column_shows_by_itself_if_a_third_of_the_listed_runs_have_it_and_tags_follow_the_name(world: World) -> None:
+    for number in range(4):
+        open_run(world.runs, f"more-{number}", config={"lr": number, "rare": number} if number < 2 else {"lr": number})
+    assert names(world) == ["tags", "lr"]  # 2 of 7 runs have `rare`, and 2 have `seed`; a single run has tags
+    text = world.client.get("/").text
+    headings = re.findall(r'data-sort="-?(\w+)"', text)
+    assert headings.index("tags") == headings.index("name") + 1
+    assert [
+        column.name for column in columns_of((), [Traits(run) for run in world.runs.all() if "more" in run.id]).shown
+    ] == [
+        "lr",
+        "rare",
+    ]
 
 
 def test_chosen_columns_come_in_the_order_of_the_address_and_commas_in_names_are_not_separators(world: World) -> None:

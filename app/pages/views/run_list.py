@@ -204,6 +204,7 @@ NONE: Final = "-"  # as the choice: no columns
 AUTO: Final = "*"  # those that show by themselves, whatever the reader's browser remembers
 MAX_COLUMNS: Final = 20
 MAX_BY_THEMSELVES: Final = 5  # of the configuration
+LEAST_USED: Final = 1 / 3  # of the listed runs, for a column that shows by itself
 MAX_CHOICES: Final = 300
 TAGS: Final = "tags"
 ABOUT: Final[dict[str, Callable[[Traits], Value]]] = {
@@ -252,9 +253,14 @@ class ListColumns:
 
     @property
     def after(self) -> Mapping[str, Sequence[Column]]:
-        """The shown columns by the column that they follow: numbers are near the loss, last words near the end."""
-        many = max((place for place, column in enumerate(self.shown, 1) if column.kind != "about"), default=0)
-        return defaultdict(list, {"loss": list(self.shown[:many]), "started": list(self.shown[many:])})
+        """The shown columns by the column that they follow: numbers are near the loss, last words near the end.
+
+        Tags that show by themselves, or come first, follow the name: many columns must not push them out of sight.
+        """
+        first = [column for column in self.shown[:1] if column.name == TAGS]
+        rest = self.shown[len(first) :]
+        many = max((place for place, column in enumerate(rest, 1) if column.kind != "about"), default=0)
+        return defaultdict(list, {"name": first, "loss": list(rest[:many]), "started": list(rest[many:])})
 
     @property
     def names(self) -> set[str]:
@@ -330,10 +336,21 @@ def _known(runs: Sequence[Traits]) -> dict[str, Column]:
 
 def _by_themselves(every: Sequence[Column], runs: Sequence[Traits]) -> list[Column]:
     about = [column for column in every if column.kind == "about" and any(ABOUT[column.name](run) for run in runs)]
-    config = [column for column in every if column.kind == "config"]
-    telling = config or [column for column in every if column.name in _TELLING]
+    tags = [column for column in about if column.name == TAGS]
+    about = [column for column in about if column.name != TAGS and _is_used(column, runs)]
+    config = [column for column in every if column.kind == "config" and _is_used(column, runs)]
+    telling = config or [column for column in every if column.name in _TELLING and _is_used(column, runs)]
     differing = [column for column in telling if _differs(column, runs)] or telling
-    return differing[:MAX_BY_THEMSELVES] + about
+    return [*tags, *differing[:MAX_BY_THEMSELVES], *about]
+
+
+def _is_used(column: Column, runs: Sequence[Traits]) -> bool:
+    """Return whether enough of the listed runs have a value: columns that are mostly empty push others out of sight."""
+    if column.kind == "about":
+        having = sum(bool(ABOUT[column.name](run)) for run in runs)
+    else:
+        having = sum(column.name in _values_of(run, column.kind) for run in runs)
+    return having >= len(runs) * LEAST_USED
 
 
 def _differs(column: Column, runs: Sequence[Traits]) -> bool:

@@ -122,7 +122,14 @@ function start(body) {
     const target = /** @type {HTMLElement} */ (event.target);
     const button = target.closest("[data-do]");
     const row = /** @type {HTMLElement | null} */ (button?.closest("tr") ?? null);
+    const menu = target.closest(".row-menu");
+    for (const other of /** @type {NodeListOf<HTMLDetailsElement>} */ (body.querySelectorAll(".row-menu[open]")))
+      if (other !== menu || button) other.open = false;
     if (row && button?.getAttribute("data-do") === "edit") edit(row, refresh);
+    if (row && button?.getAttribute("data-do") === "archive") {
+      const { run = "", name = "" } = row.dataset;
+      archive([{ run, name }], !("archived" in row.dataset), refresh);
+    }
     if (row && button?.getAttribute("data-do") === "delete") {
       const next = row.nextElementSibling ?? row.previousElementSibling;
       remove([{ run: row.dataset.run ?? "", name: row.dataset.name ?? "" }], gone, show, refresh);

@@ -27,7 +27,7 @@ export async function edit(row, refresh) {
   const end = () => {
     delete row.dataset.editing;
     cell.replaceChildren(...before);
-    /** @type {HTMLElement | null} */ (row.querySelector("[data-do=edit]"))?.focus();
+    /** @type {HTMLElement | null} */ (row.querySelector(".row-menu summary"))?.focus();
     refresh();
   };
   const save = async (/** @type {Event} */ event) => {
