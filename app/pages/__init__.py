@@ -7,9 +7,9 @@ from .compare import ComparePage, DifferencesPage
 from .frame import compile_templates
 from .home import BoardPage, MetricsPage, RunsPage
 from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage
-from .overview import CapturePage, HooksPage, OverviewPage, RulesPage, SystemPage, TimelinePage
+from .overview import CapturePage, HooksPage, OverviewPage, SystemPage, TimelinePage
 from .page import router_of
-from .problems import EventsPage, IncidentPage
+from .problems import EventsPage, IncidentPage, RulesPage
 from .ranks import RanksPage
 from .settings import HelpPage, SettingsPage
 from .tensors import MediaPage, TensorsPage

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
 from hookcore.config import LIVE
-from hookcore.findings import key_figures_of
+from hookcore.findings import KeyFigures, key_figures_of
 from hookcore.reading import Reader, answers
 from hookcore.records import KINDS, Coverage, HookRecord, Kind
 from hookcore.records.vocabulary import MACHINE_LABEL, found_words, losses_among
@@ -38,11 +38,10 @@ from ..analysis.modules import (
 from ..formats import script_json
 from ..runs import Run
 from ..runs.answering import tap_list
-from ..runs.edits import rules_of
 from .frame import address_of, no_change_words
 from .page import FindText, PartsPage, RowNumber, RunPage, Short, TablePage
 from .settings import share_of
-from .views.events import all_lines, every_event, finding_lines, incident_lines
+from .views.events import every_event, finding_lines, incident_lines
 from .views.incident import capsules_of
 from .views.layer import nearest_sampled, note_of, nothing_in, values_of
 from .views.overview import (
@@ -61,7 +60,6 @@ from .views.timeline import timeline_view
 # The page Overview: a summary of the run and every layer's newest values. Its parts can be requested alone.
 
 ROWS: Final = 50  # of the table on one page
-NEWS: Final = 6
 ALERTS: Final = 8
 MAX_UNCAPTURED: Final = 100
 FIRST_POINTS: Final = 500  # of the line that comes with the page
@@ -99,7 +97,7 @@ class OverviewPage(RunPage):
     """A summary of the run, and every layer's newest values. Empty form fields are ignored."""
 
     name = "overview"
-    parts = ("figures", "findings", "scalars", "news", "values")
+    parts = ("figures", "findings", "tiles", "scalars", "values")
 
     f: FindText = ""
     match: Annotated[str, Query(max_length=1000, description="a glob on the module's path")] = ""
@@ -149,20 +147,27 @@ class OverviewPage(RunPage):
         """The scalars in the large chart."""
         return [self.scalar] if self.scalar else self._usual_scalars
 
-    def part_figures(self) -> dict[str, Any]:
+    @cached_property
+    def key_figures(self) -> KeyFigures:
+        return key_figures_of(self.run.store, *self.values_in, is_live=self.run.state == "live")
+
+    def part_tiles(self) -> dict[str, Any]:
         """Return the key figures."""
-        run, figures = self.run, key_figures_of(self.run.store, *self.values_in, is_live=self.run.state == "live")
+        return {"tiles": tiles_of(self.run, self.key_figures, self.span)}
+
+    def part_figures(self) -> dict[str, Any]:
+        """Return how far the run is, and its verdict."""
+        run = self.run
         return {
-            "tiles": tiles_of(run, figures, self.span),
             "progress": progress_of(run),
             "course": run.findings.course() if self.span is None or not self.span.held else None,
             "labels": {name: text for name, text in run.labels.items() if not name.startswith(MACHINE_LABEL)},
             "machine": summary_of(run, *self.values_in),
-            "empty": why_empty(run, figures, self.span),
+            "empty": why_empty(run, self.key_figures, self.span),
         }
 
     def part_findings(self) -> dict[str, Any]:
-        """Return the worst findings."""
+        """Return the worst problems."""
         listed, alerts, notes = shown_alerts(self.run, self.span, ALERTS, capsules_of(self.request, self.run))
         first, last = self.values_in
         found = finding_lines(self.run) if last is None else incident_lines(self.run, first, last)
@@ -182,11 +187,6 @@ class OverviewPage(RunPage):
         lines, total = self._scalar_lines
         chosen = {"usual_scalars": json.dumps(self._usual_scalars), "chosen_scalars": self._chosen_scalars}
         return {"scalar_lines": lines, "scalars_total": total, **chosen}
-
-    def part_news(self) -> dict[str, Any]:
-        """Return the newest findings and events."""
-        lines = all_lines(self.run, *self.listed_in)
-        return {"news": lines[:NEWS], "events_total": len(lines)}
 
     def part_values(self) -> dict[str, Any]:
         """Return the table of the newest values."""
@@ -353,24 +353,6 @@ class CapturePage(RunPage):
     def part_reasons(self) -> dict[str, Any]:
         """Return why modules are not captured."""
         return {"modules": len(self.coverage), "reasons": reasons_of(self.coverage)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RulesPage(RunPage):
-    """The rules: what each looks for, with its numbers."""
-
-    name = "rules"
-    parts = ("rules",)
-
-    def part_rules(self) -> dict[str, Any]:
-        """Return the rules with their thresholds."""
-        rules = rules_of(self.run)
-        return {
-            "run_rules": rules.rules,
-            "own_rules": rules.own,
-            "changed_rules": self.run.rules,
-            "no_change_words": no_change_words(self.run),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

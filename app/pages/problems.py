@@ -1,7 +1,9 @@
-"""The pages Problems and Incident: findings and events, filtered and over steps, and one problem with its cause."""
+"""The pages Problems, Incident, and Rules: findings and events, one problem with its cause, and the rules."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
@@ -12,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from hookcore.config.patterns import literal
-from hookcore.reading.answers import Mute
+from hookcore.findings import RULES, SENTENCES, THRESHOLDS, Finding, examine_with, read_choices
+from hookcore.reading.answers import Mute, RunRule, Threshold
 from hookcore.records import SEVERITIES, Tap
 from hookcore.records.vocabulary import counted
 from hookcore.store.incidents import Incident
@@ -20,8 +23,8 @@ from hookcore.store.incidents import Incident
 from ..analysis.modules import finder_of
 from ..analysis.numerals import title_of_rule
 from ..runs import Run
-from ..runs.edits import mutes_of
-from .frame import address_of
+from ..runs.edits import mutes_of, rules_of
+from .frame import address_of, no_change_words
 from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
 from .views.events import FINDING, Filter, Line, all_lines, incident_of, markdown_of, names_of, provenance_of
 from .views.incident import (
@@ -256,3 +259,97 @@ class IncidentPage(RunPage):
 
     def _layer_of(self, tap: Tap, step: int) -> str:
         return layer_address(self.run, tap, step)
+
+
+# The page Rules: what each rule looks for, as a sentence with its numbers, what it has found, and what it would find.
+
+RuleState = Literal["found", "fine", "nothing", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleLine:
+    """A rule of the run: its sentence with fields for the numbers, its state, and the address of what it found."""
+
+    rule: RunRule
+    pieces: tuple[str | Threshold, ...]  # of the sentence
+    state: RuleState
+    words: str  # of the state
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a rule would find with other numbers."""
+
+    rule: str
+    numbers: Mapping[str, str]  # as they were entered
+    problem: str = ""  # with them
+    before: int = 0
+    found: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesPage(RunPage):
+    """The rules, those that found something first."""
+
+    name = "rules"
+    parts = ("rules", "preview")
+
+    rule: Annotated[
+        str, Query(max_length=100, description="the rule whose numbers are tried; they are named as is")
+    ] = ""
+
+    def part_rules(self) -> dict[str, Any]:
+        """Return the rules by their state."""
+        rules = rules_of(self.run)
+        lines = [self._line(each, found) for each, found in zip(rules.rules, self._found(rules.rules), strict=True)]
+        groups: dict[RuleState, list[RuleLine]] = {"found": [], "fine": [], "nothing": [], "off": []}
+        for line in lines:
+            groups[line.state].append(line)
+        return {
+            "groups": groups,
+            "own_rules": rules.own,
+            "changed_rules": self.run.rules,
+            "no_change_words": no_change_words(self.run),
+        }
+
+    def part_preview(self) -> dict[str, Any]:
+        """Return what the rule in the address would find."""
+        return {"preview": self._preview() if self.rule in THRESHOLDS else None}
+
+    def _found(self, rules: Sequence[RunRule]) -> list[list[Line]]:
+        """Return the findings and incidents of each rule."""
+        by_rule: dict[str, list[Line]] = {each.name: [] for each in rules}
+        for line in all_lines(self.run):
+            if not line.is_event:
+                by_rule.get(line.name, []).append(line)
+        return list(by_rule.values())
+
+    def _line(self, rule: RunRule, found: list[Line]) -> RuleLine:
+        if not rule.on:
+            state: RuleState = "off"
+            words = "Off."
+        elif found:
+            first = min(line.step for line in found)
+            state, words = "found", f"Found {counted(len(found), 'problem')}, the first one since step {first:,}."
+        elif rule.needs:
+            state, words = "nothing", f"No data: it needs {rule.needs}."
+        elif rule.looks_at is None:
+            state, words = "fine", "Fine. The trainer checks it."
+        else:
+            state, words = "fine", f"Fine. Checks {rule.looks_at:,} of this run's tensors or logged values."
+        named = {each.name: each for each in rule.thresholds}
+        split = re.split(r"\{(\w+)\}", SENTENCES.get(rule.name, RULES[rule.name].help))  # type: ignore[index]
+        pieces = tuple(named[part] if place % 2 else part for place, part in enumerate(split))
+        return RuleLine(rule, pieces, state, words, address_of(self.run, "events", name=rule.name))
+
+    def _preview(self) -> Preview:
+        given, thresholds = self.request.query_params, THRESHOLDS[self.rule]
+        numbers = {each.name: given.get(each.name, f"{each.default:g}") for each in thresholds}
+        try:
+            chosen = read_choices({self.rule: {name: float(text) for name, text in numbers.items()}}, self.run.rules)
+        except ValueError as error:  # also ArgumentError
+            return Preview(self.rule, numbers, str(error))
+        before = sum(each.rule == self.rule for each in self.run.findings.current())
+        after = examine_with(self.run.store, chosen).findings
+        return Preview(self.rule, numbers, "", before, tuple(each for each in after if each.rule == self.rule))

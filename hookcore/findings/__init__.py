@@ -19,19 +19,20 @@ from hookcore.findings.follower import (
 )
 from hookcore.findings.keyfigures import Course
 from hookcore.findings.ranking import FindingsCache
-from hookcore.findings.rules import THRESHOLDS, Rule, RuleName
+from hookcore.findings.rules import SENTENCES, THRESHOLDS, Rule, RuleName
 from hookcore.findings.scope import ScopeOfRule, reach_of, without_data
 
 from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
-from .ranking import Diagnosis, examine, findings_of
+from .ranking import Diagnosis, examine, examine_with, findings_of
 from .rules import RULES, limits_of
 from .scope import Scope, Unjudged
 
 __all__ = [
     "FOLLOWED",
     "RULES",
+    "SENTENCES",
     "THRESHOLDS",
     "Choices",
     "Course",
@@ -50,6 +51,7 @@ __all__ = [
     "changes_in",
     "chosen_in",
     "examine",
+    "examine_with",
     "findings_of",
     "follow",
     "key_figures_of",

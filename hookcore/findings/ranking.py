@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -150,6 +151,13 @@ def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
     inputs = RuleInputs() if inputs is None else inputs
     found, taps = _ranked(settle(store, findings_of(store, inputs))), store.taps()
     return Diagnosis(found, scope_of(store, taps, inputs.sizes, found), course_of(store, found))
+
+
+def examine_with(store: Store, chosen: Mapping[str, Mapping[str, float] | bool]) -> Diagnosis:
+    """Return what the rules would find now with other thresholds. Nothing changes."""
+    other = copy.copy(store)
+    other.choose(chosen)
+    return examine(other)
 
 
 def findings_of(

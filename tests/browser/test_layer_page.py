@@ -184,7 +184,7 @@ def test_a_non_finite_layer_shows_its_alert_and_since_when(visit: Open, paths: P
     with visit() as tab:
         tab.goto(paths("bad")["layer"])
         expect(tab.page.locator("#alerts-here li").first).to_contain_text("step 40")
-        expect(tab.page.locator("#values tbody tr").first).to_contain_text("non-finite")
+        expect(tab.page.locator("#values tbody tr").first).to_contain_text("NaN/Inf")
 
 
 def test_the_distributions_are_drawn_when_they_become_visible(visit: Open, paths: Paths) -> None:

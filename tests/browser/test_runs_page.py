@@ -39,7 +39,7 @@ def test_the_page_of_a_run_that_has_not_arrived_yet_opens_by_itself(browser: Bro
         batch = encode(make_batch(make_info("to-come"), [0, 1]))
         urllib.request.urlopen(urllib.request.Request(f"{site.url}/api/v1/ingest", batch, BATCH)).close()
         expect(tab.page.locator("#status")).to_be_visible()
-        expect(tab.page.locator("main h1")).to_have_text("Hooks")
+        expect(tab.page.locator("main h1")).to_have_text("Coverage and settings")
 
 
 def test_typing_filters_the_list_and_changes_the_url(visit: Open) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +17,7 @@ from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.findings import (
     RULES,
+    SENTENCES,
     THRESHOLDS,
     RuleName,
     changed,
@@ -210,9 +212,35 @@ def test_the_pages_show_the_table(world: World) -> None:
     assert 'id="spike-factor" name="factor" type="number" step="any" min="1.1"' in page
     assert 'value="21"' in page
     assert "every value" not in page
-    assert '<span class="badge">no data</span>' in page
-    assert "This run has no data for this rule: it needs a probe with hookcore.probes.dead_channels." in page
+    assert "No data: it needs a probe with hookcore.probes.dead_channels." in page
     assert "times its usual value" in world.client.get("/help").text
+
+
+def test_the_sentence_of_a_rule_has_each_of_its_thresholds_once() -> None:
+    assert SENTENCES.keys() == THRESHOLDS.keys()
+    for rule, thresholds in THRESHOLDS.items():
+        named = re.findall(r"\{(\w+)\}", SENTENCES[rule])
+        assert sorted(named) == sorted(each.name for each in thresholds), rule
+
+
+def test_a_rule_is_tried_with_other_numbers_without_a_change(world: World) -> None:
+    run = open_run(world.runs, "jump")
+    for step in range(120):
+        new = (Tap("", "output"),) if not step else ()
+        append(run.store, step, [1.0], new, {"loss": 1.0 + step % 7 / 100 + 1.5 * (step == 100)})
+
+    def tried(query: str) -> str:
+        text = world.client.get(f"/runs/jump/capture/rules?part=preview&{query}").text
+        return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+    assert "This would find nothing in this run now." in tried("rule=loss-spike&factor=4")
+    assert "factor=1.0 is invalid for the rule spike" in tried("rule=spike&factor=1")
+    assert "could not convert" in tried("rule=spike&factor=x")
+    found = "This would find 1 problem in this run now; with the present numbers, none. loss jumped to 2.52 at"
+    assert found in tried("rule=loss-spike&factor=2")
+    assert run.store.rules == {}
+    page = world.client.get("/runs/jump/capture/rules?rule=loss-spike&factor=2").text
+    assert 0 < page.index('id="rule-loss-spike"') < page.index("This would find 1 problem"), "also without a script"
 
 
 def test_a_run_that_reports_unknown_rules_is_accepted_with_a_note() -> None:

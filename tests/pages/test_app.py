@@ -257,7 +257,8 @@ def test_the_page_shows_events_and_dropped_data(client: TestClient, store: Store
     store.append(frame(1, [_stats()]))
     text = client.get("/runs/one").text
     words = " ".join(re.sub(r"<[^>]*>", " ", text.replace("<wbr>", "")).split())
-    assert "Hook error error, step 3, 2 times net.1 : an output could not be read" in words
+    assert "Hook error : an output could not be read" in words
+    assert "Hook error 2 times" in " ".join(re.sub(r"<[^>]*>", " ", client.get("/runs/one/problems").text).split())
     assert "too late: 1" in words
 
 

@@ -25,13 +25,13 @@ new ModelPicture(page, byId("model"), new LayerNames(page));
 
 function startParts() {
   parts.follow(undefined, { held: true });
-  page.events.on("news", () => page.follow.paused || parts.soon(["figures", "findings", "news"]));
+  page.events.on("news", () => page.follow.paused || parts.soon(["figures", "findings", "tiles"]));
   // The header shows the new state at once, so the words about it mustn't wait, even if the page is held.
-  page.events.on("state", () => parts.promptly(["figures", "findings", "news"]));
+  page.events.on("state", () => parts.promptly(["figures", "findings", "tiles"]));
   page.state.on("scalars", () => parts.now(["scalars"]));
   page.state.on("scalar", () => parts.now(["scalars"]));
   for (const name of ["row", "f"]) page.state.on(name, () => parts.now(["values"]));
-  listenToSeen(page, () => parts.now(["findings", "news"]));
+  listenToSeen(page, () => parts.now(["findings"]));
   byId("scalars").addEventListener("renewed", () => chart.know(usualNames()));
   listenToLinks(page);
 }
