@@ -341,6 +341,15 @@ SENTENCES: Final[Mapping[str, str]] = {
         "The entropy of every head is below {entropy}, and was {least_entropy} at first, in {results} results of "
         "a probe."
     ),
+    "state-stays-zero": "A state of an optimizer is zero in {measured} measurements, although the gradient isn't.",
+    "second-moments": (
+        "Adam's second moments are {factor} times their usual size, or a share of {zero} of them is zero although the "
+        "gradients aren't, in {measured} measurements."
+    ),
+    "spike-precursor": (
+        "The update of a weight is {factor} times its usual size, up to {before} steps before the loss jumps, with "
+        "{least_steps} captured steps before."
+    ),
     "slow-data-loading": (
         "Waiting for data takes a share of {share} of the time of {steps} steps, and {least_s} seconds a step."
     ),

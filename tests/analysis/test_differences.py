@@ -306,7 +306,7 @@ def _page(client: Any, query: str) -> str:
 def test_the_page_shows_the_layers_of_the_steps_in_the_address(client: Any) -> None:
     page = _page(client, "?steps=40-49")
     assert "10 captured steps, 40 to 49" in page
-    layers = re.findall(r'<h3><a href="[^"]+">([^<]+)</a>', page)
+    layers = re.findall(r'<h3><a href="[^"]+"[^>]*>([^<]+)</a>', page)
     assert layers[0] == "b"
     assert page.count('class="inside-area" d="M') == len(layers)
     assert "loss" in page

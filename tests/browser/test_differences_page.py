@@ -35,7 +35,7 @@ def test_a_choice_is_sent_and_leads_to_the_layer(visit: Open, paths: Paths) -> N
         expect(tab.page).to_have_url(re.compile("kind=output"))
         expect(tab.page.locator("#range-chip")).to_contain_text("steps 40\u201350")
         articles = tab.page.locator(".different article")
-        expect(articles.first).to_contain_text("apart")
+        expect(articles.first).to_contain_text("changed")
         headings = " ".join(articles.locator("h3").all_inner_texts())
         assert set(re.findall(r"\bactivation(?: gradient)?\b", headings)) == {"activation"}
         name = articles.first.get_by_role("link")

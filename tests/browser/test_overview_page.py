@@ -30,15 +30,13 @@ DRAWN = """() => {
 }"""
 
 LATER = """before => {
-  const [, newest] = /\\bto ([\\d,]+)/.exec(document.querySelector("#figures").innerText);
+  const newest = document.querySelector("#figures [data-newest-step]").innerText;
   return Number(newest.replaceAll(",", "")) > before + 3;
 }"""
 
 
 def _newest(page: Page) -> int:
-    found = re.search(r"\bto ([\d,]+)", page.locator("#figures").inner_text())
-    assert found
-    return int(found[1].replace(",", ""))
+    return int(page.locator("#figures [data-newest-step]").inner_text().replace(",", ""))
 
 
 def test_the_heatmap_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:

@@ -201,10 +201,10 @@ def test_the_page_lists_every_layers_newest_activation_and_gradient(client: Test
     header, *rows = page.rows
     assert " ".join(header) == "module type kind step NaN Inf zero norm mean std min max"
     assert [row[:4] for row in rows] == [
-        ["net.0", "Linear", "activation", "3"],
-        ["net.0", "Linear", "activation gradient", "3"],
-        ["net.1", "ReLU", "activation", "3"],
-        ["net.1", "ReLU", "activation gradient", "3"],
+        ["0 Linear", "Linear", "activation", "3"],
+        ["0 Linear", "Linear", "activation gradient", "3"],
+        ["1 ReLU", "ReLU", "activation", "3"],
+        ["1 ReLU", "ReLU", "activation gradient", "3"],
     ]
     assert rows[0][4:] == ["0", "0", "25.0%", "0.5", "3", "0.5", "0.5", "0.5"]
     assert rows[3][4:] == ["7", "1", "0.0%", "0.5", "NaN", "NaN", "NaN", "NaN"]
@@ -234,7 +234,7 @@ def test_the_find_box_filters_the_table_of_the_overview(world: World) -> None:
 
 def test_the_page_can_be_filtered_by_module_and_kind(client: TestClient) -> None:
     rows = _read(client, "/runs/one?match=*.1&row_kind=output&refresh=").rows
-    assert [row[:3] for row in rows[1:]] == [["net.1", "ReLU", "activation"]]
+    assert [row[:3] for row in rows[1:]] == [["1 ReLU", "ReLU", "activation"]]
     assert "No tensor matches" in client.get("/runs/one?match=nowhere").text
 
 
