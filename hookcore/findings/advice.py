@@ -1,7 +1,8 @@
-"""Advice for each rule: its name in SageMaker Debugger, usual causes, and what to try."""
+"""The words about each rule: usual causes, what to try, its name in SageMaker Debugger, and its sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -415,5 +416,110 @@ ADVICE: Final[dict[str, Advice]] = {
             "call the wrapped model, and change weights and buffers in the same way on all ranks",
             "use the same seed or checkpoint on all ranks; test the memory of the rank that differs",
         ),
+    ),
+}
+
+# What a rule finds, as a sentence with its thresholds, each once: pages show it with the numbers as fields.
+SENTENCES: Final[Mapping[str, str]] = {
+    "loss": (
+        "The loss is NaN or infinite, or {factor} times its lowest value and still near its peak, after "
+        "{least_logged} values."
+    ),
+    "learning-rate-too-high": (
+        "The loss grows by {decades} powers of ten, by {per_step} or more a step. Or it comes back, but not below"
+        " {falls} times its first value; or it doesn't fall while an update is {share} of the weights."
+    ),
+    "learning-rate-too-low": (
+        "The loss doesn't fall in {least_logged} values, and an update is below {share} of the weights."
+    ),
+    "exploding": (
+        "A tensor is {factor} times its usual value and {spreads} standard deviations above it while the loss is "
+        "{worse} times the previous one, or it is larger than {large}. It is an error from {error_factor} times "
+        "on. Or values grow by {decades} powers of ten over {least_layers} or more layers, with a steadiness of "
+        "{monotone}."
+    ),
+    "vanishing": (
+        "A gradient is {factor} times below its usual value and {spreads} standard deviations below it. Or it is "
+        "{shrinks} times below it, and {beside_factor} times below those of other layers. It is a note if it fell"
+        " less than {alike} times as far as these. Or values get smaller by {decades} powers of ten over "
+        "{least_layers} or more layers, with a steadiness of {monotone}."
+    ),
+    "no-gradient": (
+        "A share of {share} of the layers has a gradient of exactly zero in {captured_steps} captured steps."
+    ),
+    "dead": "A share of {zero_fraction} of an activation is zero in {captured_steps} captured steps.",
+    "saturated-activation": (
+        "Less than {slope} of the gradient passes a Sigmoid or a Tanh in {captured_steps} captured steps."
+    ),
+    "overfit": (
+        "The validation loss is {factor} times its lowest value, {since_best} values after it, of {least_logged} "
+        "in all, while the training loss is below {falls} times its earlier value."
+    ),
+    "loss-not-decreasing": (
+        "None of {least_logged} values of the training loss is below {falls} times the first ones."
+    ),
+    "bf16-update-lost": (
+        "A share of {share} of a weight stays the same in {captured_steps} captured steps, although {least_fed} "
+        "of it has a gradient."
+    ),
+    "large-update": (
+        "An update is {share} of its weight; or {relative_share} of it, and {factor} times its usual value. "
+        "Weights with fewer than {least_values} values aren't judged."
+    ),
+    "stalled": "An update is below {share} of its weight, or {factor} times below its usual value.",
+    "all-zero": (
+        "The gradient of a weight is exactly zero in {captured_steps} captured steps, although that of its layer isn't."
+    ),
+    "tensor-variance": (
+        "The standard deviation of an activation of {least_values} or more values is below {spread} of its root "
+        "mean square in {captured_steps} captured steps. Without a weight, it must have been {varied} at first."
+    ),
+    "poor-weight-initialization": (
+        "Activations get {factor} times as large, or as small, from layer to layer, {in_a_row} times in a row. Or"
+        " the weights of a layer vary by less than {equal} of their root mean square."
+    ),
+    "batch-norm-drift": (
+        "In {evaluations} evaluations, an activation is {factor} times as large, or as small, as in training, and"
+        " not below {closer} times the first difference. The first {settled} steps aren't judged."
+    ),
+    "gradient-clipped-always": (
+        "The norm of all gradients is the same, within {same}, in a share of {share} of {captured_steps} captured"
+        " steps."
+    ),
+    "dead-channels": "A share of {share} of the channels is zero in {results} results of a probe.",
+    "rank-collapse": (
+        "Activations vary in a share of {share} of their initial directions, of which there were {least_rank}, in"
+        " {results} results of a probe. With {single} directions or fewer, it is a warning even if the loss "
+        "falls."
+    ),
+    "attention-entropy-collapse": (
+        "The entropy of every head is below {entropy}, and was {least_entropy} at first, in {results} results of "
+        "a probe."
+    ),
+    "state-stays-zero": "A state of an optimizer is zero in {measured} measurements, although the gradient isn't.",
+    "second-moments": (
+        "Adam's second moments are {factor} times their usual size, or a share of {zero} of them is zero although the "
+        "gradients aren't, in {measured} measurements."
+    ),
+    "spike-precursor": (
+        "The update of a weight is {factor} times its usual size, up to {before} steps before the loss jumps, with "
+        "{least_steps} captured steps before."
+    ),
+    "slow-data-loading": (
+        "Waiting for data takes a share of {share} of the time of {steps} steps, and {least_s} seconds a step."
+    ),
+    "long-evaluation": "Evaluations take a share of {share} of the time, after {least_s} seconds of training.",
+    "idle-gpu": "A GPU is busy for less than a share of {share} of the time in {samples} samples.",
+    "late-rank": (
+        "The same rank is last in a share of {mostly} of {steps} steps, by a share of {share} of a step's time."
+    ),
+    "spike": (
+        "A value is {factor} times its usual value in a single step, and {spreads} standard deviations above it, "
+        "which are taken to be at least {least_spread} powers of ten. More than {rare} spikes are noise. It is a "
+        "warning from {warning_factor} times on."
+    ),
+    "loss-spike": (
+        "The loss is {factor} times its usual value and {spreads} standard deviations above it, and rises by "
+        "{share_of_first} times the first losses."
     ),
 }
