@@ -34,6 +34,7 @@ from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRe
 from hookcore.records.wire import EndItem
 from hookcore.store import Store
 from tests.archive_world import INFO, TAPS, make_frame
+from tests.inside import module_of
 from tests.lanes import examples
 from tests.waiting import wait_for
 from tests.warm import python
@@ -429,7 +430,7 @@ def test_a_part_waits_for_a_pause_but_not_forever(
 
     written: list[int] = []
     looked: list[int] = []
-    monkeypatch.setattr("hookcore.delivery.archive.writer.PATIENCE_S", patience_s)
+    monkeypatch.setattr(module_of("ArchiveWriter", "delivery.archive"), "PATIENCE_S", patience_s)
     Scribe(0.0, is_busy).add(Part())
     wait_for(lambda: bool(written))
     assert written == [looks]
@@ -438,7 +439,7 @@ def test_a_part_waits_for_a_pause_but_not_forever(
 def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookcore.delivery.archive.writer.MAX_QUEUE_BYTES", 20_000)
+    monkeypatch.setattr(module_of("ArchiveWriter", "delivery.archive"), "MAX_QUEUE_BYTES", 20_000)
     kept = Kept(tmp_path)
     kept.take(*map(make_frame, range(100)))
     assert 0 < kept.writer.progress.lost < 100
@@ -456,7 +457,7 @@ def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
 def test_a_writer_has_room_while_its_disk_keeps_up_or_takes_nothing_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookcore.delivery.archive.writer.UNSAVED_BYTES", 10_000)
+    monkeypatch.setattr(module_of("ArchiveWriter", "delivery.archive"), "UNSAVED_BYTES", 10_000)
     kept, steps = Kept(tmp_path), itertools.count()
 
     def fill() -> int:

@@ -24,6 +24,7 @@ from hookcore.records import Tap
 from hookcore.records.wire import Batch, DeliveryCounters, EndItem, Receipt, encode, frame_item
 from hookcore_app.collector.lanes import Lanes
 from tests.archive_world import kept_in
+from tests.inside import module_of
 from tests.keep_world import INFO, SERVER_SETTINGS, TAPS, ServerProcess, batch, start, stop
 from tests.lanes import examples
 from tests.receiver import Receiver, a_frame, a_run, serving
@@ -227,7 +228,7 @@ class _NoScribe(Scribe):
 def test_a_server_takes_no_more_than_its_disk_can_catch_up_with_so_nothing_acknowledged_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookcore.delivery.archive.writer.UNSAVED_BYTES", 20_000)
+    monkeypatch.setattr(module_of("ArchiveWriter", "delivery.archive"), "UNSAVED_BYTES", 20_000)
     world = make_world(keep=str(tmp_path))
     world.app.state.keeper.scribes[tmp_path] = _NoScribe()
     outbox = Outbox()

@@ -19,6 +19,7 @@ from hookcore.reading.anatomy import OUTSIDE, Repetition, levels_of, runs_of
 from hookcore.records import ModuleRecord
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from tests.flow_world import BasicBlock, Residual, batch, watch
+from tests.inside import module_of
 
 # --- Levels -----------------------------------------------------------------------------------------------------------
 
@@ -333,7 +334,7 @@ def test_until_the_flow_is_known_there_are_modules_without_connections() -> None
 
 
 def test_the_page_says_why_the_flow_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore.recorder.measured.flows.MAX_CALLS", 2)
+    monkeypatch.setattr(module_of("Flows"), "MAX_CALLS", 2)
     model = model_of(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), batch)
     assert model.step is None
     assert model.why.endswith("is unknown, because a step has more than 2 calls of modules.")

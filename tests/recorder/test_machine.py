@@ -277,7 +277,7 @@ def train(model: nn.Module, steps: int = 1, rows: int = 4, micro: int = 1) -> No
 
 
 def test_samples_are_part_of_the_step_in_which_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookcore.recorder.clock.pace.Sampler", Given)
+    monkeypatch.setattr(PACE, "Sampler", Given)
     model = nn.Linear(2, 1)
     watcher = hookcore.watch(model, server=None, every=2, budget=None)
     machine: Any = recorder_of(watcher).capture.collector.machine

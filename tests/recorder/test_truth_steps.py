@@ -20,7 +20,7 @@ import hookcore
 from hookcore.hooks.backward import IN_ANY_ORDER
 from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
-from tests.inside import class_of, recorder_of
+from tests.inside import class_of, module_of, recorder_of
 from tests.zoo.case import mean_square, noise, sgd
 from tests.zoo.graphs import block
 
@@ -546,8 +546,7 @@ def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest
                 compared.append(clock.step)
             return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
 
-        monkeypatch.setattr("hookcore.recorder.clock.owners.marks_of", marks_of)
-        monkeypatch.setattr("hookcore.recorder.clock.owners.marks_of", marks_of)
+        monkeypatch.setattr(module_of("Owners"), "marks_of", marks_of)
 
         def train(model: nn.Module) -> None:
             optimizer = sgd(model.parameters())
@@ -617,4 +616,5 @@ def test_nothing_is_lost_if_several_threads_train() -> None:
             key = (tap.module, f"{tap.kind} {tap.index}")
             parts[key] = parts.get(key, 0.0) + float(np.nansum(series.mean * series.present))
     assert len({module.partition("/")[0] for module, _ in parts}) == 4
-    assert set(parts.values()) == {float(steps)}
+    # Tensors of an optimizer's state are read in few steps.
+    assert {count for (_, kind), count in parts.items() if not kind.startswith("state ")} == {float(steps)}

@@ -467,6 +467,7 @@ def _exported(package: str) -> str:
 
 # By text, because parsing all tests takes seconds, and because some tests write scripts.
 IMPORTED = re.compile(r"\bfrom (hookcore[\w.]*) import (\([^)]*\)|[^\n;\\\"]*)")
+REPLACED = re.compile(r"setattr\(\"(hookcore[\w.]*)\.\w+\"")  # of a test that replaces a name in a module
 PRIVATE = re.compile(r"(?<!\bself)(?<!\bcls)\.(_(?!_)\w*[^\W_])\b|\bfrom hookcore[\w.]* import .*\b(_(?!_)\w+)")
 DEFINED = re.compile(r"(?:\bdef |\bclass |\bself\.|^ *)(_(?!_)\w+)\b(?! *\.)", re.MULTILINE)
 
@@ -474,8 +475,9 @@ DEFINED = re.compile(r"(?:\bdef |\bclass |\bself\.|^ *)(_(?!_)\w+)\b(?! *\.)", r
 @cache
 def _modules_inside(file: Path) -> list[str]:
     """Return the modules inside packages of hookcore that a file imports, or from which it imports."""
-    found = []
-    for package, names in IMPORTED.findall(file.read_text()):
+    text, found = file.read_text(), []
+    found += filter(_is_module, REPLACED.findall(text))
+    for package, names in IMPORTED.findall(text):
         if _is_module(package):
             found.append(package)
         else:
