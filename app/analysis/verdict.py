@@ -1,8 +1,10 @@
-"""The verdict on two runs: where they first differ, how much was compared, and what couldn't be. Pure."""
+"""The verdict on two runs: where they first differ, and how much was compared; and on many: the best one. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -16,6 +18,7 @@ from hookcore.store.incidents import Rank, rank_of
 from hookcore.store.rows import Rows
 
 from .comparison import Compared, ComparisonQuery, Pairs, chunks, layers_of
+from .numerals import shown
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40
@@ -253,3 +256,153 @@ def _lane(series: Series) -> Rows:
     mean, low, high = (each[:, None] for each in (series.mean, series.min, series.max))
     present, bad = series.present[:, None], series.nonfinite[:, None]
     return Rows(series.first_step, series.last_step, mean, low, high, present - bad, present, bad)
+
+
+# The best of several runs, and which settings matter.
+
+_MORE_IS_BETTER: Final = re.compile(r"acc|score|metric|f1|auc|bleu|reward|return|precision|recall", re.IGNORECASE)
+_FAR: Final = 1000.0  # times the median, from which on a result counts as diverged
+_GROUPS: Final = 3  # of a number with another value in almost each run
+_SHUFFLES: Final = 500
+MIN_RUNS: Final = 4  # fewer say nothing about settings
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How much a setting matters: the share of the differences in rank between runs that its values explain.
+
+    `by_chance` is how often shuffled results explain as much.
+    """
+
+    name: str
+    share: float
+    by_chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The best of several runs by one result."""
+
+    result: str
+    lower: bool  # whether a lower result is better
+    best: str  # the run; "" if none has a finite result
+    value: float
+    runs: int  # that have the result
+    diverged: tuple[str, ...]
+    weights: tuple[Weight, ...]  # the settings, those that matter most first
+    sentence: str
+
+
+def lower_is_better(result: str, better: str) -> bool:
+    """Return whether a lower result is better: as chosen, or else by the result's name."""
+    return better == "low" if better in ("low", "high") else not _MORE_IS_BETTER.search(result)
+
+
+def sweep_of(
+    result: str,
+    reached: Mapping[str, float],
+    settings: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
+    began: Mapping[str, int],
+    better: str = "",
+) -> Sweep | None:
+    """Return the verdict on runs by their result; None with fewer than two.
+
+    `settings` are the values that differ, by run; `began` is the step at which a run became bad, as far as it is known.
+    """
+    if len(reached) < 2:
+        return None
+    lower = lower_is_better(result, better)
+    diverged = _diverged(reached, lower)
+    kept = {run: value for run, value in reached.items() if run not in diverged}
+    best = (min if lower else max)(kept, key=lambda run: kept[run]) if kept else ""
+    order = [run for run in reached if run not in diverged]
+    order.sort(key=lambda run: kept[run], reverse=not lower)
+    worst = len(order) + (len(diverged) - 1) / 2  # they share the last ranks
+    ranks = {run: float(place) for place, run in enumerate(order)} | dict.fromkeys(diverged, worst)
+    weights = [_weight_of(name, values, ranks) for name, values in settings.items()]
+    found = tuple(sorted((each for each in weights if each is not None), key=lambda each: -each.share))
+    leading = found[0].name if found else next(iter(settings), "")
+    words = _sentence(result, best, kept, leading, settings.get(leading, {}), names, diverged, began, len(reached))
+    value = kept[best] if best else math.nan
+    return Sweep(result, lower, best, value, len(reached), tuple(diverged), found, words)
+
+
+def _diverged(reached: Mapping[str, float], lower: bool) -> list[str]:
+    finite = sorted(value for value in reached.values() if math.isfinite(value))
+    limit = finite[(len(finite) - 1) // 2] * _FAR if lower and finite and finite[0] > 0 else math.inf
+    return [run for run, value in reached.items() if not math.isfinite(value) or value > limit]
+
+
+def _weight_of(name: str, values: Mapping[str, Any], ranks: Mapping[str, float]) -> Weight | None:
+    """Return how much of the spread of ranks the values of a setting explain; None if nothing can be said."""
+    runs = [run for run in ranks if run in values]
+    groups = _grouped([values[run] for run in runs])
+    if len(runs) < MIN_RUNS or not 1 < len(set(groups)) < len(runs):
+        return None
+    of, place = np.array([ranks[run] for run in runs]), np.array(groups)
+    share, dice = _explained(of, place), np.random.default_rng(0)
+    chance = np.mean([_explained(dice.permutation(of), place) >= share - 1e-12 for _ in range(_SHUFFLES)])
+    return Weight(name, share, float(chance))
+
+
+def _grouped(values: Sequence[Any]) -> list[int]:
+    """Return the group of each value: equal ones, or thirds of numbers that are nearly all different."""
+    distinct = list(dict.fromkeys(map(repr, values)))
+    is_number = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    if not is_number or len(distinct) * 2 <= len(values):
+        return [distinct.index(repr(value)) for value in values]
+    order = sorted(set(values))
+    return [order.index(value) * _GROUPS // len(order) for value in values]
+
+
+def _explained(ranks: NDArray[np.float64], groups: NDArray[np.int64]) -> float:
+    def spread(some: NDArray[np.float64]) -> float:
+        return float(((some - some.mean()) ** 2).sum())
+
+    total = spread(ranks)
+    inside = sum(spread(ranks[groups == each]) for each in np.unique(groups))
+    return 1.0 - inside / total if total else 0.0
+
+
+def _sentence(
+    result: str,
+    best: str,
+    kept: Mapping[str, float],
+    setting: str,
+    values: Mapping[str, Any],
+    names: Mapping[str, str],
+    diverged: Sequence[str],
+    began: Mapping[str, int],
+    runs: int,
+) -> str:
+    if not best:
+        return f"All {runs} runs diverged."
+    who = f"{setting} {_word(values[best])}" if setting and best in values else names[best]
+    first = f"{who} is best of {runs}, with {result.replace('_', ' ')} {shown(kept[best])}"
+    if not diverged:
+        return f"{first}."
+    steps = [began[run] for run in diverged if run in began]
+    by = f" by step {max(steps):,}" if steps else ""
+    return f"{first}; {_who_diverged(values, diverged, kept)}{by}."
+
+
+def _who_diverged(values: Mapping[str, Any], diverged: Sequence[str], kept: Mapping[str, float]) -> str:
+    """Return the values of a setting from which on runs diverge, or how many runs did."""
+    bad, good = (_numbers_of(values, runs) for runs in (diverged, list(kept)))
+    if bad and good and min(bad) > max(good):
+        return f"{_word(min(bad))} and above diverge" if len(bad) > 1 else f"{_word(bad[0])} diverges"
+    if bad and good and max(bad) < min(good):
+        return f"{_word(max(bad))} and below diverge" if len(bad) > 1 else f"{_word(bad[0])} diverges"
+    return f"{counted(len(diverged), 'run')} diverged"
+
+
+def _numbers_of(values: Mapping[str, Any], runs: Sequence[str]) -> list[float]:
+    """Return the value of each run; none if one has no number."""
+    found = [values.get(run) for run in runs]
+    numbers = [value for value in found if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return numbers if len(numbers) == len(found) else []
+
+
+def _word(value: Any) -> str:
+    return shown(value) if isinstance(value, float) else str(value)

@@ -13,6 +13,7 @@ from fastapi import Query
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import RunNews
 
+from ..analysis.verdict import sweep_of
 from ..formats import plain, script_json
 from ..live.publisher import mark_of
 from ..live.views import news_of
@@ -59,7 +60,7 @@ class RunsPage(Page):
 
     name = "runs"
     path = "/"
-    parts = ("total", "problem", "list", "columns", "grouping", "views", "gone", "differences")
+    parts = ("total", "problem", "list", "columns", "grouping", "views", "gone", "sweep", "differences")
 
     f: Text = ""
     sort: Text = "started"
@@ -67,6 +68,7 @@ class RunsPage(Page):
     group: Text = ""  # the value by which the list is grouped, and the charts are colored
     shown: Annotated[str, Query(max_length=20_000)] = ""  # the runs of the charts
     result: Text = ""  # that the charts show settings against
+    better: Text = ""  # low, high, or by the result's name
     row: RowNumber = 0  # of the table of what differs
 
     def values(self) -> dict[str, Any]:
@@ -125,9 +127,29 @@ class RunsPage(Page):
             "reached": {each.run.id: each.result_values().get(self.result) for each in chosen} if self.result else {},
         }
 
+    def part_sweep(self) -> dict[str, Any]:
+        """Return the best of the runs of the charts, and which settings matter."""
+        chosen = [Traits(run) for each in self.shown.split(",") if (run := self.runs.get(each)) is not None]
+        found = {each.run.id: value for each in chosen if (value := each.result_values().get(self.result)) is not None}
+        settings = {each.name: each.values for each in differences_of(chosen) if each.source == "config"}
+        names = {each.run.id: each.run.name or each.run.id for each in chosen}
+        sweep = sweep_of(self.result, found, settings, names, _began_of(chosen), self.better) if settings else None
+        results = dict.fromkeys(name for each in chosen for name in each.result_values())
+        return {"sweep": sweep, "sweep_names": names, "sweep_results": list(results)[:MAX_CHARTS]}
+
     def part_gone(self) -> dict[str, Any]:
         gone = self.runs.gone()
         return {"gone": gone[:MAX_GONE_SHOWN], "gone_more": len(gone) - MAX_GONE_SHOWN}
+
+
+def _began_of(chosen: Sequence[Traits]) -> dict[str, int]:
+    """Return the step at which each run had its first error, as far as it is in memory."""
+    began = {
+        each.run.id: [incident.first_step for incident in each.run.store.incidents() if incident.severity == "error"]
+        for each in chosen
+        if each.run.loaded
+    }
+    return {run: min(steps) for run, steps in began.items() if steps}
 
 
 def _key_of(column: Column) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore_app.analysis.comparison import ComparisonQuery
-from hookcore_app.analysis.verdict import Verdict, compare_runs
+from hookcore_app.analysis.verdict import Verdict, compare_runs, sweep_of
 from tests.api_world import make_frame
 
 NAN = math.nan
@@ -170,3 +172,35 @@ def test_a_run_without_steps_is_not_compared() -> None:
     verdict = verdict_of(run_of({0: [1.0, 2.0]}), Store(8_000_000))
     assert verdict.outcome == "unknown"
     assert verdict.say()[0] == "Nothing was compared: no layer was captured in both runs."
+
+
+def test_the_best_of_a_sweep_is_named_with_its_setting_and_from_where_on_runs_diverge() -> None:
+    rates = [0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
+    losses = [2.27, 1.87, 0.44, 0.29, 0.45, 2.29, 6e9, math.nan]
+    runs = [f"run{place}" for place in range(8)]
+    reached, names = dict(zip(runs, losses, strict=True)), {run: run.upper() for run in runs}
+    settings: dict[str, dict[str, Any]] = {
+        "seed": {run: place % 2 for place, run in enumerate(runs)},
+        "lr": dict(zip(runs, rates, strict=True)),
+    }
+    found = sweep_of("loss", reached, settings, names, {"run6": 3, "run7": 8})
+    assert found is not None
+    assert (found.best, found.diverged, found.lower) == ("run3", ("run6", "run7"), True)
+    assert found.sentence == "lr 0.1 is best of 8, with loss 0.29; 3 and above diverge by step 8."
+    assert [each.name for each in found.weights] == ["lr", "seed"]
+    lr, seed = found.weights
+    assert lr.share > 0.4 > seed.share
+    assert lr.by_chance < 0.3 < seed.by_chance  # eight runs say little
+    assert sweep_of("loss", reached, settings, names, {}) == replace(
+        found, sentence="lr 0.1 is best of 8, with loss 0.29; 3 and above diverge."
+    )
+
+
+def test_the_direction_of_a_result_follows_its_name_unless_it_is_chosen() -> None:
+    reached, names = {"a": 0.5, "b": 0.9}, {"a": "A", "b": "B"}
+    best = {better: sweep_of("val/acc", reached, {}, names, {}, better) for better in ("", "low", "high")}
+    assert {better: found.best for better, found in best.items() if found} == {"": "b", "low": "a", "high": "b"}
+    assert best[""] is not None
+    assert best[""].sentence == "B is best of 2, with val/acc 0.9."
+    assert sweep_of("loss", {"a": math.nan, "b": math.inf}, {}, names, {}) is not None
+    assert sweep_of("loss", {"a": 1.0}, {}, names, {}) is None

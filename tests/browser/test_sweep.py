@@ -172,3 +172,19 @@ def test_a_view_is_saved_and_opened_again(tab: Visit, swept: tuple[Site, dict[tu
     page.get_by_role("button", name="Delete the view by rate").click()
     expect(page.get_by_role("link", name="by rate")).to_have_count(0)
     wait_for(lambda: json.dumps(swept[0].get("views")) == '{"views": []}', "the view is deleted")
+
+
+def test_the_best_run_is_crowned_by_a_result_and_a_direction_that_one_chooses(
+    tab: Visit, swept: tuple[Site, dict[tuple[float, int], float]]
+) -> None:
+    page = tab.page
+    tab.goto("")
+    said = page.locator("#sweep strong")
+    expect(said).to_contain_text("is best of 8, with recent loss")
+    expect(said).to_contain_text("diverge")
+    expect(page.locator("#sweep tbody th").first).to_have_text("lr")
+    before = page.locator("#sweep p a").first.inner_text()
+    page.get_by_label("Better is").select_option("high")
+    expect(page.locator("#sweep p a").first).not_to_have_text(before)
+    assert "better=high" in page.url
+    assert tab.axe() == []

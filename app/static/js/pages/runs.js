@@ -33,6 +33,7 @@ const page = open({
   stat: "rms",
   band: "",
   result: "",
+  better: "",
   setting: "",
   row: "0",
   smooth: "0",
@@ -87,10 +88,15 @@ function hear(message) {
 function start(body) {
   charts = new RunCharts(page, pick, {
     known: (runs) => selection.know(runs),
-    chosen: () => void parts.now(["differences"]),
+    chosen: () => void parts.now(["sweep", "differences"]),
   });
   startViews(refresh);
   listenToLinks(page);
+  page.state.on("better", () => void parts.now(["sweep"]));
+  document.addEventListener("change", ({ target }) => {
+    const select = /** @type {HTMLSelectElement} */ (target);
+    if (select.closest("#sweep")) page.state.set({ [select.name]: select.value });
+  });
   page.state.on("row", () => void parts.now(["differences"]));
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
