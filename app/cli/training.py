@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Final
 from hookcore.commands.run import UNTIL, become
 from hookcore.config import SETTINGS, Settings, bytes_of
 from hookcore.errors import ArgumentError
+from hookcore.platform import give_way, limit_memory
 
 from .flags import Commands, add_command, add_flags, add_watch_flags, watch_variables
 
@@ -172,8 +172,8 @@ def _yield_to_others(memory: str) -> None:
         limit = bytes_of(memory)
     except ValueError as error:
         raise ArgumentError(f"memory={memory!r} is invalid: use a size such as 8GiB. {error}") from None
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    os.nice(2)  # just below the training, because a person waits for the answer
+    limit_memory(limit)
+    give_way(2)  # just below the training, because a person waits for the answer
 
 
 SICK: Final = 1

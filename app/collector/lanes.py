@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import logging
 import os
@@ -21,6 +20,7 @@ from hookcore.delivery.dashboard.private import read_regular, whole_file
 from hookcore.delivery.http.connection import SIGN_OF_LIFE_S, Pause
 from hookcore.delivery.http.parcels import PARCEL_BYTES, Recipient
 from hookcore.errors import ArgumentError, HookcoreError, WireError
+from hookcore.platform import lock_file
 from hookcore.records import Command, Tap
 from hookcore.records.wire import (
     Batch,
@@ -490,7 +490,7 @@ def _hold(folder: Path) -> int:
             f"spool={str(folder)!r} can't be used: {error}; give a folder that you may write to"
         ) from None
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(number)
     except OSError:
         os.close(number)
         raise ArgumentError(f"spool={str(folder)!r} is in use by another collector: give each its own folder") from None

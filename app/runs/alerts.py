@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hookcore.delivery.background import background
 from hookcore.delivery.dashboard.capsules import Saved, folder_of, remove_unfinished, saved
 from hookcore.delivery.notify import Note, Notifier, note_about, note_about_event, targets_of
 from hookcore.errors import HookcoreError, ServerError
+from hookcore.platform import background
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.reading.replaying import MAX_S, Kept, Replaying, events_of, read

@@ -24,9 +24,9 @@ from hookcore.delivery.archive import (
     read_archive,
 )
 from hookcore.delivery.archive.folder import RUN_FILE, key_hash
-from hookcore.delivery.background import background
 from hookcore.delivery.dashboard.private import lives_as
 from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.platform import background
 from hookcore.records import Command
 from hookcore.records.wire import EndItem, RunInfo, keep_folder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from hookcore.delivery.archive import SUFFIX, Archive, is_held, load_into, read_
 from hookcore.delivery.dashboard.private import make_folder
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.findings import changes_in, follow
+from hookcore.platform import lock_file
 from hookcore.reading import Quiet
 from hookcore.records import Event, Severity
 from hookcore.store import StepRange, Store
@@ -305,7 +305,7 @@ def locked(folder: Path) -> Iterator[None]:
         until = time.monotonic() + LOCK_S
         while time.monotonic() < until:
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(number)
                 break
             except BlockingIOError:
                 time.sleep(LOOK_S)

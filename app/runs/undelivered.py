@@ -19,10 +19,10 @@ from fastapi import FastAPI
 from hookcore.delivery.archive import Archive, read_archive
 from hookcore.delivery.archive.folder import hold
 from hookcore.delivery.archive.spool import About, about_spool, batches_in, spools_in
-from hookcore.delivery.background import background
 from hookcore.delivery.dashboard.private import MAX_PID, lives, lives_as
 from hookcore.delivery.dashboard.process import take_orphans, undelivered_folder
 from hookcore.errors import HookcoreError
+from hookcore.platform import background
 from hookcore.records.wire import Batch, EndItem, RunInfo
 
 from .disk import WrongKeyError

@@ -23,10 +23,10 @@ from fastapi import FastAPI
 
 from hookcore.config import AUTO
 from hookcore.delivery.archive.arrow import leave_out_pandas
-from hookcore.delivery.background import background
 from hookcore.delivery.dashboard import process as dashboard
 from hookcore.delivery.dashboard.process import data_folder, make_private
 from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.platform import allow_files, background
 
 from .. import assets, pages
 from ..live import publisher_of
@@ -323,14 +323,7 @@ def save_memory() -> None:
 def prepare(settings: ServerSettings) -> None:
     """Set the log and the limit of open files of a server's process."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = settings.max_connections + 256
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    allow_files(settings.max_connections + 256)
 
 
 def _prepare_for_readers(app: App) -> None:

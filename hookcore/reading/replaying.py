@@ -6,7 +6,6 @@ A server starts one when someone asks for it; a trainer does once, for the step 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from typing import IO, Final
 import msgspec
 
 from hookcore.delivery.dashboard.capsules import MAX_EXPLANATION, Saved, explanation_of, keep_explanation
+from hookcore.platform import lock_file
 from hookcore.reading import answers
 from hookcore.records import Event, Value
 from hookcore.records.flow import EXPLAINED, REPLAYED, ReplayedTap, packed
@@ -89,7 +89,7 @@ class Replaying:
                 until = time.monotonic() + max_s
                 while not self._killed and time.monotonic() < until:
                     with contextlib.suppress(BlockingIOError):
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        lock_file(file)
                         break
                     self.was_elsewhere = True
                     time.sleep(_POLL_S)

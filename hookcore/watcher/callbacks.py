@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import threading
@@ -19,6 +18,7 @@ from hookcore.config import Explain, did_you_mean
 from hookcore.delivery.dashboard.capsules import Saved, saved
 from hookcore.delivery.notify import note_about
 from hookcore.errors import ArgumentError, StopTraining
+from hookcore.platform import lock_file
 from hookcore.reading.replaying import FAILED, Kept, Replaying, events_of
 from hookcore.recorder.clock.clock import Boundary
 from hookcore.records import SEVERITIES, Event, Severity
@@ -328,7 +328,7 @@ def _turn(path: Path) -> Iterator[None]:
             until = time.monotonic() + _TURN_S
             while time.monotonic() < until:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock_file(file)
                 except BlockingIOError:
                     time.sleep(_POLL_S)
                 else:

@@ -29,15 +29,17 @@ ROOT = Path(__file__).parents[2]
 # Each room, also inside another one, with the rooms that it may import.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
+    "platform": set(),
     "records": {"errors"},
     "config": {"errors", "records"},
     "records.wire": {"errors", "records"},
-    "delivery.dashboard": {"errors", "config", "records", "records.wire"},
+    "delivery.dashboard": {"platform", "errors", "config", "records", "records.wire"},
     "config.patterns": {"errors", "config"},
     "store.incidents": {"records"},
     "store": {"errors", "records", "config", "config.patterns", "store.incidents"},
     "findings": {"errors", "records", "config", "store.incidents", "store"},
     "delivery": {
+        "platform",
         "store.incidents",
         "errors",
         "records",
@@ -48,10 +50,11 @@ ROOMS: dict[str, set[str]] = {
         "findings",
     },
     "delivery.notify": {"errors", "records"},
-    "delivery.archive": {"errors", "records", "records.wire", "store", "delivery", "delivery.dashboard"},
+    "delivery.archive": {"platform", "errors", "records", "records.wire", "store", "delivery", "delivery.dashboard"},
     "reading.anatomy": {"records"},
     "reading.answers": {"errors", "records", "records.wire", "store", "store.incidents", "reading.anatomy"},
     "reading": {
+        "platform",
         "config",
         "errors",
         "records",
@@ -80,6 +83,7 @@ ROOMS: dict[str, set[str]] = {
         "recorder.machine",
     },
     "watcher": {
+        "platform",
         "errors",
         "records",
         "config",
@@ -130,6 +134,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": {"errors", "reading", "findings.ownrules", "hooks", "hooks.tracing", "probes", "watcher"},
 }
 WITHOUT_TORCH = {
+    "platform",
     "errors",
     "records",
     "config",
@@ -440,6 +445,12 @@ def test_no_part_of_the_recorder_is_given_more_than_a_few_others() -> None:
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                 given = [each.arg for each in node.args.args[1 : len(node.args.args) - len(node.args.defaults)]]
                 assert len(given) <= MAX_GIVEN, f"{file.relative_to(ROOT)}:{node.lineno} takes {given}"
+
+
+def test_only_one_module_knows_what_one_operating_system_has() -> None:
+    for file in _files("hookcore") + _files("app"):
+        if file != ROOT / "hookcore/platform.py":
+            assert not _imports(file) & {"fcntl", "msvcrt", "resource"}, file
 
 
 # What tests may import of hookcore: packages, *faces*, which are the modules that another room or a user's script

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
 import socket
 from collections import Counter
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hookcore.config import nearest
 from hookcore.delivery.dashboard.trust import PROOF_PATH
 from hookcore.errors import ArgumentError
+from hookcore.platform import user_id
 
 from ...runs import Runs
 from ...runs.run import Run
@@ -345,7 +345,7 @@ def _place(scope: Scope) -> None:
 
 
 def _is_user(scope: Scope) -> bool:
-    return _user_of(scope) == os.getuid()
+    return _user_of(scope) == user_id()
 
 
 def _user_of(scope: Scope) -> int | None:

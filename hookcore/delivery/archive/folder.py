@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ import msgspec
 
 from hookcore.delivery.archive.arrow import pa, pq
 from hookcore.delivery.dashboard.private import UNFINISHED, make_folder, parsed, read_regular, whole_file
+from hookcore.platform import lock_file
 from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord, Value
 from hookcore.records.flow import CallSize, FlowCall
 from hookcore.records.wire import EndItem, RunInfo
@@ -348,7 +348,7 @@ def hold(folder: Path) -> int | None:
     """Lock a run against other writers; None if another process has the lock. It ends with the descriptor."""
     number = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(number)
     except BlockingIOError:
         os.close(number)
         return None

@@ -17,8 +17,8 @@ from msgspec import structs
 
 from hookcore.delivery.archive.folder import DiskCounters, RunFolder, WriteProgress, folder_name
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
-from hookcore.delivery.background import background
 from hookcore.delivery.sinks import UNSAVED_BYTES, Sink, StoreSink, size_of
+from hookcore.platform import background
 from hookcore.records import Command, Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import EndItem, Place, RunInfo
 from hookcore.store import StepRange, Store, TapList

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Final
 
+from hookcore.platform import lock_file, protect, user_id
 from hookcore.records import plain
 
 MAX_LINKS: Final = 40
@@ -36,10 +36,10 @@ class PrivateFolder:
         self._number = _open_folder(path)
         try:
             about = os.fstat(self._number)
-            if about.st_uid != os.getuid():
+            if about.st_uid != user_id():
                 raise PermissionError(errno.EPERM, "it belongs to another user")
             if stat.S_IMODE(about.st_mode) & 0o077:
-                os.fchmod(self._number, 0o700)
+                protect(self._number, 0o700)
         except BaseException:
             os.close(self._number)
             raise
@@ -57,10 +57,10 @@ class PrivateFolder:
         number = os.open(name, flags | _FILE, 0o600, dir_fd=self._number)
         try:
             about = os.fstat(number)
-            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_nlink > 1:
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != user_id() or about.st_nlink > 1:
                 raise PermissionError(errno.EPERM, f"{self.path / name} is not a plain file of your own: remove it")
             if flags & os.O_CREAT and stat.S_IMODE(about.st_mode) & 0o077:
-                os.fchmod(number, 0o600)
+                protect(number, 0o600)
         except BaseException:
             os.close(number)
             raise
@@ -107,7 +107,7 @@ class PrivateFolder:
 def _open_folder(path: Path) -> int:
     """Open a folder component by component, to check each link. Missing components are created for this user only."""
     current = os.open("/", _SEARCH)
-    trusted = {0, os.getuid(), os.fstat(current).st_uid}  # the owner of "/" is root, if root has no id of its own here
+    trusted = {0, user_id(), os.fstat(current).st_uid}  # the owner of "/" is root, if root has no id of its own here
     rest, links = list(path.parts[:0:-1]), 0
     try:
         while rest:
@@ -283,7 +283,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with os.fdopen(os.open(unfinished, flags | os.O_NOFOLLOW, 0o644), "wb") as file:
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(file)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -313,7 +313,7 @@ def _is_orphan(path: Path, writer: int) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
     except OSError:  # locked by a writer on another machine, or not to be locked: left alone
         return False
     return True

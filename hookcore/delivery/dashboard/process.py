@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -26,6 +25,7 @@ import hookcore
 from hookcore.config import SETTINGS
 from hookcore.delivery.dashboard.private import MAX_READ, PrivateFolder, lives
 from hookcore.errors import OF_DASHBOARDS, ArgumentError, HookcoreError, ServerError, lacking
+from hookcore.platform import lock_file, unlock_file, user_id
 from hookcore.records.wire import RunInfo
 
 # The user's private folder: the lock that the dashboard holds, and the file with its address and token.
@@ -99,10 +99,10 @@ def _no_folder(path: Path | str, error: Exception) -> ServerError:
     why = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.filename else error
     if isinstance(error, OSError) and not error.filename and error.strerror:
         why = error.strerror
-    what = f"{path} can't be used ({why})" if path else f"this user (uid {os.getuid()}) has no home folder ({why})"
+    what = f"{path} can't be used ({why})" if path else f"this user (uid {user_id()}) has no home folder ({why})"
     return ServerError(
         f"{what}; hookcore finds its dashboard through a private folder: set HOOKCORE_HOME to a folder that you can "
-        f"write to and others can't, such as /tmp/hookcore-{os.getuid()}, or use server=None or a server's address"
+        f"write to and others can't, such as /tmp/hookcore-{user_id()}, or use server=None or a server's address"
     )
 
 
@@ -111,18 +111,18 @@ def log_of(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: PrivateFolder, kind: int) -> Iterator[int | None]:
+def locked(folder: PrivateFolder, shared: bool = False) -> Iterator[int | None]:
     """Take the lock and yield its descriptor, or None if another process holds it."""
     lock = folder.open("dashboard.lock", os.O_RDWR | os.O_CREAT)
     try:
         try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            lock_file(lock, shared)
         except BlockingIOError:
             yield None
         else:
             yield lock
-            if kind == fcntl.LOCK_SH:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child that another thread has forked in the meantime
+            if shared:
+                unlock_file(lock)  # also for a child that another thread has forked in the meantime
     finally:
         # A child that inherited the descriptor keeps the lock.
         os.close(lock)
@@ -131,7 +131,7 @@ def locked(folder: PrivateFolder, kind: int) -> Iterator[int | None]:
 def is_locked(folder: PrivateFolder) -> bool:
     """Return whether a dashboard holds the lock."""
     # A shared lock, so that two processes that check at the same time don't take each other for the dashboard.
-    with locked(folder, fcntl.LOCK_SH) as lock:
+    with locked(folder, shared=True) as lock:
         return lock is None
 
 
@@ -309,7 +309,7 @@ def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
     deadline = time.monotonic() + FIND_S
     with opened_home(environment) as folder:
         while True:
-            with locked(folder, fcntl.LOCK_EX) as lock:
+            with locked(folder) as lock:
                 if lock is not None:
                     return start(folder, lock, environment)
             entry = read_entry(folder)
@@ -437,7 +437,7 @@ def post_notice(run: RunInfo, environment: Mapping[str, str] = os.environ) -> No
             raise ServerError(f"{folder.path} holds {MAX_NOTICES} notices of runs: delete the begun-*.json files there")
         notice = Notice(name, folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL), environment)
         try:
-            fcntl.flock(notice._number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(notice._number)
             _write(notice._number, msgspec.json.encode(run))
         except OSError:
             folder.remove(name)
@@ -469,7 +469,7 @@ def _take(folder: PrivateFolder, name: str) -> RunInfo | None:
     except OSError:
         return None  # removed in the meantime, or not this user's file
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(number)
         run = msgspec.json.decode(os.read(number, MAX_READ), type=RunInfo)
     except OSError:
         return None  # its process is alive
