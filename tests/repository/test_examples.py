@@ -28,7 +28,8 @@ def test_every_example_is_run_here() -> None:
 def test_the_smallest_example_prints_each_layers_numbers() -> None:
     ran = subprocess.run([python(), EXAMPLES / "train.py"], check=True, capture_output=True, text=True)
     kinds = [line.split()[1] for line in ran.stdout.splitlines()[1:-1]]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"output": 5, "output_grad": 5, "param_grad": 6, "update": 6}
+    of_weights = {"param_grad": 6, "update": 6, "exp_avg": 6, "exp_avg_sq": 6}
+    assert {kind: kinds.count(kind) for kind in kinds} == {"output": 5, "output_grad": 5, **of_weights}
     assert ran.stdout.splitlines()[-1].startswith("loss: ")
     assert not ran.stderr
 
