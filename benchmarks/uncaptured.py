@@ -1,11 +1,12 @@
 """What a step costs the training thread that isn't captured: Python calls, and processor time.
 
-    python -m benchmarks.uncaptured [--turns 60]
+    python -m benchmarks.uncaptured [--turns 60] [--loop plain | two | turns | scaled | parts]
 
 One process trains the same model untouched, paused, in steps that aren't captured, in such steps whose calls are held
-for capsules, and in such steps in which the script logs a number. Turns of 50 steps alternate. Their processor time is
-compared with that of the untouched turn of the same round, which cancels most of what other work on the machine does. A
-call is one of a Python function of hookcore.
+for capsules, and in such steps in which the script logs a number. A loop has one optimizer, two of them behind one
+backward pass, two that take turns, one with a scaler, or one behind four backward passes; figures are per turn of it.
+50 of these alternate. Their processor time is compared with that of the untouched ones of the same round, which cancels
+most of what other work on the machine does. A call is one of a Python function of hookcore.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
 import hookcore
 from benchmarks.models import small_mlp
@@ -34,21 +36,47 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "not captured, calls held": {"capsule": "error"},
     "not captured, a number logged": {"capsule": "never", "logs": True},
 }
+
+
+def _make_loop(name: str) -> tuple[nn.Module, Callable[[], None]]:
+    """Return a model and one turn of a loop."""
+    if name == "plain":
+        training = small_mlp()
+        return training.model, training.step
+    first, last = nn.Sequential(nn.Linear(784, 256), nn.ReLU()), nn.Linear(256, 10)
+    model, batch = nn.Sequential(first, last), torch.randn(32, 784)
+    parts = (first, last) if name in ("two", "turns") else (model,)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in parts]
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=name == "scaled")
+    behind = [[each] for each in optimizers] if name == "turns" else [optimizers]
+
+    def turn() -> None:
+        for stepped in behind:
+            for each in stepped:
+                each.zero_grad()
+            for _ in range(4 if name == "parts" else 1):
+                scaler.scale(model(batch).square().mean()).backward()  # type: ignore[no-untyped-call]
+            for each in stepped:
+                scaler.step(each)
+            scaler.update()
+
+    return model, turn
+
+
 _FOLDER: Final = str(Path(hookcore.__file__).parent)
 
 
 class Way:
     """A training of its own, whose watcher is taken off between its turns."""
 
-    def __init__(self, pause: bool = False, watched: bool = True, logs: bool = False, **given: Any) -> None:
+    def __init__(self, loop: str, pause: bool = False, watched: bool = True, logs: bool = False, **given: Any) -> None:
         torch.manual_seed(0)
         self._aside = ExitStack()
-        training = small_mlp()
-        self._step: Callable[[], None] = training.step
+        model, self._step = _make_loop(loop)
         self._watcher: hookcore.Watcher | None = None
         self._logs = logs
         if watched:
-            self._watcher = hookcore.watch(training.model, server=None, every=NEVER, budget=None, **given)
+            self._watcher = hookcore.watch(model, server=None, every=NEVER, budget=None, **given)
             if pause:
                 self._watcher.pause()
         self._train(SETTLE_STEPS)
@@ -106,10 +134,12 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=60)
-    turns = parser.parse_args().turns
+    parser.add_argument("--loop", choices=("plain", "two", "turns", "scaled", "parts"), default="plain")
+    chosen = parser.parse_args()
+    turns, loop = chosen.turns, chosen.loop
     torch.set_num_threads(1)
     print(describe_machine())
-    untouched, ways = Way(watched=False), {name: Way(**given) for name, given in WAYS.items()}
+    untouched, ways = Way(loop, watched=False), {name: Way(loop, **given) for name, given in WAYS.items()}
     rounds = [(untouched.turn(), [way.turn() for way in ways.values()]) for _ in range(turns)]
     base = np.array([plain for plain, _ in rounds])
     print(f"untouched: {np.median(base):.0f} us a step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -297,6 +298,7 @@ class Held:
     __slots__ = (
         "__weakref__",
         "args",
+        "at",
         "autocast",
         "entry",
         "generators",
@@ -314,6 +316,7 @@ class Held:
         self.args = self._hold(args, "argument")
         self.kwargs: dict[str, Any] | None = None  # known when the call has returned
         self.updates = updates  # of any weights before
+        self.at = time.monotonic()
         self.numbers = numbers
         on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.generators: Any = device_generators() if on_device else _cpu.get_state()

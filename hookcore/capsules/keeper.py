@@ -170,9 +170,11 @@ class CapsuleKeeper:
 
     def __init__(self, plan: CapsulePlan, context: Context) -> None:
         self._plan, self._context, self._emit = plan, context, context.emit
+        self._track = context.track  # which counts how often optimizers have updated any weights
         self._structure = partial(getattr, context.plans, "changes")  # called by the extension, without Python
         self._models: dict[int, KeptModel] = {}
         self.newest: KeptModel | None = None  # the one that was called last
+        self.met = 0  # changes of `_models`
         self._seen = -1  # the structure that they belong to
         self._asked = False
         self._occasion: Occasion | None = None  # the incident after which to save a step
@@ -187,7 +189,6 @@ class CapsuleKeeper:
         self.late_steps = LateSteps(plan.max_bytes)
         self._parked: _Parked | None = None
         self._recent = RecentFrames()
-        self.updates = 0  # of any weights, by optimizers
         self.written: list[Path] = []
         self.failed = 0
 
@@ -257,7 +258,7 @@ class CapsuleKeeper:
                 weight_versions=known.members.versions(),
                 versions=versions_of(tensors),
                 numbers=known.counters.at_call(),
-                entry=self.late_steps.enter(known, last, self.updates) if known.is_late else None,
+                entry=self.late_steps.enter(known, last, self._track.updates) if known.is_late else None,
             )
             known.runs = True
 
@@ -269,12 +270,12 @@ class CapsuleKeeper:
         last = None if known.held is None else known.held.entry  # whose copies may serve this call, too
         known.held = None  # the last micro-batch may be freed first
         try:
-            known.held = held = Held(args, self.updates, known.counters.at_call())
+            known.held = held = Held(args, self._track.updates, known.counters.at_call())
         except NotHeldError as error:
             self._why_not = str(error)
             return
         if known.is_late:
-            held.entry = self.late_steps.enter(known, last, self.updates)
+            held.entry = self.late_steps.enter(known, last, self._track.updates)
 
     def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
         """Hold what a held call returned, and wait for its gradients."""
@@ -282,14 +283,13 @@ class CapsuleKeeper:
         if known is not None and known.held is not None:
             known.held.returned(kwargs, output)
 
-    def routine(self) -> Routine | None:
-        """Return how the next calls of the only model are held; None if its numbers change, or aren't known now."""
-        known = self.newest
-        if known is None or known is not self.lone or not (calls := known.counters.settled):
+    def routine(self, model: nn.Module) -> Routine | None:
+        """Return how the next calls of a model are held; None if its numbers change, or aren't known now."""
+        known, kept = self.newest, self.kept
+        if known is None or kept is None or known.ref() is not model or not (calls := known.counters.settled):
             return None
-        return Routine(
-            known, Held, Arrival, self._structure, self._seen, NUMBERS, HELD_BYTES, calls, known.counters.skip
-        )
+        how = Held, Arrival, self._structure, self._seen, NUMBERS, HELD_BYTES
+        return Routine(known, self.met, *how, calls, known.counters.skip)
 
     def miss(self, why: str) -> None:
         """Note why no call of this step is held."""
@@ -300,10 +300,12 @@ class CapsuleKeeper:
             self._seen = self._structure()
             self._models.clear()
             self.newest = None
+            self.met += 1
         known = self._models.pop(id(model), None)
         if known is None or known.ref() is not model:
             known = KeptModel(weakref.ref(model), place.path, place.below, Members(model), Counters(model))
             known.is_late = any(map(_is_late, known.members.weights()))
+            self.met += 1
         if len(self._models) >= MAX_MODELS:
             self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
         self._models[id(model)] = self.newest = known
@@ -377,21 +379,13 @@ class CapsuleKeeper:
                 self._write(f"{fired.what}, found {where}", fired.module, is_error=True)
 
     @property
-    def lone(self) -> object | None:
-        """The only model whose calls are held, if there is one: what it holds is its attribute `held`.
+    def kept(self) -> tuple[KeptModel, ...] | None:
+        """The models whose calls are held: what each holds is its attribute `held`.
 
-        None if its steps stay held until a device has said whether they are finite.
+        None if their steps stay held until a device has said whether they are finite.
         """
-        newest = self.newest
-        if newest is None or newest.is_late or self._parked is not None or len(self._models) != 1:
-            return None
-        return newest
-
-    def ended(self, steps: int) -> None:
-        """Count steps that released what the only model had held."""
-        self.updates += steps
-        if self.newest is not None and self.newest.held is not None:
-            self.newest.held.updates += steps
+        known = tuple(self.models)
+        return None if self._parked is not None or any(each.is_late for each in known) else known
 
     def end_step(self) -> None:
         """Release the step."""
@@ -401,7 +395,7 @@ class CapsuleKeeper:
         if not models and not self._looked:
             return
         if self._fired is not None:
-            self.updates += 1  # by the script itself, if no optimizer was seen
+            self._track.count_update()  # by the script itself, if no optimizer was seen
             self.settle("at the end of the step")
         if self._looked:
             self._looked, self._was_bad, self._bad = False, self._bad, False
@@ -509,7 +503,7 @@ class CapsuleKeeper:
         self._write_call(known, make, reason, self._context.step, occasion, is_error)
 
     def _running_call(self, known: KeptModel, model: nn.Module) -> Call:
-        return known.call or known.held_call(model, self.updates)
+        return known.call or known.held_call(model, self._track.updates)
 
     def _write_call(
         self,
@@ -571,6 +565,7 @@ class CapsuleKeeper:
     def _of(self, module: str | None, may_be_held: bool = False) -> KeptModel | None:
         """Return the called model that contains a module; without one, the model that was called last."""
         held = [each for each in self.models if each.call is not None or (may_be_held and each.held is not None)]
+        held.sort(key=lambda each: 0.0 if each.held is None else each.held.at)  # else in the order of their calls
         if module is not None:
             held = [each for each in held if each.contains(module)]
         return held[-1] if held else None

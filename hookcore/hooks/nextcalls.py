@@ -6,7 +6,8 @@ are put into torch's tables and taken out again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -27,15 +28,17 @@ Left = Callable[[nn.Module, Any, Any], None]  # module, keyword arguments, outpu
 class NextCalls:
     """Calls `entered` for each module that is called while it is on, and `left` if that wants to see the result.
 
-    Neither may raise. Without `entered`, nothing of the process is slower. `quick` sees these calls first.
+    Neither may raise. Without `entered`, nothing of the process is slower. Each of `quick` sees these calls before.
     """
 
-    def __init__(self, entered: Entered, left: Left, quick: Any) -> None:
+    def __init__(self, entered: Entered, left: Left, quick: Sequence[Any]) -> None:
         self._number = private_number()
         self._left = left
-        quick.serve(entered, self._see_left)
-        self._before = before = _make_hook(quick.entered, self._see_return)
-        self._after = _After(quick.left, private_number())
+        for each, following in pairwise(quick):
+            each.serve(following.entered, following.left)
+        quick[-1].serve(entered, self._see_left)
+        self._before = before = _make_hook(quick[0].entered, self._see_return)
+        self._after = _After(quick[0].left, private_number())
         self._quiet = QuietHooks(before)
         self._quiet.on()
         guard_functions(before)

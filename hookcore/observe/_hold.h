@@ -1,8 +1,8 @@
-/* A call of the model in a step that isn't captured, held by reference. hookcore/recorder/calls/keeping.py says what that
+/* A call of a model in a step that isn't captured, held by reference. hookcore/recorder/calls/keeping.py says what that
  * means.
  *
- * This does what Python does for the same call of the same only model with plain tensors, and makes the same objects. All
- * else is left to its host. Whatever may fail, or run Python, comes before the first change, or is harmless if the host
+ * This does what Python does for the same call of the same model with plain tensors, and makes the same objects. All else
+ * is left to its host, which may be the one for another model. Whatever may fail, or run Python, comes before the first change, or is harmless if the host
  * does it again.
  */
 
@@ -13,7 +13,7 @@ typedef struct {
     PyObject *entered, *left; /* the host's */
     PyObject *facts; /* the tuple that the following ones belong to */
     PyObject *model, *kept, *plans, *key, *plan, *cells, *absent, *answers, *modes, *state, *held, *arrival, *ordered, *handles;
-    PyObject *tensor, *numbers, *limit, *table, *number, *before, *after, *after_number, *keeper, *holding;
+    PyObject *tensor, *numbers, *limit, *table, *number, *before, *after, *after_number, *track, *holding;
 } Hold;
 
 enum { HOLD_FACTS = 24 }; /* references in `facts`, in the order above; keeping.py has the same list */
@@ -59,10 +59,10 @@ static PyObject *make_held(const Hold *hold, PyObject *args)
     if (versions != NULL)
         held = PyObject_CallMethodObjArgs(hold->held, names[N_NEW], hold->held, NULL);
     int is_made = held != NULL && set(held, N_VERSIONS, versions) && set(held, N_ARGS, args) && set(held, N_KWARGS, &_Py_NoneStruct) &&
-                  set(held, N_ENTRY, &_Py_NoneStruct) && give(held, N_UPDATES, PyObject_GetAttr(hold->keeper, names[N_UPDATES])) &&
+                  set(held, N_ENTRY, &_Py_NoneStruct) && give(held, N_UPDATES, PyObject_GetAttr(hold->track, names[N_UPDATES])) &&
                   give(held, N_NUMBERS, PyList_New(0)) && give(held, N_GENERATORS, PyObject_CallNoArgs(hold->state)) &&
                   give(held, N_AUTOCAST, PyDict_New()) && give(held, N_OUTPUTS, PyDict_New()) && give(held, N_GRADIENTS, PyDict_New()) &&
-                  give(held, N_UNKEPT, PyList_New(0));
+                  give(held, N_UNKEPT, PyList_New(0)) && give(held, N_AT, PyFloat_FromDouble(seconds(CLOCK_MONOTONIC)));
     Py_DecRef(versions);
     if (!is_made) {
         Py_DecRef(held);

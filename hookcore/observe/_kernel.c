@@ -12,7 +12,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 7 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 8 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -544,8 +544,10 @@ PyObject *PyWeakref_GetObject(PyObject *);
 PyObject *PyWeakref_NewRef(PyObject *, PyObject *);
 PyObject *PyEval_GetFrame(void);
 PyObject *PyFrame_GetCode(PyObject *);
+PyObject *PyObject_GetItem(PyObject *, PyObject *);
 unsigned long PyThread_get_thread_ident(void);
 PyObject *Py_BuildValue(const char *, ...);
+int PyArg_ParseTuple(PyObject *, const char *, ...);
 PyObject *PyType_FromSpec(void *);
 PyObject *PyType_GenericNew(PyObject *, PyObject *, PyObject *);
 void PyObject_GC_UnTrack(void *);

@@ -6,28 +6,55 @@
  * Nothing here lets go of the interpreter between reading the state and changing it, except where it calls torch.
  */
 
-enum { NOTES = 64, MOST_WITNESSES = 16 };
+enum { NOTES = 64, TURNS = 128, LOSSES = 256, MOST_WITNESSES = 32, MOST_OWNERS = 8 };
 enum { OFF, PASS, IN_PASS, STEP, IN_STEP }; /* what may come next; steady.py has the same list */
+enum { RECENT = 256 };                      /* steps; owners.py has the same number */
 
 struct mark {
     int64_t id, version; /* of a gradient; 0 if there is none */
 };
 
+struct owner { /* an optimizer; the references belong to the facts */
+    PyObject *optimizer, *groups;
+    uint64_t witnesses; /* a bit for each */
+    int64_t is_scaled, may_end, last_step, gap;
+};
+
+struct turn {
+    int64_t owner, is_late;
+};
+
 typedef struct {
     PyObject head;
     int64_t runs, next, step, ended; /* `ended`: how many steps have ended, the newest one at `at` */
+    int64_t updates;
     double at;
-    int64_t until, looks, reads, many, looked_at, frame, noted;
-    double until_s, loss, spent_s; /* `spent_s`: in all calls so far */
+    int64_t until, looks, reads, compares, longest, looked_at, frame;
+    double until_s, loss, scale, spent_s; /* `spent_s`: in all calls so far */
     unsigned long thread;
-    struct mark in_pass[MOST_WITNESSES], in_step[MOST_WITNESSES];
+    /* Of the witnesses, of which each has a bit: those with new gradients in this step, and in the steps in the notes; and
+     * the marks before the running pass, after the last one, and of the gradients whose step is known. */
+    int64_t many, passes, has_compared;
+    uint64_t reached, trained;
+    struct mark before[MOST_WITNESSES], in_pass[MOST_WITNESSES], in_step[MOST_WITNESSES];
+    /* Of the optimizers: the running one, and whether it joins the step that ended last; and, of which each has a bit,
+     * those that stepped since that one. */
+    int64_t owners, running, is_late;
+    uint64_t group;
+    struct owner owner[MOST_OWNERS];
+    /* The notes, and the losses of the ended steps and of the passes of this one. */
+    int64_t noted, turned, read;
+    double elapsed_s[NOTES], time_s[NOTES], scales[NOTES], losses[LOSSES];
+    int64_t parts[NOTES]; /* how many losses each of them has */
+    struct turn turns[TURNS];
     /* references, all of them cleared together */
     PyObject *facts; /* the tuple that the following ones belong to */
-    PyObject *optimizer, *now, *function_modes, *dispatch_modes, *graph_task, *loop, *scalers;
-    PyObject *witnesses, *roots, *lookouts, *sized, *cells, *groups, *tensor, *float32;
-    PyObject *hooks, *number, *hook, *kept, *absent; /* None if no calls are held, but for the last one */
+    PyObject *steppers, *now, *function_modes, *dispatch_modes, *graph_task, *loop, *scalers;
+    PyObject *witnesses, *roots, *lookouts, *sized, *cells, *tensor, *float32;
+    PyObject *hooks, *number, *hook, *kept, *absent; /* None if no calls are held, but for the last two */
+    PyObject *scaler; /* a weak reference, or None */
+    PyObject *states; /* its table of optimizers when the last pass of this step had ended */
     PyObject *host;
-    double elapsed_s[NOTES], time_s[NOTES], losses[NOTES];
 } Track;
 
 enum { FACTS = 20 }; /* references in `facts`, in the order above */
@@ -72,9 +99,11 @@ static int is_fine(const Track *track, PyObject *gradient)
     return is_finite((const uint32_t *)address, size < MAX_VALUES ? size : MAX_VALUES);
 }
 
-static int read_marks(const Track *track, struct mark *marks)
+static int read_marks(const Track *track, struct mark *marks, uint64_t which)
 {
     for (int64_t i = 0; i < track->many; i++) {
+        if (!(which >> i & 1))
+            continue;
         PyObject *gradient = PyObject_GetAttr(PyTuple_GetItem(track->witnesses, i), names[N_GRAD]);
         int is_read = gradient != NULL;
         marks[i] = (struct mark){0, 0};
@@ -87,6 +116,99 @@ static int read_marks(const Track *track, struct mark *marks)
             return 0;
     }
     return 1;
+}
+
+static int is_equal(struct mark one, struct mark other)
+{
+    return one.id == other.id && one.version == other.version;
+}
+
+/* Whether the gradients of the step's earlier passes are still as these left them. */
+static int are_kept(const Track *track)
+{
+    for (int64_t i = 0; i < track->many; i++)
+        if (track->in_pass[i].id && track->reached >> i & 1 && !is_equal(track->before[i], track->in_pass[i]))
+            return 0;
+    return 1;
+}
+
+/* Whether an optimizer has no gradients but those of a known step, which may be clipped between two optimizers' steps. */
+static int has_nothing_new(const Track *track, int64_t which)
+{
+    const struct owner *owner = &track->owner[which];
+    int joins = track->group != 0 && !(track->group >> which & 1);
+    struct mark now[MOST_WITNESSES];
+    if (!read_marks(track, now, owner->witnesses))
+        return 0;
+    for (int64_t i = 0; i < track->many; i++)
+        if (owner->witnesses >> i & 1 && !is_equal(now[i], track->in_step[i]) && !(joins && now[i].id && now[i].id == track->in_step[i].id))
+            return 0;
+    return 1;
+}
+
+/* Steps from one step of an optimizer to the next, for the one that steps now: the longest of them all. */
+static int64_t longest_gap(const Track *track)
+{
+    int64_t longest = 1;
+    for (int64_t i = 0; i < track->owners; i++) {
+        int64_t gap = track->owner[i].gap, last = track->owner[i].last_step;
+        if (i == track->running) {
+            gap = last >= 0 && track->step - last > 1 ? track->step - last : 1;
+            last = track->step;
+        }
+        if (gap > longest && track->step + 1 - last <= RECENT)
+            longest = gap;
+    }
+    return longest;
+}
+
+/* The scaler's table of optimizers if it has stepped none since its last update; it belongs to the caller. */
+static PyObject *read_states(const Track *track)
+{
+    PyObject *scaler = referred(track->scaler);
+    PyObject *states = scaler == NULL ? NULL : PyObject_GetAttr(scaler, names[N_STATES]);
+    Py_DecRef(scaler);
+    if (states != NULL && PyObject_Size(states) == 0)
+        return states;
+    Py_DecRef(states);
+    return NULL;
+}
+
+static int keep_states(Track *track)
+{
+    PyObject *before = track->states, *now = NULL;
+    if (track->scaler != &_Py_NoneStruct && (now = read_states(track)) == NULL)
+        return 0;
+    track->states = now;
+    Py_DecRef(before);
+    return 1;
+}
+
+static void forget_states(Track *track)
+{
+    PyObject *states = track->states;
+    track->states = NULL;
+    Py_DecRef(states);
+}
+
+/* Whether the scaler did nothing since the last pass. */
+static int is_idle(const Track *track)
+{
+    if (track->scaler == &_Py_NoneStruct)
+        return 1;
+    PyObject *states = read_states(track);
+    Py_DecRef(states);
+    return states != NULL && states == track->states;
+}
+
+static int read_scale(Track *track)
+{
+    PyObject *scaler = referred(track->scaler);
+    PyObject *scale = scaler == NULL ? NULL : PyObject_GetAttr(scaler, names[N_SCALE]);
+    int is_read = scale != NULL && read_number(track, scale, &track->scale);
+    Py_DecRef(scale);
+    Py_DecRef(scaler);
+    return is_read;
 }
 
 /* Look at the gradients that a pass reaches last. */
@@ -106,10 +228,13 @@ static int look(Track *track)
     return looked;
 }
 
-static int have_modes(Track *track)
+static int have_modes(Track *track, uint64_t reached)
 {
     for (Py_ssize_t i = 0, many = PyTuple_Size(track->roots); i < many; i++) {
-        PyObject *pair = PyTuple_GetItem(track->roots, i), *module = referred(PyTuple_GetItem(pair, 0));
+        PyObject *pair = PyTuple_GetItem(track->roots, i);
+        if (!((uint64_t)PyLong_AsLongLong(PyTuple_GetItem(pair, 2)) & reached))
+            continue;
+        PyObject *module = referred(PyTuple_GetItem(pair, 0));
         PyObject *own = module == NULL ? NULL : PyObject_GenericGetDict(module, NULL);
         int is_same = own != NULL && PyDict_GetItemWithError(own, names[N_TRAINING]) == PyTuple_GetItem(pair, 1);
         Py_DecRef(own);
@@ -131,13 +256,13 @@ static int is_quiet(const Track *track)
 
 /* Whether the optimizer steps the same tensors at the same rates. `groups`: for each group, how many tensors, the last
  * one's id, and the rate; NULL if rates don't matter. */
-static int has_groups(const Track *track, PyObject *optimizer)
+static int has_groups(PyObject *optimizer, PyObject *as_known)
 {
     PyObject *groups = PyObject_GetAttr(optimizer, names[N_GROUPS]);
-    Py_ssize_t many = PyTuple_Size(track->groups);
+    Py_ssize_t many = PyTuple_Size(as_known);
     int is_same = groups != NULL && PyList_Size(groups) == many;
     for (Py_ssize_t i = 0; is_same && i < many; i++) {
-        PyObject *known = PyTuple_GetItem(track->groups, i), *group = PyList_GetItem(groups, i);
+        PyObject *known = PyTuple_GetItem(as_known, i), *group = PyList_GetItem(groups, i);
         PyObject *rate = PyTuple_GetItem(known, 2);
         if (rate != &_Py_NoneStruct) {
             PyObject *found = PyDict_GetItemWithError(group, names[N_LR]);
@@ -159,8 +284,25 @@ static int has_groups(const Track *track, PyObject *optimizer)
     return is_same;
 }
 
-/* Find the frame of the optimizer's step, and no scaler among its nearest callers: a loop may start to use one. */
-static int find_frame(Track *track)
+/* Whether a frame is that of a scaler's step; -1 for a disabled one, which does nothing. */
+static int steps_scaler(const Track *track, PyObject *frame, PyObject *code)
+{
+    int is_scaler = 0;
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->scalers); i < many; i++)
+        is_scaler = is_scaler || code == PyTuple_GetItem(track->scalers, i);
+    if (!is_scaler)
+        return 0;
+    PyObject *locals = PyObject_GetAttr(frame, names[N_LOCALS]);
+    PyObject *scaler = locals == NULL ? NULL : PyObject_GetItem(locals, names[N_SELF]);
+    int is_disabled = scaler != NULL && is_attribute(scaler, N_ENABLED, &_Py_FalseStruct);
+    Py_DecRef(scaler);
+    Py_DecRef(locals);
+    return is_disabled ? -1 : 1;
+}
+
+/* Find the frame of the optimizer's step, and no scaler among its nearest callers, unless it has one: a loop may start to
+ * use one. */
+static int find_frame(Track *track, int is_scaled)
 {
     enum { OWN = 4, NEAR = 4 };
     PyObject *frame = PyEval_GetFrame(), *loop = NULL;
@@ -170,10 +312,11 @@ static int find_frame(Track *track)
         PyObject *code = PyFrame_GetCode(frame);
         if (loop == NULL && code == track->loop) {
             loop = frame;
-            last = i + NEAR;
+            last = is_scaled ? i : i + NEAR;
         } else if (loop != NULL) {
-            for (Py_ssize_t j = 0, many = PyTuple_Size(track->scalers); j < many; j++)
-                is_free = is_free && code != PyTuple_GetItem(track->scalers, j);
+            int found = steps_scaler(track, frame, code);
+            is_free = found <= 0;
+            last = found ? i : last;
         }
         Py_DecRef(code);
         PyObject *caller = i == last ? NULL : PyObject_GetAttr(frame, names[N_BACK]);
@@ -196,16 +339,27 @@ static int see_calls(const Track *track, int sees)
     return is_there == 0 || (is_there == 1 && PyObject_DelItem(track->hooks, track->number) == 0);
 }
 
-static int release_call(const Track *track)
+static int release_calls(const Track *track)
 {
-    return track->kept == &_Py_NoneStruct || PyObject_SetAttr(track->kept, names[N_HELD], &_Py_NoneStruct) == 0;
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->kept); i < many; i++)
+        if (PyObject_SetAttr(PyTuple_GetItem(track->kept, i), names[N_HELD], &_Py_NoneStruct) != 0)
+            return 0;
+    return 1;
+}
+
+static int hold_none(const Track *track)
+{
+    for (Py_ssize_t i = 0, many = PyTuple_Size(track->kept); i < many; i++)
+        if (!is_attribute(PyTuple_GetItem(track->kept, i), N_HELD, &_Py_NoneStruct))
+            return 0;
+    return 1;
 }
 
 /* -- Torch's four calls -------------------------------------------------------------------------------------------- */
 
 static int begin_pass(Track *track, PyObject *const *arguments)
 {
-    if (arguments[0] != &_Py_TrueStruct || PyThread_get_thread_ident() != track->thread)
+    if (arguments[0] != &_Py_TrueStruct || PyThread_get_thread_ident() != track->thread || track->read >= LOSSES)
         return 0;
     double loss, weight;
     if (track->reads) {
@@ -213,28 +367,66 @@ static int begin_pass(Track *track, PyObject *const *arguments)
             return 0;
         track->loss = loss * weight;
     }
+    if (track->compares || (track->passes && track->reads)) {
+        if (!read_marks(track, track->before, ~0ULL) || (track->passes && !(are_kept(track) && is_idle(track))))
+            return 0;
+    }
     return see_calls(track, 0);
+}
+
+/* Find the witnesses with new gradients. They have to be some, since a pass may belong to another training. */
+static int compare_marks(Track *track, uint64_t *reached)
+{
+    *reached = track->compares ? 0 : ~0ULL;
+    if (!track->compares)
+        return !track->reads || read_marks(track, track->in_pass, ~0ULL);
+    if (!read_marks(track, track->in_pass, ~0ULL))
+        return 0;
+    for (int64_t i = 0; i < track->many; i++)
+        if (!is_equal(track->before[i], track->in_pass[i]))
+            *reached |= 1ULL << i;
+    return *reached != 0;
 }
 
 static int end_pass(Track *track, PyObject *const *arguments)
 {
-    if (arguments[0] != &_Py_TrueStruct || arguments[1] != &_Py_FalseStruct ||
-        PyThread_get_thread_ident() != track->thread || !have_modes(track))
+    uint64_t reached;
+    if (arguments[0] != &_Py_TrueStruct || arguments[1] != &_Py_FalseStruct || PyThread_get_thread_ident() != track->thread)
         return 0;
-    if ((track->looks || track->reads) && !is_zero(track->function_modes)) /* it would see what follows */
+    if ((track->looks || track->reads || track->compares) && !is_zero(track->function_modes)) /* it would see what follows */
         return 0;
     if (track->reads && track->loss - track->loss != 0)
         return 0;
-    return (!track->looks || look(track)) && (!track->reads || read_marks(track, track->in_pass)) && see_calls(track, 1);
+    if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track, 1))
+        return 0;
+    if (track->reads)
+        track->losses[track->read++] = track->loss;
+    for (int64_t i = 0; track->compares && i < track->many; i++)
+        track->in_step[i] = track->in_pass[i];
+    track->has_compared = track->compares;
+    track->reached |= reached;
+    track->passes++;
+    return 1;
 }
 
 static int begin_update(Track *track, PyObject *const *arguments)
 {
-    int64_t task;
-    if (!refers_to(track->optimizer, arguments[0]) || PyObject_Size(arguments[1]) > 1 || PyObject_Size(arguments[2]) != 0 ||
+    int64_t task, which = 0;
+    while (which < track->owners && !refers_to(track->owner[which].optimizer, arguments[0]))
+        which++;
+    if (which == track->owners || PyObject_Size(arguments[1]) > 1 || PyObject_Size(arguments[2]) != 0 ||
         PyThread_get_thread_ident() != track->thread || !read_integer(PyObject_CallNoArgs(track->graph_task), &task) || task != -1)
         return 0;
-    return has_groups(track, arguments[0]) && find_frame(track);
+    const struct owner *owner = &track->owner[which];
+    int is_late = track->compares && !(owner->witnesses & track->reached);
+    if (is_late ? track->passes != 0 || !has_nothing_new(track, which) || !hold_none(track) : track->passes == 0 || !owner->may_end)
+        return 0;
+    if (!has_groups(arguments[0], owner->groups) || !find_frame(track, owner->is_scaled != 0))
+        return 0;
+    track->scale = NAN;
+    track->running = which;
+    track->is_late = is_late;
+    return !owner->is_scaled || read_scale(track);
 }
 
 /* The recorder's clock; None stands for `time.perf_counter`, to which a call through Python takes twenty times as long. */
@@ -248,21 +440,55 @@ static double read_clock(const Track *track)
     return now;
 }
 
+static void count_step(Track *track, int64_t step)
+{
+    struct owner *owner = &track->owner[track->running];
+    owner->gap = owner->last_step >= 0 && step - owner->last_step > 1 ? step - owner->last_step : 1;
+    owner->last_step = step;
+    track->turns[track->turned++] = (struct turn){track->running, track->is_late};
+    track->group = (track->is_late ? track->group : 0) | 1ULL << track->running;
+    track->updates++;
+}
+
+/* End an optimizer's step that belongs to the step that ended last. */
+static int join_step(Track *track)
+{
+    if (!is_zero(track->function_modes) || !read_marks(track, track->in_step, track->owner[track->running].witnesses) || !track->runs ||
+        track->next != IN_STEP)
+        return 0;
+    count_step(track, track->step - 1);
+    return 1;
+}
+
 static int end_update(Track *track, PyObject *const *arguments)
 {
-    if (!refers_to(track->optimizer, arguments[0]) || PyThread_get_thread_ident() != track->thread ||
-        track->step >= track->until || track->noted >= NOTES || !is_zero(track->function_modes) || !is_quiet(track) ||
-        !read_marks(track, track->in_step) || !see_calls(track, 1) || !release_call(track))
+    const struct owner *owner = &track->owner[track->running];
+    if (!refers_to(owner->optimizer, arguments[0]) || PyThread_get_thread_ident() != track->thread || track->turned >= TURNS)
+        return 0;
+    if (track->is_late)
+        return join_step(track);
+    if (track->step >= track->until || track->noted >= NOTES || longest_gap(track) != track->longest || !is_zero(track->function_modes) ||
+        !is_quiet(track) || !read_marks(track, track->in_step, ~0ULL) || !see_calls(track, 1) || !release_calls(track))
         return 0;
     double now = read_clock(track);
     /* Any of the above may have run Python, and let another thread take the notes and end the run. */
     if (!(now < track->until_s) || !track->runs || track->next != IN_STEP || track->step >= track->until || track->noted >= NOTES)
         return 0;
+    int64_t before = 0;
+    for (int64_t i = 0; i < track->noted; i++)
+        before += track->parts[i];
     track->elapsed_s[track->noted] = now - track->at;
     track->time_s[track->noted] = seconds(CLOCK_REALTIME);
-    track->losses[track->noted++] = track->loss;
+    track->scales[track->noted] = track->scale;
+    track->parts[track->noted++] = track->read - before;
+    count_step(track, track->step);
+    track->trained |= track->reached;
+    track->reached = 0;
+    track->passes = 0;
     track->at = now;
     track->ended = ++track->step;
+    track->scale = NAN;
+    forget_states(track);
     return 1;
 }
 
@@ -285,8 +511,8 @@ static PyObject *pass_on(Track *track, int name, PyObject *const *a, Py_ssize_t 
     return found;
 }
 
-/* Handle a call if it is the expected one. While torch is asked, another thread may take the notes, and end the run. */
-static PyObject *handle(Track *track, int64_t expected, int64_t then, int (*saw)(Track *, PyObject *const *), int name,
+/* Handle a call if it is an expected one. While torch is asked, another thread may take the notes, and end the run. */
+static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t then, int (*saw)(Track *, PyObject *const *), int name,
                         PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted)
 {
     if (given != wanted) {
@@ -296,10 +522,11 @@ static PyObject *handle(Track *track, int64_t expected, int64_t then, int (*saw)
     double began = seconds(CLOCK_MONOTONIC);
     PyObject *found = NULL;
     int is_done = 0;
-    if (track->runs && track->next == expected) {
+    int64_t known = track->next;
+    if (track->runs && (known == expected || known == or_this)) {
         PyObject *facts = track->facts;
         Py_IncRef(facts);
-        is_done = saw(track, arguments) && track->runs && track->next == expected && track->facts == facts;
+        is_done = saw(track, arguments) && track->runs && track->next == known && track->facts == facts;
         if (!is_done)
             PyErr_Clear();
         else
@@ -313,22 +540,22 @@ static PyObject *handle(Track *track, int64_t expected, int64_t then, int (*saw)
 
 static PyObject *track_backward_begins(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    return handle((Track *)self, PASS, IN_PASS, begin_pass, N_BEGINS, arguments, given, 3);
+    return handle((Track *)self, PASS, STEP, IN_PASS, begin_pass, N_BEGINS, arguments, given, 3);
 }
 
 static PyObject *track_backward_ended(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    return handle((Track *)self, IN_PASS, STEP, end_pass, N_ENDED, arguments, given, 2);
+    return handle((Track *)self, IN_PASS, IN_PASS, STEP, end_pass, N_ENDED, arguments, given, 2);
 }
 
 static PyObject *track_saw_step_begin(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    return handle((Track *)self, STEP, IN_STEP, begin_update, N_SAW_BEGIN, arguments, given, 3);
+    return handle((Track *)self, STEP, PASS, IN_STEP, begin_update, N_SAW_BEGIN, arguments, given, 3);
 }
 
 static PyObject *track_saw_step_end(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    return handle((Track *)self, IN_STEP, PASS, end_update, N_SAW_END, arguments, given, 3);
+    return handle((Track *)self, IN_STEP, IN_STEP, PASS, end_update, N_SAW_END, arguments, given, 3);
 }
 
 static PyObject *track_inner_begins(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -368,42 +595,84 @@ static PyObject *track_drop(PyObject *self, PyObject *const *arguments, Py_ssize
     return none();
 }
 
+/* An optimizer: a weak reference, its groups, the first of its witnesses and the one after the last, whether a scaler
+ * steps it, and whether it may end a step. */
+static int read_owner(struct owner *owner, PyObject *facts)
+{
+    long long first, last, is_scaled, may_end;
+    if (!PyArg_ParseTuple(facts, "OOLLLL", &owner->optimizer, &owner->groups, &first, &last, &is_scaled, &may_end))
+        return 0;
+    owner->witnesses = 0;
+    for (long long i = first; i < last; i++)
+        owner->witnesses |= 1ULL << i;
+    owner->is_scaled = is_scaled;
+    owner->may_end = may_end;
+    return 1;
+}
+
 /* learn(facts): take the facts by which steps are handled; none of them may differ while they are. */
 static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
     Track *track = (Track *)self;
-    if (given != 1 || PyTuple_Size(arguments[0]) != FACTS || PyTuple_Size(PyTuple_GetItem(arguments[0], 7)) > MOST_WITNESSES)
-        return PyErr_Format(PyExc_TypeError, "learn takes a tuple of %d facts with at most %d witnesses", FACTS, MOST_WITNESSES);
+    if (given != 1 || PyTuple_Size(arguments[0]) != FACTS || PyTuple_Size(PyTuple_GetItem(arguments[0], 7)) > MOST_WITNESSES ||
+        PyTuple_Size(PyTuple_GetItem(arguments[0], 0)) > MOST_OWNERS)
+        return PyErr_Format(PyExc_TypeError, "learn takes a tuple of %d facts with at most %d witnesses and %d optimizers", FACTS, MOST_WITNESSES, MOST_OWNERS);
     Py_IncRef(arguments[0]);
     forget(track);
-    track->facts = arguments[0];
-    PyObject **place = &track->optimizer;
+    PyObject **place = &track->steppers;
     for (Py_ssize_t i = 0; i < FACTS; i++)
-        place[i] = PyTuple_GetItem(track->facts, i);
+        place[i] = PyTuple_GetItem(arguments[0], i);
     track->many = PyTuple_Size(track->witnesses);
+    track->owners = PyTuple_Size(track->steppers);
+    for (int64_t i = 0; i < track->owners; i++)
+        if (!read_owner(&track->owner[i], PyTuple_GetItem(track->steppers, i))) {
+            Py_DecRef(arguments[0]);
+            return NULL;
+        }
+    track->facts = arguments[0];
     return none();
 }
 
-/* enter(until, until_s, looks, reads): handle the next steps, from the end of one, if the facts are there. */
+/* enter(until, until_s, looks, reads, compares, longest, last, counts): handle the next steps, from the end of one that this
+ * optimizer ended, if the facts are there. `counts`: the last step of each optimizer, and its gap. */
 static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
     Track *track = (Track *)self;
-    if (given != 4)
-        return PyErr_Format(PyExc_TypeError, "enter takes 4 numbers");
+    if (given != 8)
+        return PyErr_Format(PyExc_TypeError, "enter takes 7 numbers and the counts of each optimizer");
     if (track->facts == NULL)
         return none();
     int64_t until = PyLong_AsLongLong(arguments[0]);
     double until_s = PyFloat_AsDouble(arguments[1]);
-    int64_t looks = PyLong_AsLongLong(arguments[2]), reads = PyLong_AsLongLong(arguments[3]);
+    int64_t looks = PyLong_AsLongLong(arguments[2]), reads = PyLong_AsLongLong(arguments[3]), compares = PyLong_AsLongLong(arguments[4]);
+    int64_t longest = PyLong_AsLongLong(arguments[5]), last = PyLong_AsLongLong(arguments[6]);
+    for (int64_t i = 0; i < track->owners; i++) {
+        long long step, gap;
+        PyObject *counts = PyTuple_GetItem(arguments[7], i);
+        if (counts == NULL || !PyArg_ParseTuple(counts, "LL", &step, &gap))
+            return NULL;
+        track->owner[i].last_step = step;
+        track->owner[i].gap = gap;
+    }
     if (PyErr_Occurred())
         return NULL;
     track->until = until;
     track->until_s = until_s;
     track->looks = looks;
     track->reads = reads;
+    track->compares = compares;
+    track->longest = longest;
     track->thread = PyThread_get_thread_ident();
-    track->noted = 0;
+    track->noted = track->turned = track->read = track->passes = track->has_compared = 0;
+    track->reached = track->trained = 0;
+    track->group = 1ULL << last;
     track->looked_at = -1;
+    track->scale = NAN;
+    forget_states(track);
+    if (compares && !read_marks(track, track->in_step, ~0ULL)) {
+        PyErr_Clear();
+        return none();
+    }
     track->next = PASS;
     track->runs = 1;
     return none();
@@ -414,6 +683,22 @@ static PyObject *list_of(const double *numbers, int64_t many)
     PyObject *list = PyList_New(many);
     for (int64_t i = 0; list != NULL && i < many; i++)
         PyList_SetItem(list, i, PyFloat_FromDouble(numbers[i]));
+    return list;
+}
+
+static PyObject *list_of_numbers(const int64_t *numbers, int64_t many)
+{
+    PyObject *list = PyList_New(many);
+    for (int64_t i = 0; list != NULL && i < many; i++)
+        PyList_SetItem(list, i, PyLong_FromLongLong(numbers[i]));
+    return list;
+}
+
+static PyObject *list_of_turns(const struct turn *turns, int64_t many)
+{
+    PyObject *list = PyList_New(many);
+    for (int64_t i = 0; list != NULL && i < many; i++)
+        PyList_SetItem(list, i, Py_BuildValue("LL", (long long)turns[i].owner, (long long)turns[i].is_late));
     return list;
 }
 
@@ -433,17 +718,32 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     if (track->next == OFF || given != 1)
         return none();
     const Track noted = *track;
-    track->noted = 0;
+    PyObject *states = track->states == NULL ? none() : track->states;
+    int64_t ended = 0;
+    for (int64_t i = 0; i < track->noted; i++)
+        ended += track->parts[i];
+    if (track->states != NULL)
+        Py_IncRef(states);
+    track->read -= ended;
+    for (int64_t i = 0; i < track->read; i++)
+        track->losses[i] = noted.losses[ended + i];
+    track->noted = track->turned = 0;
+    track->trained = 0;
     track->looked_at = -1;
     if (arguments[0] == &_Py_TrueStruct || !track->runs) {
         track->runs = 0;
         track->next = OFF;
+        forget_states(track);
     }
+    int64_t compared = noted.compares ? noted.many : 0;
     return Py_BuildValue(
-        "LLNNNdLNNL", (long long)noted.next, (long long)noted.step, list_of(noted.elapsed_s, noted.noted),
-        list_of(noted.time_s, noted.noted), list_of(noted.losses, noted.noted), noted.loss, (long long)noted.looked_at,
-        list_of_marks(noted.in_pass, noted.reads ? noted.many : 0), list_of_marks(noted.in_step, noted.many),
-        (long long)noted.frame);
+        "LLLNNNNNNddLNNNKKNLLLL", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
+        list_of(noted.elapsed_s, noted.noted), list_of(noted.time_s, noted.noted), list_of(noted.scales, noted.noted),
+        list_of_numbers(noted.parts, noted.noted), list_of(noted.losses, noted.read), list_of_turns(noted.turns, noted.turned), noted.loss,
+        noted.scale, (long long)noted.looked_at, list_of_marks(noted.before, compared),
+        list_of_marks(noted.in_pass, noted.reads || noted.compares ? noted.many : 0), list_of_marks(noted.in_step, noted.many),
+        (unsigned long long)noted.reached, (unsigned long long)noted.trained, states, (long long)noted.has_compared, (long long)noted.running,
+        (long long)noted.is_late, (long long)noted.frame);
 }
 
 /* when(): how many steps have ended, and when the newest one did. */
@@ -456,8 +756,8 @@ static PyObject *track_when(PyObject *self, PyObject *const *arguments, Py_ssize
 static int track_traverse(PyObject *self, int (*visit)(PyObject *, void *), void *context)
 {
     Track *track = (Track *)self;
-    PyObject *all[] = {(PyObject *)self->type, track->facts, track->host};
-    return visit_each(all, 3, visit, context);
+    PyObject *all[] = {(PyObject *)self->type, track->facts, track->states, track->host};
+    return visit_each(all, 4, visit, context);
 }
 
 static int track_clear(PyObject *self)
@@ -466,6 +766,7 @@ static int track_clear(PyObject *self)
     PyObject *host = track->host;
     track->host = NULL;
     forget(track);
+    forget_states(track);
     Py_DecRef(host);
     return 0;
 }
@@ -475,6 +776,12 @@ static void track_dealloc(PyObject *self)
     free_object(self, track_clear);
 }
 
+static PyObject *track_count_update(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    ((Track *)self)->updates++;
+    return none();
+}
+
 static PyMethodDef track_methods[] = {
     {"backward_begins", track_backward_begins, METH_FASTCALL, "Note that a pass starts."},
     {"backward_ended", track_backward_ended, METH_FASTCALL, "Note the end of the pass."},
@@ -482,6 +789,7 @@ static PyMethodDef track_methods[] = {
     {"inner_ended", track_inner_ended, METH_FASTCALL, "Note the end of such a pass."},
     {"saw_step_begin", track_saw_step_begin, METH_FASTCALL, "Note that an optimizer is about to step."},
     {"saw_step_end", track_saw_step_end, METH_FASTCALL, "Note that an optimizer has stepped."},
+    {"count_update", track_count_update, METH_FASTCALL, "Count an update of weights that it didn't see."},
     {"serve", track_serve, METH_FASTCALL, "Pass on to a host what isn't expected."},
     {"learn", track_learn, METH_FASTCALL, "Take the facts by which steps are handled."},
     {"enter", track_enter, METH_FASTCALL, "Handle the next steps by these facts."},
@@ -494,6 +802,7 @@ static PyMethodDef track_methods[] = {
 static PyMemberDef track_members[] = {
     {"step", T_LONGLONG, offsetof(Track, step), 0, "the number of the running step"},
     {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
+    {"updates", T_LONGLONG, offsetof(Track, updates), 1, "how often optimizers have updated any weights"},
     {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},
     {"spent_s", T_DOUBLE, offsetof(Track, spent_s), 1, "the seconds that all calls took"},
     {"noted", T_LONGLONG, offsetof(Track, noted), 1, "the steps whose notes weren't taken yet"},

@@ -254,13 +254,17 @@ class Hold:
 class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 
-    __slots__ = ("at", "ended", "step")
+    __slots__ = ("at", "ended", "step", "updates")
     noted = runs = 0
     spent_s = 0.0  # unknown
 
     def __init__(self) -> None:
-        self.step = self.ended = 0
+        self.step = self.ended = self.updates = 0
         self.at = 0.0
+
+    def count_update(self) -> None:
+        """Count an update of weights."""
+        self.updates += 1
 
     def serve(self, _host: Any) -> None:
         """Pass on what isn't expected."""

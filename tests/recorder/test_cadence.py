@@ -74,7 +74,7 @@ def test_steps_that_went_the_short_way_and_others_count_by_their_numbers() -> No
     for step in range(400):
         captured = cadence.wants(step)
         if not captured:
-            cadence.followed(0.21, 7)
+            cadence.followed(0.21, short=7)
             cadence.followed(0.11)
         cadence.step_ended(captured, 2.0 if captured else 1.0)
     assert cadence.following == pytest.approx(0.04 / 0.96)

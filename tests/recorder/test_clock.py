@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.observe import cpu
 from hookcore.recorder.clock import clock
-from hookcore.recorder.clock.cadence import Cadence, JumpFinder
+from hookcore.recorder.clock.cadence import Cadence
 from tests.harness import read_step, seed_all, watch
 from tests.inside import class_of, module_of
 from tests.lanes import examples
@@ -439,6 +439,155 @@ def in_another_thread(w: Plain) -> None:
     thread.join()
 
 
+# The same with two optimizers and with a scaler, which step the parts of the model.
+
+
+@dataclass
+class Pair(Plain):
+    """The same model, stepped by two optimizers that take turns."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plain = torch.optim.SGD(self.first.parameters(), 0.05)
+
+    def step(self) -> None:
+        for optimizer in (self.plain, self.b):
+            optimizer.zero_grad()  # what the other one's pass has left at its own parameters stays
+            self.loss().backward()
+            optimizer.step()
+
+
+@dataclass
+class Scaled(Plain):
+    """The same model, stepped by an optimizer with a scaler."""
+
+    def step(self) -> None:
+        self.plain.zero_grad()
+        self.scaler.scale(self.loss()).backward()
+        self.scaler.step(self.plain)
+        self.scaler.update()
+
+
+def one_more_often(w: Plain) -> None:
+    for number in range(6):
+        w.model.zero_grad()
+        w.loss().backward()
+        w.plain.step()
+        if number % 3 == 2:
+            w.b.step()
+
+
+def both_behind_one(w: Plain) -> None:
+    for _ in range(3):
+        w.model.zero_grad()
+        w.loss().backward()
+        w.b.step()
+        w.plain.step()
+
+
+def both_behind_three_clipped(w: Plain) -> None:
+    for _ in range(2):
+        w.model.zero_grad()
+        for _ in range(3):
+            (w.loss() / 3).backward()
+        w.plain.step()
+        nn.utils.clip_grad_norm_(w.last.parameters(), 0.1)
+        w.b.step()
+
+
+def with_validation_in_between(w: Plain) -> None:
+    w.model.zero_grad()
+    w.loss().backward()
+    w.plain.step()
+    with torch.no_grad():
+        w.model.eval()
+        w.loss()
+        w.model.train()
+    w.b.step()
+
+
+def with_a_part_in_eval_mode(w: Plain) -> None:
+    w.first.eval()
+    w.step()
+    w.first.train()
+
+
+def with_another_forward_pass_in_between(w: Plain) -> None:
+    w.model.zero_grad()
+    w.loss().backward()
+    w.plain.step()
+    loss = w.loss()
+    w.b.step()
+    w.model.zero_grad()
+    loss = w.loss() + loss.detach()
+    loss.backward()
+    w.plain.step()
+
+
+def with_a_stranger(w: Plain) -> None:
+    w.train_stranger()
+    w.step()
+
+
+def scaled_in_parts(w: Plain) -> None:
+    for _ in range(2):
+        w.plain.zero_grad()
+        for _ in range(3):
+            w.scaler.scale(w.loss() / 3).backward()
+        w.scaler.unscale_(w.plain)
+        nn.utils.clip_grad_norm_(w.model.parameters(), 0.1)
+        w.scaler.step(w.plain)
+        w.scaler.update()
+
+
+def scaled_in_vain(w: Plain) -> None:
+    w.plain.zero_grad()
+    w.scaler.scale(w.loss() * float("inf")).backward()
+    w.scaler.step(w.plain)
+    w.scaler.update()
+    w.step()  # which shows that it ended
+
+
+def by_two_with_one_scaler(w: Plain) -> None:
+    for _ in range(3):
+        w.model.zero_grad()
+        w.scaler.scale(w.loss()).backward()
+        w.scaler.step(w.plain)
+        w.scaler.step(w.b)
+        w.scaler.update()
+
+
+PAIR: Final[dict[Callable[[Plain], None], int]] = {
+    plainly: 8,
+    with_a_schedule: 2,
+    one_more_often: 6,
+    both_behind_one: 3,
+    both_behind_three_clipped: 2,
+    with_validation_in_between: 1,
+    with_a_part_in_eval_mode: 2,
+    with_another_forward_pass_in_between: 2,
+    with_a_stranger: 2,
+    in_parts: 1,
+    with_a_penalty: 1,
+    by_its_closure: 1,
+    twice: 2,
+    after_a_pass_that_raised: 2,
+    by_two_with_one_scaler: 3,
+}
+SCALED: Final[dict[Callable[[Plain], None], int]] = {
+    plainly: 4,
+    with_a_schedule: 1,
+    scaled_in_parts: 2,
+    scaled_in_vain: 2,
+    with_a_part_in_eval_mode: 1,
+    with_a_stranger: 1,
+    twice: 1,
+    in_parts: 1,
+    with_a_penalty: 1,
+    by_its_closure: 1,
+    after_a_pass_that_raised: 1,
+    with_another_layer: 1,
+}
 STEADY: Final[dict[Callable[[Plain], None], int]] = {
     plainly: 4,
     with_a_schedule: 1,
@@ -488,9 +637,9 @@ def _leaves(how: str, patch: pytest.MonkeyPatch) -> list[int]:
         ended.extend([self.clock.step] * is_done)
         return is_done
 
-    def counted_together(self: Any, owner: Any, step: int, elapsed_s: list[float], *rest: Any) -> None:
-        ended.extend([step] * len(elapsed_s))
-        apply_ended(self, owner, step, elapsed_s, *rest)
+    def counted_together(self: Any, notes: Any, losses: Any) -> None:
+        ended.extend([notes.step] * len(notes.elapsed_s))
+        apply_ended(self, notes, losses)
 
     patch.setattr(steady, "_TRACKS", vars(steady)["_TRACKS"] and how != "without the extension")
     patch.setattr(kind, "front", property(lambda self: Front(self, front(self), how, chance)))
@@ -500,15 +649,15 @@ def _leaves(how: str, patch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _trained(
-    turns: list[Callable[[Plain], None]], how: str, pauses: bool, given: dict[str, Any]
+    kind: type[Plain], turns: list[Callable[[Plain], None]], how: str, pauses: bool, given: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
     """Return all that is known of a training, and how many steps went the short way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "FIRST_STEPS", 3)
-        patch.setattr(JumpFinder, "jumped", lambda *_: False)  # the recorder's thread notices a jump at any time
+        patch.setattr(Cadence, "alarm", lambda *_: None)  # the recorder's thread notices a jump at any time
         ended = _leaves(how, patch)
         seed_all()
-        world, numbers = Plain(), []
+        world, numbers = kind(), []
         with watch(world.model, **given) as watcher:
             for _ in range(6):
                 world.step()
@@ -524,7 +673,11 @@ def _trained(
             assert watcher.flush()
             assert watcher.errors == []
             steps = range(watcher.current_step)
-            names = {"place", "backward/loss", "optimizer/lr"}.intersection(watcher.store.scalar_names())
+            names = {
+                name
+                for name in watcher.store.scalar_names()
+                if name.startswith(("place", "backward/", "optimizer", "hookcore/grad_scale"))
+            }
             logged = {name: watcher.store.scalars(name) for name in sorted(names)}
             events = [(each.step, each.name) for each in watcher.store.events()]
             found = {
@@ -537,22 +690,20 @@ def _trained(
         return found, len(ended)
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-@given(
-    st.lists(st.sampled_from(list(STEADY)), min_size=3, max_size=9),
-    st.lists(st.sampled_from(list(LEAVING)), max_size=4),
-    st.sampled_from(("every third", "every tenth", "paused")),
-)
-def test_the_short_way_through_uncaptured_steps_gives_the_same_steps_values_and_events(
-    turns: list[Callable[[Plain], None]], later: list[Callable[[Plain], None]], how: str
-) -> None:
-    turns = [plainly, *turns, *later]
-    given = {"every third": {"every": 3}, "every tenth": {"every": 10, "capsule": "error"}}.get(how, {"every": 4})
+HOWS: Final[dict[str, dict[str, Any]]] = {
+    "every third": {"every": 3},
+    "every seventh": {"every": 7},
+    "every tenth": {"every": 10, "capsule": "error"},
+    "paused": {"every": 4},
+}
+
+
+def _check_short_way(kind: type[Plain], turns: list[Callable[[Plain], None]], how: str, counts: dict[Any, int]) -> None:
+    turns, total = [plainly, *turns], 6 * (2 if kind is Pair else 1)
     ways = ("off", "never", "without the extension", "at random")
-    (expected, none), (found, many), *others = (_trained(turns, way, how == "paused", given) for way in ways)
-    total = 6
+    (expected, none), (found, many), *others = (_trained(kind, turns, way, how == "paused", HOWS[how]) for way in ways)
     for turn, number in zip(turns, expected["numbers"], strict=True):
-        total += LEAVING[turn]
+        total += counts[turn]
         assert turn is in_another_thread or number == total or in_another_thread in turns
     assert none == 0
     assert many > 0
@@ -560,6 +711,35 @@ def test_the_short_way_through_uncaptured_steps_gives_the_same_steps_values_and_
         assert repr(found[name]) == repr(each), name
         for other, _ in others:
             assert repr(other[name]) == repr(each), name
+
+
+_short_way = settings(
+    max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
+
+
+@_short_way
+@given(
+    st.lists(st.sampled_from(list(STEADY)), min_size=3, max_size=9),
+    st.lists(st.sampled_from(list(LEAVING)), max_size=4),
+    st.sampled_from(list(HOWS)),
+)
+def test_the_short_way_through_uncaptured_steps_gives_the_same_steps_values_and_events(
+    turns: list[Callable[[Plain], None]], later: list[Callable[[Plain], None]], how: str
+) -> None:
+    _check_short_way(Plain, [*turns, *later], how, LEAVING)
+
+
+@_short_way
+@given(st.lists(st.sampled_from(list(PAIR)), min_size=3, max_size=12), st.sampled_from(list(HOWS)[1:]))
+def test_so_does_that_of_two_optimizers(turns: list[Callable[[Plain], None]], how: str) -> None:
+    _check_short_way(Pair, turns, how, PAIR)
+
+
+@_short_way
+@given(st.lists(st.sampled_from(list(SCALED)), min_size=3, max_size=12), st.sampled_from(list(HOWS)[1:]))
+def test_so_does_that_of_a_scaler(turns: list[Callable[[Plain], None]], how: str) -> None:
+    _check_short_way(Scaled, turns, how, SCALED)
 
 
 def _calls_of(step: Callable[[], None]) -> int:
@@ -601,6 +781,43 @@ def test_with_the_extension_a_step_that_is_not_captured_takes_at_most_4_calls(pa
             world.step()
         assert sorted(_calls_of(world.step) for _ in range(20))[12] <= most
         assert watcher.current_step == clock.FIRST_STEPS + 22
+        assert watcher.errors == []
+
+
+def _behind_a_disabled_scaler(w: Plain) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    w.plain.zero_grad()
+    scaler.scale(w.loss()).backward()
+    scaler.step(w.plain)
+    scaler.update()
+
+
+def _both(w: Plain) -> None:
+    w.model.zero_grad()
+    w.loss().backward()
+    w.plain.step()
+    w.b.step()
+
+
+LOOPS: Final[dict[str, tuple[type[Plain], Callable[[Any], None], int]]] = {
+    "two that take turns": (Pair, lambda w: w.step(), 2),
+    "two behind one pass": (Pair, _both, 1),
+    "a scaler": (Scaled, lambda w: w.step(), 1),
+    "a disabled scaler": (Plain, _behind_a_disabled_scaler, 1),
+    "three micro-batches": (Plain, in_parts, 1),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_with_the_extension_a_step_of_other_loops_takes_as_few_calls(loop: str) -> None:
+    kind, step, steps = LOOPS[loop]
+    most, world = 8 if hasattr(cpu.Track, "learn") else 400, kind()
+    with watch(world.model, every=10_000, capsule="never") as watcher:
+        for _ in range(clock.FIRST_STEPS + 6):
+            step(world)
+        # A step in so many goes the long way, and the loop's own calls of torch are seen.
+        assert sorted(_calls_of(lambda: step(world)) for _ in range(20))[10] <= most
+        assert watcher.current_step == steps * (clock.FIRST_STEPS + 26)
         assert watcher.errors == []
 
 

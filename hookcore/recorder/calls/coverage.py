@@ -284,7 +284,8 @@ def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
         sizes = [
             (p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)
         ]
-        full, *others = dict.fromkeys(joined(root.name, alias) for alias in aliases[id(module)])
+        known = aliases.get(id(module), [clean])  # without one, the training has added it since
+        full, *others = dict.fromkeys(joined(root.name, alias) for alias in known)
         yield ModuleRecord(
             path=full,
             type=type(module).__name__,

@@ -36,7 +36,7 @@ class Dispatcher:
 
     def __init__(self, context: Context, keeper: StepKeeper | None) -> None:
         self.plans, self.current = context.plans, context.current
-        self.statistics, self.errors = context.statistics, context.errors
+        self.statistics, self.errors, self.track = context.statistics, context.errors, context.track
         self.times, self.names, self.keeper = StepTimes(context.now), BatchNames(), keeper
         self.others: tuple[Observer, ...] = ()
         self.flows: Flows | None = None  # if it is among them: it sees calls before they run

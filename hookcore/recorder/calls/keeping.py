@@ -115,6 +115,7 @@ class Keeping:
             self._dispatcher.keeper.close()
 
 
+MAX_QUICK: Final = 4  # models whose calls the extension holds
 MAX_OTHERS: Final = 64  # calls of other modules in a step or between two backward passes
 COMPILED: Final = "the process runs compiled code, so only the calls of captured steps are kept"
 _OTHERS: Final = f"more than {MAX_OTHERS} modules that are not watched ran before the model"
@@ -128,7 +129,7 @@ _Pairs = tuple[tuple[Any, Any], ...]
 
 
 class HoldFacts(NamedTuple):
-    """How the extension holds the calls of the only model, without Python. The extension has the same list."""
+    """How the extension holds the calls of a model, without Python. The extension has the same list."""
 
     model: Any  # a weak reference
     kept: Any
@@ -152,30 +153,62 @@ class HoldFacts(NamedTuple):
     before: Any
     after: Any  # the hook on a module whose call runs, and its key
     after_number: int
-    keeper: StepKeeper
+    track: Any
     holding: Holding
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
-    """Hooks that are there until the model of an uncaptured step is called, so that its other modules pay nothing.
+class Quick:
+    """The extension's part in holding the calls of one model."""
 
-    If the extension is there, its `Hold` sees the calls first. It makes the same objects as the keeper does for the
-    newest model and plain tensors, and leaves all else to the functions below, which learn from it how to go on.
+    hold: Any = field(default_factory=cpu.Hold)
+    _routine: Routine | None = field(default=None, init=False)  # by which it holds them
+    _rest: int = field(default=0, init=False)  # calls that it might still hold when it was asked last
+
+    def holds(self, routine: Routine) -> bool:
+        """Return whether it may hold further calls of this model, as far as that is known."""
+        known = self._routine
+        return bool(self._rest and known and known.kept is routine.kept and known.met == routine.met)
+
+    def serves(self, plan: Plan) -> bool:
+        """Return whether it holds calls of this model, or of none."""
+        facts = self.hold.facts
+        return facts is None or facts.plan is plan or facts.plan.ref() is None
+
+    def count(self) -> None:
+        """Count the calls that it has held."""
+        if self._routine is not None:
+            self._routine.skip(self._rest - self.hold.rest)
+            self._rest = self.hold.rest
+
+    def learn(self, facts: HoldFacts, routine: Routine) -> None:
+        """Hold the next calls."""
+        self.hold.learn(facts, routine.calls)
+        self._routine, self._rest = routine, routine.calls
+
+    def drop(self) -> None:
+        """Keep nothing of the training alive."""
+        self.hold.drop()
+        self._routine = None
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """Hooks that are there until a model of an uncaptured step is called, so that its other modules pay nothing.
+
+    If the extension is there, its `Hold` sees the calls first, one for each of a few models. It makes the same objects
+    as the keeper does for plain tensors, and leaves all else to the functions below, which learn from it how to go on.
     """
 
     _dispatcher: Dispatcher
     _calls: NextCalls = field(init=False)
-    quick: Any = field(init=False)
+    quick: list[Quick] = field(default_factory=lambda: [Quick() for _ in range(MAX_QUICK)], init=False)
     is_on: bool = field(default=False, init=False)  # in this step
     _others: int = field(default=0, init=False)  # calls of other modules
     _holds: bool = field(default=False, init=False)  # the running call
-    _routine: Routine | None = field(default=None, init=False)  # by which the extension holds calls
-    _rest: int = field(default=0, init=False)  # calls that it might still hold when it was asked last
 
     def __post_init__(self) -> None:
-        self.quick = cpu.Hold()
-        self._calls = NextCalls(self._entered, self._left, self.quick)
+        self._calls = NextCalls(self._entered, self._left, [each.hold for each in self.quick])
 
     def begin_step(self, captured: bool) -> None:
         """Wait for the next call of a model, unless the step is captured."""
@@ -194,7 +227,7 @@ class Holding:
     @property
     def spent_s(self) -> float:
         """The seconds that holding has taken so far, as far as that is known."""
-        return float(self.quick.spent_s)
+        return float(self.quick[0].hold.spent_s)  # which passes calls on to the others
 
     @property
     def entry(self) -> tuple[dict[int, Any], int, Any]:
@@ -215,8 +248,8 @@ class Holding:
         """Remove every hook."""
         self.is_on = False
         self._calls.close()
-        self.quick.drop()
-        self._routine = None
+        for each in self.quick:
+            each.drop()
 
     def _give_up(self, why: str) -> None:
         self.is_on = False
@@ -249,7 +282,8 @@ class Holding:
                 return False
             self._holds = torch.is_grad_enabled()
             if self._holds and dispatcher.keeper is not None:
-                self._count()
+                for each in self.quick:
+                    each.count()
                 with DisableTorchFunction():
                     dispatcher.keeper.hold(plan, module, args)
                 self._teach(dispatcher.keeper, plan, module)
@@ -258,20 +292,14 @@ class Holding:
             dispatcher.errors.record("forward pre-hook", error, plan)
             return False
 
-    def _count(self) -> None:
-        """Count the calls that the extension has held."""
-        if self._routine is not None:
-            self._routine.skip(self._rest - self.quick.rest)
-            self._rest = self.quick.rest
-
     def _teach(self, keeper: StepKeeper, plan: Plan, module: nn.Module) -> None:
         """Let the extension hold the next calls, if it can."""
         if not QUICK:
             return
-        facts = self.quick.facts
-        if self._rest and facts is not None and facts.plan is plan and facts.kept is keeper.newest:
+        if (routine := keeper.routine(module)) is None or not can_be_hooked(module):
             return
-        if (routine := keeper.routine()) is None or not can_be_hooked(module):
+        quick = next((each for each in self.quick if each.serves(plan)), None)
+        if quick is None or quick.holds(routine):
             return
         modes = (function_modes, 0), (dispatch_modes, 0)
         facts = HoldFacts(
@@ -280,7 +308,7 @@ class Holding:
             self._dispatcher.plans.by_id,
             id(module),
             plan,
-            ((self, "is_on", True), (keeper, "newest", routine.kept), (torch.cuda, "_initialized", False)),
+            ((self, "is_on", True), (keeper, "met", routine.met), (torch.cuda, "_initialized", False)),
             ((sys.modules, PIPELINES),),
             (
                 (routine.changes, routine.now),
@@ -301,11 +329,10 @@ class Holding:
             routine.max_bytes,
             *self._calls.entry,
             *self._calls.after,
-            keeper,
+            self._dispatcher.track,
             self,
         )
-        self.quick.learn(facts, routine.calls)
-        self._routine, self._rest = routine, routine.calls
+        quick.learn(facts, routine)
 
     def _skip(self, module: nn.Module) -> None:
         self._others += 1

@@ -374,9 +374,10 @@ class LateStep(Protocol):
 
 
 class Routine(NamedTuple):
-    """How the calls of the only model are held, as long as nothing differs."""
+    """How the calls of a model are held, as long as nothing differs."""
 
     kept: Any  # what has the held call as its attribute `held`
+    met: int  # see `StepKeeper`
     held: type  # of that call
     arrival: type  # of what keeps the gradient of its output
     changes: Callable[[], int]  # of the structure of models; and as they are now
@@ -406,16 +407,14 @@ class StepKeeper(Protocol):
     def left(self, model: nn.Module, output: Any) -> None:
         """Handle what a call returned."""
 
-    updates: int  # how often optimizers have updated any weights
-
     def hold(self, place: Place, model: nn.Module, args: Any) -> None:
         """Handle a call of a model in an uncaptured step, before it runs. Must take microseconds."""
 
     def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
         """Handle what such a call returned."""
 
-    def routine(self) -> Routine | None:
-        """Return how the next calls of the newest model can be held without asking; None if that isn't known now."""
+    def routine(self, model: nn.Module) -> Routine | None:
+        """Return how the next calls of a model can be held without asking; None if that isn't known now."""
 
     def miss(self, why: str) -> None:
         """Handle the reason why the calls of an uncaptured step are not held."""
@@ -449,15 +448,10 @@ class StepKeeper(Protocol):
         """Handle a moment at which the training makes no step."""
 
     @property
-    def newest(self) -> object | None:
-        """The model that was called last."""
+    def kept(self) -> tuple[object, ...] | None:
+        """What holds calls as its attribute `held`; None if they stay held beyond their step."""
 
-    @property
-    def lone(self) -> object | None:
-        """The same, if no other one's calls are held: its attribute `held` is the call."""
-
-    def ended(self, steps: int) -> None:
-        """Handle the end of uncaptured steps, each of which set `held` of the only model to None."""
+    met: int  # raised whenever `kept` changes
 
     def alarm(self, step: int) -> None:
         """Handle non-finite values of an earlier step, which another device measured. Called on any thread."""

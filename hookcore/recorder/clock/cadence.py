@@ -135,16 +135,15 @@ class Cadence:
         elif others:
             self._light_s += 0.1 * (background_s / others - self._light_s)
 
-    def followed(self, spent_s: float, steps: int = 1) -> None:
-        """Record how long hookcore took the training's thread in steps that weren't captured; 0 if that is unknown.
+    def followed(self, spent_s: float, short: int = 0) -> None:
+        """Record how long hookcore took the training's thread in a step that wasn't captured; 0 if that is unknown.
 
-        More than one step went the short way.
+        `short`: it is the time of so many steps, which went the short way.
         """
         if spent_s <= 0:
             return
-        (self._long if steps == 1 else self._short).append(spent_s / steps)
-        short, long = self._went
-        self._went = short + steps * (steps > 1), long + (steps == 1)
+        (self._short if short else self._long).append(spent_s / (short or 1))
+        self._went = self._went[0] + short, self._went[1] + (not short)
 
     def alarm(self, why: str) -> None:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
@@ -244,9 +243,10 @@ class Cadence:
     def next_chosen(self, step: int) -> int:
         """Return the first step after this one that may be chosen by its number, as far as is known now."""
         is_learning = self.budget is not None and not self._is_free and (self._measuring or self.cost != self.cost)
-        if is_learning or self.stride == 1 or self.block > 1:
+        if is_learning or self.stride == 1 or self.chooses(step + 1):
             return step + 1
-        return (step // self.stride + 1) * self.stride
+        together = self.stride * self.block
+        return (step // together + 1) * together
 
     def is_rare(self, step: int) -> bool:
         """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""

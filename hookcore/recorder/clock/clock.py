@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from hookcore.hooks.handle import STEP_LOOP
 from hookcore.hooks.internals import current_graph_task
-from hookcore.recorder.clock.owners import Owner, Reach, scales_until_now
+from hookcore.recorder.clock.owners import Comparison, Fate, Owner, Owners, scales_until_now
 from hookcore.recorder.context import Context
+from hookcore.recorder.known.parameters import Parameters
 
 # The optimizers' steps that are running, because one optimizer may call another one's step.
 
@@ -76,6 +77,107 @@ def _step_frames(all_of_them: bool) -> list[int]:
                 break
         frame = frame.f_back
     return found
+
+
+class Reach:
+    """Compares the witnesses before and after each pass, unless a single optimizer is known to be alone.
+
+    Gradients are read only while a single thread has ever run a pass. Torch sets and frees `.grad` without the
+    interpreter lock, so reading one that another thread trains with can crash the process. Each thread's passes then
+    belong to the optimizer that steps in it.
+    """
+
+    def __init__(self, owners: Owners, parameters: Parameters) -> None:
+        self._owners = owners
+        self._parameters = parameters
+        self.comparison = Comparison()
+        self.passed = False  # a pass has ended since the last step, whatever it reached
+        self.saw_passes = False  # a pass has ended, ever
+        self.fate: Fate = "kept"  # of the gradients of the step's earlier passes, when the running pass began
+        self.follows_fate = True  # whether it is needed in this step
+        self.many_threads = False  # a second thread has run a pass
+        self._thread = 0  # that of the first pass
+        self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
+        self._keys: set[int] = set()  # witnesses that got new gradients since the last step ended, by id(tensor)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether this thread runs all passes."""
+        return not self.many_threads and threading.get_ident() == self._thread
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether no pass has ended in this step, and this thread runs all passes."""
+        return self.is_sure and not self.passed and not self._keys
+
+    def resume(self, passed: bool, reached: Set[int]) -> None:
+        """Take over what the passes of the running step have reached, by id."""
+        self.passed, self._keys, self.fate = passed, set(reached), "kept"
+
+    def pass_begins(self, alone: Owner | None) -> bool:
+        """Note the start of a pass. If this returns True, call `compare` to compare its witnesses."""
+        ident = threading.get_ident()
+        self._thread = self._thread or ident
+        if ident != self._thread and not self.many_threads:
+            self.many_threads = True
+            self.comparison.let_go()
+            if self.passed or self._keys:
+                self._passed_in.add(self._thread)
+        if self.many_threads:
+            return False
+        if alone is not None:
+            self.fate = self.comparison.fate_of(alone.witnesses.tensors) if self.passed else "kept"
+            self.comparison.skip()
+        return alone is None
+
+    def compare(self, early: bool) -> None:
+        """Look at the witnesses before the pass."""
+        compared = self._owners.tensors_to_compare()
+        self.fate = self.comparison.fate_of(compared, self._keys) if self.passed else "kept"
+        self._owners.choose_witnesses(early)
+        self.comparison.begin(self._owners.tensors_to_compare())
+
+    def reaches(self, alone: Owner | None) -> bool:
+        """Return whether the running pass has reached a witness, as far as is known."""
+        return self.many_threads or alone is not None or self.comparison.differs
+
+    def pass_ended(self, alone: Owner | None, decided: bool) -> bool:
+        """Note the end of a pass, even if it raised. Return whether it reached a witness, as far as is known."""
+        self.passed = self.saw_passes = True
+        if self.many_threads:
+            self._passed_in.add(threading.get_ident())
+            return True
+        if alone is not None:
+            self.comparison.mark(alone.witnesses.tensors if self.follows_fate else [])
+            self._parameters.note_pass(alone.witnesses.keys)
+            return True
+        tensors, now, reached = self.comparison.end(with_weights=not decided)
+        if reached:
+            self._keys |= reached
+            self._parameters.note_pass(reached)
+        for owner in self._owners if decided else ():
+            owner.witnesses.note_reached(reached)
+            owner.witnesses.explain(now if owner.witnesses.tensors is tensors else None)
+            owner.scaler.note_pass(owner.ref())
+        return bool(reached)
+
+    def has(self, owner: Owner, alone: Owner | None) -> bool:
+        """Return whether an optimizer's parameters have got new gradients."""
+        if self.many_threads:
+            return threading.get_ident() in self._passed_in
+        if owner is alone:
+            return self.passed
+        return not self._keys.isdisjoint(owner.witnesses.keys)
+
+    def end_step(self) -> None:
+        """Forget the passes of the step, in this thread."""
+        self.passed = False
+        if self.many_threads:
+            self._passed_in.discard(threading.get_ident())
+        if self._keys:
+            self._keys.clear()
+            for owner in self._owners:
+                owner.scaler.forget_pass()
 
 
 # Nothing here depends on what is captured, so steps have the same numbers under every setting. A step ends when an
@@ -167,6 +269,7 @@ class Clock:
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
         self.alone: Owner | None = None  # the only optimizer, if passes needn't be compared
+        self._ending: Owner | None = None  # whose step ends a step of the training right now
         self._has_strays = False
         self.nesting = Nesting()
         self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
@@ -245,21 +348,37 @@ class Clock:
         """Return the optimizer whose step this thread is inside, the outermost one if several are nested."""
         return self.owners.with_id(self.nesting.outermost)
 
-    @property
-    def is_steady(self) -> bool:
-        """Return whether a single optimizer ended the last step as it always does, and nothing has happened since."""
-        alone = self.alone
-        return (
-            alone is not None
-            and self._last is alone
-            and self._group == {id(alone)}
-            and self._ends == "optimizer"
-            and not (self.manual or self.passes or self._due or self._passed_inside)
-            and not (self.nesting.stacks or alone.runs_passes or alone.scaler.found)
-            and alone.gap(self.step) == 1
-            and alone.last_step == self.step - 1
-            and self.reach.is_quiet
-        )
+    def find_steady(self) -> list[Owner]:
+        """Return the optimizers at work if one has just ended a step as expected, and nothing has happened since."""
+        last, alone = self._ending, self.alone
+        if (
+            last is None
+            or self._ends != "optimizer"
+            or (self.manual or self.passes or self._due or self._passed_inside or self.nesting.stacks)
+            or not self.reach.is_quiet
+        ):
+            return []
+        if alone is not None:
+            is_expected = alone is last and alone.gap(self.step) == 1 and not alone.scaler.found
+            return [alone] if is_expected and not (alone.runs_passes or self.reach.comparison.is_on) else []
+        owners = self.owners.find_compared()
+        is_expected = last in owners and all(each.is_expected for each in owners)
+        return owners if is_expected and (self._has_strays or self.owners.only_one() is None) else []
+
+    def follow(self, owners: Sequence[Owner], turns: Sequence[tuple[int, int]], step: int) -> None:
+        """Count steps of optimizers, given by place: each ended a step of the training, or joined the one before.
+
+        `step`: the one that was running before the first of them.
+        """
+        for place, joins in turns:
+            owner = owners[place]
+            owner.count(step - joins)
+            if not joins:
+                step += 1
+                owner.ended += 1
+                self._last = owner
+                self._group.clear()
+            self._group.add(id(owner))
 
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
@@ -279,8 +398,9 @@ class Clock:
         owner.count(step)
         if fresh:
             owner.ended += 1
-            self._last = owner
+            self._last = self._ending = owner
             self.tick()
+            self._ending = None
             self._group.clear()
         self._group.add(id(owner))
         for each in () if self.reach.many_threads else self.owners if of_all else (owner,):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
@@ -154,6 +153,12 @@ class Comparison:
         """Compare nothing in the pass that begins."""
         self._tensors, self.marks, self._compared = [], [], frozenset()
 
+    def resume(self, tensors: list[Tensor], marks: list[Mark], runs: bool, has_ended: bool) -> None:
+        """Take the marks before the pass that runs, or after the last one; `has_ended`: one has, since it was asked."""
+        self._tensors, self.marks = tensors if runs else [], marks
+        if has_ended:
+            self._compared = frozenset(map(id, tensors))
+
     @property
     def is_on(self) -> bool:
         """Whether the last pass was compared."""
@@ -252,6 +257,11 @@ class ScalerLink:
         """Forget the last pass, because its step has ended: the table would keep the scaler's tensors alive."""
         self._states = None
 
+    def resume(self, states: Any) -> None:
+        """Take the scaler's table of optimizers, which was empty when this step's last pass ended; None without one."""
+        if self._ref is not None:
+            self._states, self._stage = states, None
+
     def attempts(self, optimizer: Optimizer | None) -> Attempt:
         """Return whether the scaler tried to step since the last pass, by traces that need no look at a device."""
         scaler = self.live()
@@ -341,6 +351,22 @@ class Owner:
     def gap(self, step: int) -> int:
         """Return the steps from one of its steps to the next, 1 if it is no longer at work."""
         return self._gap if self.steps and step - self.last_step <= RECENT else 1
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The last step of the run that it made, and the steps from one of its own to the next."""
+        return self.last_step, self._gap
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it steps after its passes, which its witnesses show, and its scaler is there if it has one."""
+        link = self.scaler
+        return (
+            bool(self.steps)
+            and not (self.inside or self.runs_passes)
+            and self.witnesses.were_reached
+            and (not link.found or link.live() is not None)
+        )
 
 
 class Owners:
@@ -453,10 +479,14 @@ class Owners:
         """Return the witnesses' tensors: their own list if only one optimizer is at work."""
         if self._known[1]:
             return self.tensors()
-        at_work = [owner for owner in self if owner.owns and not owner.inside]
+        at_work = self.find_compared()
         if len(at_work) == 1:
             return at_work[0].witnesses.tensors
         return [tensor for owner in at_work for tensor in owner.witnesses.tensors]
+
+    def find_compared(self) -> list[Owner]:
+        """Return the optimizers whose witnesses are compared; none while not every optimizer was met."""
+        return [] if self._known[1] else [owner for owner in self if owner.owns and not owner.inside]
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of all witnesses as they are now."""
@@ -491,100 +521,3 @@ class Owners:
             if (gap := owner.gap(step)) > longest:
                 longest = gap
         return longest
-
-
-class Reach:
-    """Compares the witnesses before and after each pass, unless a single optimizer is known to be alone.
-
-    Gradients are read only while a single thread has ever run a pass. Torch sets and frees `.grad` without the
-    interpreter lock, so reading one that another thread trains with can crash the process. Each thread's passes then
-    belong to the optimizer that steps in it.
-    """
-
-    def __init__(self, owners: Owners, parameters: Parameters) -> None:
-        self._owners = owners
-        self._parameters = parameters
-        self.comparison = Comparison()
-        self.passed = False  # a pass has ended since the last step, whatever it reached
-        self.saw_passes = False  # a pass has ended, ever
-        self.fate: Fate = "kept"  # of the gradients of the step's earlier passes, when the running pass began
-        self.follows_fate = True  # whether it is needed in this step
-        self.many_threads = False  # a second thread has run a pass
-        self._thread = 0  # that of the first pass
-        self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
-        self._keys: set[int] = set()  # witnesses that got new gradients since the last step ended, by id(tensor)
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether this thread runs all passes."""
-        return not self.many_threads and threading.get_ident() == self._thread
-
-    @property
-    def is_quiet(self) -> bool:
-        """Return whether no pass has ended in this step, and this thread runs all passes, which aren't compared."""
-        return self.is_sure and not self.passed and not self._keys and not self.comparison.is_on
-
-    def pass_begins(self, alone: Owner | None) -> bool:
-        """Note the start of a pass. If this returns True, call `compare` to compare its witnesses."""
-        ident = threading.get_ident()
-        self._thread = self._thread or ident
-        if ident != self._thread and not self.many_threads:
-            self.many_threads = True
-            self.comparison.let_go()
-            if self.passed or self._keys:
-                self._passed_in.add(self._thread)
-        if self.many_threads:
-            return False
-        if alone is not None:
-            self.fate = self.comparison.fate_of(alone.witnesses.tensors) if self.passed else "kept"
-            self.comparison.skip()
-        return alone is None
-
-    def compare(self, early: bool) -> None:
-        """Look at the witnesses before the pass."""
-        compared = self._owners.tensors_to_compare()
-        self.fate = self.comparison.fate_of(compared, self._keys) if self.passed else "kept"
-        self._owners.choose_witnesses(early)
-        self.comparison.begin(self._owners.tensors_to_compare())
-
-    def reaches(self, alone: Owner | None) -> bool:
-        """Return whether the running pass has reached a witness, as far as is known."""
-        return self.many_threads or alone is not None or self.comparison.differs
-
-    def pass_ended(self, alone: Owner | None, decided: bool) -> bool:
-        """Note the end of a pass, even if it raised. Return whether it reached a witness, as far as is known."""
-        self.passed = self.saw_passes = True
-        if self.many_threads:
-            self._passed_in.add(threading.get_ident())
-            return True
-        if alone is not None:
-            self.comparison.mark(alone.witnesses.tensors if self.follows_fate else [])
-            self._parameters.note_pass(alone.witnesses.keys)
-            return True
-        tensors, now, reached = self.comparison.end(with_weights=not decided)
-        if reached:
-            self._keys |= reached
-            self._parameters.note_pass(reached)
-        for owner in self._owners if decided else ():
-            owner.witnesses.note_reached(reached)
-            owner.witnesses.explain(now if owner.witnesses.tensors is tensors else None)
-            owner.scaler.note_pass(owner.ref())
-        return bool(reached)
-
-    def has(self, owner: Owner, alone: Owner | None) -> bool:
-        """Return whether an optimizer's parameters have got new gradients."""
-        if self.many_threads:
-            return threading.get_ident() in self._passed_in
-        if owner is alone:
-            return self.passed
-        return not self._keys.isdisjoint(owner.witnesses.keys)
-
-    def end_step(self) -> None:
-        """Forget the passes of the step, in this thread."""
-        self.passed = False
-        if self.many_threads:
-            self._passed_in.discard(threading.get_ident())
-        if self._keys:
-            self._keys.clear()
-            for owner in self._owners:
-                owner.scaler.forget_pass()

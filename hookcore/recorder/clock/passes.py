@@ -174,8 +174,7 @@ class OptimizerSteps(EndsSteps):
         if owner is None:
             return
         self._times.leave(TIME_OPTIMIZER)
-        if (keeper := self._dispatcher.keeper) is not None:
-            keeper.updates += 1
+        self.clock.track.count_update()
         owned, copies, owner.owned, owner.copies = owner.owned, owner.copies, None, []
         computes = owner.inner_passes and (owner.runs_passes or _closure(args, kwargs) is not None)
         if computes and not owner.steps and not owner.was_read:

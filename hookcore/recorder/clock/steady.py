@@ -7,22 +7,26 @@ sums come later: the next captured step is known when the last one ends, so an u
 
 If the extension is there, its *track* (`observe/_track.h`) sees torch's calls even before. It does the same for a run
 of steps that are equal in all that is checked here, touches few objects, and keeps notes. They are settled, that is,
-turned into the state that this module would have made, when a call differs, and whenever somebody else needs it.
+turned into the state that the full machinery would have made, when a call differs, and whenever somebody else needs it.
+It also compares passes, so that it serves several optimizers and a scaler; without it, such steps go the long way.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence, Sized
+import weakref
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.compiled import guard_functions, until_compiled
@@ -44,7 +48,7 @@ from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters, groups_of
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue
-from hookcore.recorder.measured.scalars import FIRST_STEPS, product_of
+from hookcore.recorder.measured.scalars import FIRST_STEPS, LossScale, product_of
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import Snapshots
 
@@ -59,14 +63,54 @@ _PLAIN: Final = frozenset((Tensor, nn.Parameter))
 _LOOP: Final = next(iter(STEP_LOOP))
 _SCALERS: Final = frozenset(code.co_name for code in SCALER_STEPS)
 _TRACKS: Final = hasattr(cpu.Track, "saw_step_begin")
-_MOST_WITNESSES: Final = FIRST_WITNESSES  # of an optimizer whose steps the track handles; the extension has the same
+_MOST_OWNERS: Final = 8  # optimizers whose steps the track handles; the extension has the same
+_MOST_WITNESSES: Final = 2 * FIRST_WITNESSES  # likewise
+_MOST_WAITS: Final = 6  # powers of two; if the short way ended no step time after time, so many steps are left out
 _float32: Final = torch.float32
+
+
+class OwnerFacts(NamedTuple):
+    """What a track knows of an optimizer. The extension has the same list."""
+
+    optimizer: Callable[[], Optimizer | None]
+    groups: tuple[tuple[int, int, float | None], ...]  # of each: how many tensors, the last one's id, the rate
+    first: int  # of its witnesses,
+    last: int  # and the one after its last
+    is_scaled: bool
+    may_end: bool  # a step of the training: the name of its loss is known
+
+
+class Notes(NamedTuple):
+    """What a track notes. The extension has the same list."""
+
+    next: int
+    step: int
+    passes: int  # of the running step
+    elapsed_s: list[float]  # of each step that ended
+    times_s: list[float]
+    scales: list[float]  # NaN without a scaler
+    parts: list[int]  # how many losses each has
+    losses: list[float]  # of these steps, and of the passes of the running one
+    turns: list[tuple[int, int]]  # the optimizers that stepped, by place, and whether each joined the step before
+    running: float  # the loss of the running pass
+    scale: float
+    looked_at: int  # the newest step that the sentinel looked at, -1 for none
+    before: list[Any]  # of each witness, the mark before the running pass,
+    in_pass: list[Any]  # after the last one,
+    in_step: list[Any]  # and of the gradient whose step is known
+    reached: int  # a bit for each witness: in the running step,
+    trained: int  # and in those that ended
+    states: Any  # the scaler's table when the last pass of this step had ended
+    has_compared: int  # whether a pass was compared since the track was entered
+    owner: int  # the place of the optimizer that steps
+    is_late: int
+    frame: int
 
 
 class TrackFacts(NamedTuple):
     """What a track looks at. The extension has the same list."""
 
-    optimizer: Callable[[], Optimizer | None]
+    owners: tuple[OwnerFacts, ...]
     now: Callable[[], float] | None  # None for `time.perf_counter`
     function_modes: Callable[[], int]
     dispatch_modes: Callable[[], int]
@@ -74,18 +118,20 @@ class TrackFacts(NamedTuple):
     loop: CodeType
     scalers: tuple[CodeType, ...]
     witnesses: tuple[Tensor, ...]
-    roots: tuple[tuple[Any, bool], ...]  # their models, by weak reference, and whether they are in training mode
+    roots: tuple[
+        tuple[Any, bool, int], ...
+    ]  # their models, by weak reference; whether they train; a bit for each witness
     lookouts: tuple[Tensor, ...]
     empty: tuple[Sized, ...]  # what waits for the end of a step
     cells: tuple[tuple[Any, str, Any], ...]  # attributes that must stay the same objects
-    groups: tuple[tuple[int, int, float | None], ...]  # of the optimizer: how many tensors, the last one's id, the rate
     tensor: type
     float32: torch.dtype
     hooks: dict[int, Any] | None  # the table, key, and hook by which the next calls of modules are seen
     number: int | None
     hook: Any
-    kept: Any  # what has the held call as its attribute `held`
+    kept: tuple[Any, ...]  # what has the held calls as its attribute `held`
     absent: tuple[tuple[dict[str, Any], str], ...]  # tables, and keys that must stay absent from them
+    scaler: Any  # by weak reference
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +160,7 @@ class Steady:
     _events: Sized = field(init=False)  # for the next frame
     _changes: Sized = field(init=False)  # commands that wait
     _snapshots: Snapshots = field(init=False)
+    _scale: LossScale = field(init=False)
     _track: Any = field(init=False)
     _next: int = field(default=_OFF, init=False)
     _keeper: StepKeeper | None = field(default=None, init=False)  # if it keeps the calls of uncaptured steps
@@ -127,8 +174,13 @@ class Steady:
     _reads: bool = field(default=False, init=False)  # the loss
     _paused: bool = field(default=False, init=False)
     _name: str = field(default="", init=False)  # of the loss
-    _witnessed: frozenset[int] = field(default=frozenset(), init=False)  # the witnesses that the track looks at, by id
-    _modes: list[tuple[Root, bool]] = field(default_factory=list, init=False)  # of their models
+    _owners: list[Owner] = field(default_factory=list, init=False)  # whose steps the track handles
+    _keys: tuple[int, ...] = field(default=(), init=False)  # the witnesses of them all, which it looks at, by id
+    _modes: list[tuple[Root, bool, int]] = field(default_factory=list, init=False)  # of their models
+    _compares: bool = field(default=False, init=False)  # whether it compares passes
+    _entered: int = field(default=-1, init=False)  # the step that began when it was entered last,
+    _waits: int = field(default=0, init=False)  # how often the long way ended that step, in a row,
+    _later: int = field(default=0, init=False)  # and the first step to try again
 
     def __post_init__(self) -> None:
         context, capture, clock = self._context, self._capture, self._passes.clock
@@ -139,6 +191,7 @@ class Steady:
         self._lock, self._now, self._current, self._errors = context.lock, context.now, context.current, context.errors
         self._events, self._changes = context.events, capture.commands.changes
         self._snapshots, self._track = capture.observers.snapshots, context.track
+        self._scale = capture.collector.scale
         self._track.serve(self)
 
     @property
@@ -156,8 +209,17 @@ class Steady:
     def begin_step(self) -> None:
         """Decide whether the step that begins may go the short way, after one that didn't."""
         self._next = _OFF
-        if not self._current.captured and self.clock.is_steady and self._is_quiet():
-            self._enter()
+        step = self.clock.step
+        if step == self._entered + 1:
+            self._waits = min(self._waits + 1, _MOST_WAITS)
+            self._later = step + (1 << self._waits) - 2
+        elif self._entered >= 0:
+            self._waits = 0
+        self._entered = -1
+        if not self._current.captured and step >= self._later and self._is_quiet():
+            owners = self.clock.find_steady()
+            if owners and (owners[0] is self.clock.alone or (_TRACKS and not self._optimizers.last_captured)):
+                self._enter(owners)
 
     def _is_quiet(self) -> bool:
         """Return whether nothing waits that needs the end of a step, and nobody looks at this one."""
@@ -173,11 +235,10 @@ class Steady:
             and self.clock.step > FIRST_STEPS
         )
 
-    def _enter(self) -> None:
-        step, owner = self.clock.step, self.clock.alone
+    def _enter(self, owners: list[Owner]) -> None:
+        step, alone = self.clock.step, self.clock.alone
         keeper = self._capture.dispatcher.keeper
-        assert owner is not None
-        if (keeper is not None and keeper.has_fired) or not self._know_witnesses(owner):
+        if (keeper is not None and keeper.has_fired) or not self._know_witnesses(owners):
             return
         is_armed = keeper is not None and keeper.armed
         self._keeper, self._holding = (keeper, self._capture.placement.holding) if is_armed else (None, None)
@@ -185,73 +246,111 @@ class Steady:
         self._looks, self._reads = self._sentinel.is_on, self._collector.loss.reads
         if self._looks and not self._sentinel.prepare():
             return
-        if self._reads and not owner.loss_name and not self._collector.loss.is_logged:
+        if self._reads and alone is not None and not alone.loss_name and not self._collector.loss.is_logged:
             return  # it gets its name the long way
-        self._name = owner.loss_name
+        self._name = "" if alone is None else alone.loss_name
         chosen = step + CHECK_EVERY if self._paused else self._cadence.next_chosen(step)
         self._until = min(chosen - 1, self._ownership.next, (step // CHECK_EVERY + 1) * CHECK_EVERY)
         self._until_s = self._parameters.look_at
-        self._teach(owner)
         if step < self._until:
-            self._next = _PASS
+            self._teach(owners)
+            self._entered = step
+            self._next = _PASS if alone is not None else _OFF
             self._start()
 
-    def _know_witnesses(self, owner: Owner) -> bool:
-        """Find the models of the optimizer's witnesses. Return False if any of these is of a custom class."""
-        self._roots = self._parameters.roots_of(owner.witnesses.keys)
-        return all(type(each) in _PLAIN for each in owner.witnesses.tensors)
+    def _know_witnesses(self, owners: Sequence[Owner]) -> bool:
+        """Find the models of the optimizers' witnesses. Return False if any of these is of a custom class."""
+        self._roots = self._parameters.roots_of(key for owner in owners for key in owner.witnesses.keys)
+        return all(type(each) in _PLAIN for owner in owners for each in owner.witnesses.tensors)
 
     # The track
 
-    def _teach(self, owner: Owner) -> None:
+    def _teach(self, owners: list[Owner]) -> None:
         """Let the track know the facts by which it handles the next steps, if it can."""
         self._track.drop()
-        optimizer, witnesses, holding = owner.ref(), owner.witnesses, self._holding_facts()
-        if not _TRACKS or optimizer is None or holding is None or len(witnesses.tensors) > _MOST_WITNESSES:
-            return
-        rates = None if self._collector.rates.is_logged or not self._reads else owner.rates or []
-        if not (groups := groups_of(optimizer.param_groups, rates)):
+        holding, compares = self._holding_facts(), owners[0] is not self.clock.alone
+        witnesses = self.clock.owners.tensors_to_compare() if compares else owners[0].witnesses.tensors
+        known = self._owner_facts(owners)
+        scalers = {id(scaler): scaler for each in owners if (scaler := each.scaler.live()) is not None}
+        if (
+            not (_TRACKS and known)
+            or holding is None
+            or len(witnesses) > _MOST_WITNESSES
+            or len(owners) > _MOST_OWNERS
+            or len(scalers) > 1
+        ):
             return
         parts, empty, held, absent = holding
         parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
-        self._witnessed = witnesses.keys
-        self._modes = [(root, module.training) for root in self._roots if (module := root.ref()) is not None]
+        self._owners, self._keys, self._compares = owners, tuple(map(id, witnesses)), compares
+        self._modes = self._find_modes(witnesses)
         facts = TrackFacts(
-            owner.ref,
+            known,
             None if self._now is time.perf_counter else self._now,
             function_modes,
             dispatch_modes,
             current_graph_task,
             _LOOP,
             tuple(SCALER_STEPS),
-            tuple(witnesses.tensors),
-            tuple((root.ref, training) for root, training in self._modes),
+            tuple(witnesses),
+            tuple((root.ref, training, bits) for root, training, bits in self._modes),
             tuple(self._sentinel.lookouts) if self._looks else (),
             (self._changes, self.boundary.waiting, *empty),
             tuple((part, name, getattr(part, name)) for part, name in parts),
-            groups,
             Tensor,
             _float32,
             *held,
             absent,
+            next((weakref.ref(each) for each in scalers.values()), None),
         )
         self._track.learn(facts)
+
+    def _owner_facts(self, owners: Sequence[Owner]) -> tuple[OwnerFacts, ...]:
+        """Return what the track has to know of the optimizers; nothing if it can't know some of it."""
+        loss, known, first = self._collector.loss, list[OwnerFacts](), 0
+        reads_rates = self._reads and not self._collector.rates.is_logged
+        for owner in owners:
+            optimizer, last = owner.ref(), first + len(owner.witnesses.tensors)
+            groups = (
+                groups_of(optimizer.param_groups, (owner.rates or []) if reads_rates else None) if optimizer else ()
+            )
+            if not groups:
+                return ()
+            may_end = bool(owner.loss_name) or loss.is_logged or not self._reads
+            known.append(OwnerFacts(owner.ref, groups, first, last, owner.scaler.live() is not None, may_end))
+            first = last
+        return tuple(known)
+
+    def _find_modes(self, witnesses: Sequence[Tensor]) -> list[tuple[Root, bool, int]]:
+        """Return the models of the witnesses, whether they are in training mode, and a bit for each witness."""
+        modes = []
+        for root in self._roots:
+            if (module := root.ref()) is not None:
+                places = [place for place, each in enumerate(witnesses) if self._parameters.is_of(each, root)]
+                modes.append((root, module.training, sum(1 << place for place in places)))
+        return modes
 
     def _holding_facts(self) -> tuple[list[tuple[Any, str]], Any, tuple[Any, Any, Any, Any], Any] | None:
         """Return cells, what is empty, hook and what is kept, and what is absent; None if calls can't be held."""
         keeper, holding = self._keeper, self._holding
         if keeper is None or holding is None:
-            return [], (), (None, None, None, None), ()
-        kept, conditions = keeper.lone, until_compiled()
+            return [], (), (None, None, None, ()), ()
+        kept, conditions = keeper.kept, until_compiled()
         if kept is None or conditions is None or not holding.is_on:
             return None
         empty, absent = conditions
-        return [(keeper, "newest"), (holding, "is_on")], empty, (*holding.entry, kept), absent
+        return [(keeper, "met"), (holding, "is_on")], empty, (*holding.entry, kept), absent
 
     def _start(self) -> None:
         """Let the track handle the next steps, if it knows the facts and nothing waits."""
-        if _TRACKS and not self._collector.scalars:
-            self._track.enter(self._until, self._until_s, self._looks, self._reads)
+        if _TRACKS and not self._collector.scalars and self._track.facts is not None:
+            owners = self._owners
+            longest = self.clock.owners.longest_gap(self.clock.step) if self._compares else 1
+            last = next((place for place, each in enumerate(owners) if each is self.clock.last_owner), 0)
+            counts = tuple(each.counts for each in owners)
+            self._track.enter(
+                self._until, self._until_s, self._looks, self._reads, self._compares, longest, last, counts
+            )
 
     def take_spent(self) -> float:
         """Return for how many seconds torch's calls have been with hookcore since this was asked last; 0 if unknown."""
@@ -284,77 +383,91 @@ class Steady:
             notes = self._track.take(stops)
             if notes is not None:
                 try:
-                    self._apply(*notes)
+                    self._apply(Notes(*notes))
                 except Exception as error:
                     self._errors.record("notes of steps", error)
 
-    def _apply(
-        self,
-        now_next: int,
-        step: int,
-        elapsed_s: list[float],
-        times_s: list[float],
-        losses: list[float],
-        running: float,
-        looked_at: int,
-        in_pass: list[Any],
-        in_step: list[Any],
-        frame: int,
-    ) -> None:
+    def _apply(self, notes: Notes) -> None:
         """Make the state that these steps, and the calls of the running one, would have made."""
-        owner, passed = self.clock.alone, now_next in (_STEP, _IN_STEP)
-        if owner is None:
+        owners, now_next = self._owners, notes.next
+        if not owners or (self.clock.last_owner is None if self._compares else owners[0] is not self.clock.alone):
             return
-        self._next = now_next
-        if looked_at >= 0:
-            self._sentinel.looked(looked_at)
-        if elapsed_s:
-            self._apply_ended(owner, step, elapsed_s, times_s, losses)
-            if owner.witnesses.keys is self._witnessed:
-                owner.witnesses.explain(in_step)
+        self._next = _OFF if self._compares else now_next
+        if notes.looked_at >= 0:
+            self._sentinel.looked(notes.looked_at)
+        self.clock.follow(owners, notes.turns, notes.step - len(notes.elapsed_s))
+        losses = iter(notes.losses)
+        if notes.turns:
+            self._apply_ended(notes, losses)
         (self._current.running.add if now_next == _IN_PASS else self._current.running.discard)(self._thread)
         self._times.prompt = now_next in (_PASS, _STEP)
-        self.clock.passes, self.clock.reach.passed = int(passed), passed
-        for root, training in self._modes:
-            root.passed_in_training = training if passed else None
+        self.clock.passes = notes.passes
+        for root, training, bits in self._modes:
+            if bits & notes.trained:
+                root.trained = training
+            root.passed_in_training = training if bits & notes.reached else None
         self._stacks.pop(self._thread, None)
         if now_next == _IN_STEP:
-            owner.late = owner.inner_passes = False
-            self._stacks[self._thread] = [(id(owner.ref()), frame)]
-        if now_next != _PASS:
-            self._apply_pass(now_next == _IN_PASS, running, in_pass)
+            owner = owners[notes.owner]
+            owner.late, owner.inner_passes = bool(notes.is_late), False
+            self._stacks[self._thread] = [(id(owner.ref()), notes.frame)]
+        self._scale.value = _scale_of(notes.scale)
+        self._apply_passes(notes, list(losses))
 
-    def _apply_ended(
-        self, owner: Owner, step: int, elapsed_s: list[float], times_s: list[float], losses: list[float]
-    ) -> None:
-        many, wanted = len(elapsed_s), self._collector.loss.wanted
-        self._cadence.followed(self.take_spent(), many)
+    def _apply_ended(self, notes: Notes, losses: Iterator[float]) -> None:
+        """Do what the ends of these steps would have done, and take their losses."""
+        many, wanted, step = len(notes.elapsed_s), self._collector.loss.wanted, notes.step
+        parts = [[*islice(losses, each)] for each in notes.parts]
+        if not many:
+            return
+        self._cadence.followed(self.take_spent(), short=many)
         if not self._paused:
             self._queue.shipped = step - 1
-            parts = [[each] if wanted else None for each in losses]
-            numbers = range(step - many, step)
-            rest = [None] * many, [self._name] * many
-            self._queue.frames.extend(zip(numbers, times_s, elapsed_s, *rest, parts, strict=True))
-        self._cadence.skipped.extend(elapsed_s)
-        owner.steps += many
-        owner.ended += many
-        owner.last_step = step - 1
-        for root, training in self._modes:
-            root.trained = training
+            numbers, names = (
+                range(step - many, step),
+                [self._owners[at].loss_name for at, joins in notes.turns if not joins],
+            )
+            rest = [None] * many, names, parts if wanted else [None] * many, map(_scale_of, notes.scales)
+            self._queue.frames.extend(zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True))
+        self._cadence.skipped.extend(notes.elapsed_s)
         self._optimizers.last_captured = False
         self._current.number = step
         self._collector.loss.of_step = []
-        if self._keeper is not None:
-            self._keeper.ended(many)
+        self._scale.begin_step()
 
-    def _apply_pass(self, runs: bool, running: float, in_pass: list[Any]) -> None:
-        reach, loss = self.clock.reach, self._collector.loss
-        reach.fate, self._current.reached = "kept", False
-        reach.comparison.skip()
-        loss.running = [running] if runs and self._reads else []
-        if not runs and loss.wanted:
-            loss.of_step = [running]
-            reach.comparison.marks = in_pass
+    def _apply_passes(self, notes: Notes, losses: list[float]) -> None:
+        """Do what the passes of the running step would have done; `losses` are theirs."""
+        reach, loss, runs = self.clock.reach, self._collector.loss, notes.next == _IN_PASS
+        self._current.reached = False
+        loss.running = [notes.running] if runs and self._reads else []
+        if loss.wanted:
+            loss.of_step = losses
+        if self._compares:
+            reach.resume(notes.passes > 0, {key for place, key in enumerate(self._keys) if notes.reached >> place & 1})
+            if runs or notes.has_compared:
+                self._apply_comparison(notes.before if runs else notes.in_pass, runs, bool(notes.has_compared))
+        elif runs or notes.passes:
+            reach.resume(notes.passes > 0, frozenset())
+            reach.comparison.skip()
+            if loss.wanted and not runs:
+                reach.comparison.marks = notes.in_pass
+        else:
+            reach.passed = False
+        first = 0
+        for owner in self._owners:
+            last = first + len(owner.witnesses.tensors)
+            is_known = tuple(map(id, owner.witnesses.tensors)) == self._keys[first:last]
+            if is_known and (self._compares or notes.elapsed_s):
+                owner.witnesses.explain(notes.in_step[first:last])
+            owner.scaler.resume(notes.states)
+            first = last
+
+    def _apply_comparison(self, marks: list[Any], runs: bool, has_ended: bool) -> None:
+        tensors, comparison = self.clock.owners.tensors_to_compare(), self.clock.reach.comparison
+        if tuple(map(id, tensors)) == self._keys:
+            comparison.resume(tensors, marks, runs, has_ended)
+        elif runs:  # another thread has let go of a model
+            comparison.begin(tensors)
 
     # Backward passes
 
@@ -485,9 +598,9 @@ class Steady:
             return False
         if not owner.steps % RENEW_EVERY:
             owner.witnesses.look_up()
-            if not self._know_witnesses(owner):
+            if not self._know_witnesses([owner]):
                 return False
-            self._teach(owner)
+            self._teach([owner])
         if self._reads and not self._collector.rates.is_logged:
             for group, rate in zip(groups, owner.rates or (None,), strict=False):
                 if group.get("lr") != rate or type(rate) is not float:
@@ -502,12 +615,13 @@ class Steady:
 
     @staticmethod
     def _has_no_scaler(frame: Any) -> bool:
-        """Return whether no scaler is among the callers: a loop may start to use one at any time."""
+        """Return whether no enabled scaler is among the callers: a loop may start to use one at any time."""
         for _ in range(NEAR):
             if frame is None:
                 return True
             if frame.f_code.co_name in _SCALERS and frame.f_code in SCALER_STEPS:  # code is hashed with all it has
-                return False
+                scaler = frame.f_locals.get("self")
+                return isinstance(scaler, GradScaler) and not scaler.is_enabled()
             frame = frame.f_back
         return True
 
@@ -552,7 +666,7 @@ class Steady:
         if not self._paused or scalars:
             queue.shipped = step
             parts = None if loss.is_logged else found
-            queue.frames.append((step, time.time(), elapsed_s, scalars, self._name, parts))
+            queue.frames.append((step, time.time(), elapsed_s, scalars, self._name, parts, None))
         self._cadence.skipped.append(elapsed_s)
         owner.steps += 1
         owner.ended += 1
@@ -563,10 +677,10 @@ class Steady:
         clock.passes, clock.reach.passed = 0, False
         self._optimizers.last_captured = False
         clock.step = self._current.number = self._track.ended = step + 1
+        self._track.count_update()
         self._track.at = now
         owner.witnesses.explain()
         if self._keeper is not None:
-            self._keeper.updates += 1
             self._keeper.end_step()
         if self._holding is not None:
             self._holding.begin_step(False)
@@ -584,6 +698,10 @@ class Steady:
             or self._snapshots.active
             or len(self._queue.frames) >= MAX_BATCH  # so that the full machinery can drop the oldest
         )
+
+
+def _scale_of(noted: float) -> float | None:
+    return None if noted != noted else noted
 
 
 guard_functions(Steady.backward_begins, Steady.backward_ended, Steady.saw_step_begin, Steady.saw_step_end)

@@ -283,6 +283,10 @@ class Parameters:
         roots = {id(root := self._known[key].plan.root): root for key in keys if key in self._known}
         return list(roots.values())
 
+    def is_of(self, tensor: Tensor, root: Root) -> bool:
+        """Return whether a parameter belongs to this model."""
+        return id(tensor) in self._known and self._known[id(tensor)].plan.root is root
+
     def adopt(self, plan: Plan) -> None:
         """Add a module's own parameters. A tied one belongs to the first module that has it.
 

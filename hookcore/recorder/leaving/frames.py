@@ -412,9 +412,9 @@ MAX_FRAMES: Final = 256  # that wait; the oldest is dropped and counted
 MAX_BYTES: Final = 256 * 2**20  # a step of 2,000 tensors on a GPU takes 33 MB until it is read
 
 
-# A step of which there is nothing but numbers: its number, when it ended, how long it took, the user's numbers and the
-# name and the parts of its loss. A plain tuple, because one is made in every step that isn't captured.
-Light = tuple[int, float, float, dict[str, Any] | None, str, list[Any] | None]
+# A step of which there is nothing but numbers: its number, when it ended, how long it took, the user's numbers, and the
+# name, the parts, and the scale of its loss. A plain tuple, because one is made in every step that isn't captured.
+Light = tuple[int, float, float, dict[str, Any] | None, str, list[Any] | None, float | None]
 
 
 class FrameQueue:
@@ -450,17 +450,18 @@ class FrameQueue:
 
 def light_frame(light: Light) -> Frame:
     """Return the frame of such a step, if the user logged no numbers in it. Waits for its loss."""
-    step, time_s, elapsed_s, _, name, loss = light
+    step, time_s, elapsed_s, _, name, loss, scale = light
     scalars = {}
     if loss:
-        scalars[name] = loss[0] if len(loss) == 1 and type(loss[0]) is float else Sum(loss).resolve(None)
-    return Frame(step, time_s, NO_TAPS, NO_STATS, NO_SKETCHES, scalars=scalars, elapsed_s=elapsed_s)
+        is_plain = scale is None and len(loss) == 1 and type(loss[0]) is float
+        scalars[name] = loss[0] if is_plain else Sum(loss).resolve(scale)
+    return Frame(step, time_s, NO_TAPS, NO_STATS, NO_SKETCHES, scalars=scalars, grad_scale=scale, elapsed_s=elapsed_s)
 
 
 def whole_frame(frame: RawFrame | Light) -> RawFrame:
     """Return a waiting step as a frame."""
     if isinstance(frame, RawFrame):
         return frame
-    step, time_s, elapsed_s, scalars, name, loss = frame
+    step, time_s, elapsed_s, scalars, name, loss, scale = frame
     found = {name: Sum(loss)} if loss else {}
-    return RawFrame(step, time_s, b"", (), 0, elapsed_s, scalars={**(scalars or {}), **found})
+    return RawFrame(step, time_s, b"", (), 0, elapsed_s, scale, scalars={**(scalars or {}), **found})
