@@ -30,7 +30,8 @@ from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits
 from hookcore.findings.updates import find_lost, find_ownership, find_precursors, find_states
 from hookcore.findings.window import MagnitudeWindow, window_first
-from hookcore.records import APART, SEVERITIES, STAT_COLUMN
+from hookcore.records import APART, PROBE, SEVERITIES, STAT_COLUMN, Tap
+from hookcore.records.vocabulary import STEP_NUMBERS
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -194,9 +195,13 @@ def findings_of(
     return _ranked(_with_cause(wanted))
 
 
+def _is_apart(tap: Tap) -> bool:
+    return tap.kind in APART or (tap.kind == PROBE and tap.index.partition(" ")[0] in STEP_NUMBERS)
+
+
 def _judged(taps: TapList) -> TapList:
     """Return the tensors whose magnitudes are compared with their past."""
-    places = [place for place, tap in enumerate(taps.taps) if tap.kind not in APART]
+    places = [place for place, tap in enumerate(taps.taps) if not _is_apart(tap)]
     return taps if len(places) == len(taps.taps) else taps.at(places)
 
 

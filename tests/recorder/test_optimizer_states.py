@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -306,3 +307,59 @@ def test_updates_that_move_little_or_with_the_loss_or_long_before_it_are_not_nam
     moves: dict[int, tuple[int, float]],
 ) -> None:
     assert jumping(moves) == []
+
+
+# --- Numbers about steps --------------------------------------------------------------------------------------------
+
+
+def degrees(one: Tensor, two: Tensor) -> float:
+    """Return the angle between two tensors in degrees, by the cross product, which is exact for small angles."""
+    one, two = one.double().flatten(), two.double().flatten()
+    across = (two - one * (one @ two) / (one @ one)).norm()
+    return math.degrees(math.atan2(float(across), float(one @ two / one.norm())))
+
+
+@pytest.mark.parametrize(
+    ("make", "decay"),
+    [
+        (lambda weights: torch.optim.AdamW(weights, 1e-2, weight_decay=0.1), 1e-3),
+        (lambda weights: torch.optim.AdamW(weights, torch.tensor(1e-2), weight_decay=0.1, foreach=False), 1e-3),
+        (lambda weights: torch.optim.SGD(weights, 1e-2, weight_decay=0.1), None),
+        (lambda weights: torch.optim.Adam(weights, 1e-2), None),
+    ],
+)
+def test_effective_rate_decay_and_rotation_are_those_of_the_weights(make: Any, decay: float | None) -> None:
+    model = net()
+    optimizer, expected = make(model.parameters()), list[dict[str, dict[str, float]]]()
+    with watch(model, server=None, state_every=EVERY, kinds=("param_grad", "update")) as watcher:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            before = copy.deepcopy(model.state_dict())
+            gradients = {name: each.grad.double().norm() for name, each in model.named_parameters()}  # type: ignore[union-attr]
+            optimizer.step()
+            numbers: dict[str, dict[str, float]] = {}
+            for name, now in model.state_dict().items():
+                update = (now.double() - before[name].double()).norm()
+                numbers[name] = {"effective_lr": float(update / gradients[name])}
+                numbers[name]["rotation"] = degrees(before[name], now)
+                if decay is not None:
+                    numbers[name]["decay_share"] = float(decay * before[name].double().norm() / update)
+            expected.append(numbers)
+        assert watcher.flush()
+    for step in range(STEPS):
+        found: dict[str, dict[str, float]] = {}
+        for (module, kind, index, _), stats in read_step(watcher, step).items():
+            if kind == "probe":
+                number, _, name = index.partition(" ")
+                found.setdefault(f"{module}.{name}", {})[number] = stats["mean"]
+                assert (stats["count"], stats["parts"], stats["nan"], stats["std"]) == (1, 1, 0, 0)
+                assert stats["min"] == stats["max"] == stats["rms"] == stats["norm"] == stats["mean"]
+        assert found.keys() == (expected[step].keys() if step % EVERY else set())
+        for name, numbers in found.items():
+            assert numbers == pytest.approx(expected[step][name], rel=2e-4), (step, name)
+
+
+def test_numbers_about_steps_need_the_kind_update() -> None:
+    _, _, watcher = run(LOOPS["AdamW"])
+    assert not watcher.store.taps(kind="probe").taps

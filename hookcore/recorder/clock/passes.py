@@ -186,6 +186,7 @@ class OptimizerSteps(EndsSteps):
                 self._read_gradients(owner, owned)
             self._parameters.after_step(copies)
             self.states.read(optimizer, owned, owner.late)
+            self._collector.steps += self.states.compare(optimizer, copies, owner.late)
             if owned:
                 self._observers.after_step(owned)
         self._count(owner, captured=owned is not None)

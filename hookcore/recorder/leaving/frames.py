@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hookcore.observe.arena import Harvest, join, stats_of, unpack
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.place import Replicas
+from hookcore.recorder.known.states import StepOfWeight
 from hookcore.recorder.machine import Sample, Sampler
 from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates, Sum
 from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, SketchBlock, Tap
@@ -40,6 +41,7 @@ class RowFacts(NamedTuple):
     """Facts about the rows in addition to the measurements."""
 
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
+    steps: tuple[StepOfWeight, ...] = ()
     raws: tuple[tuple[int, int], ...] = ()  # (slot of a gradient, slot of what it was before clipping)
     is_whole: bool = True  # whether these are all gradients that an optimizer used
     owners: NDArray[np.int32] | None = None  # by slot; see Frame
@@ -239,9 +241,11 @@ def _build(
         labels = labels | {"grad_scale": label}
     if raw.rows.ratios:
         _fill_ratios(stats, harvest, raw.rows.ratios)
-    norms = clipping.add(raw.step, raw.rows, harvest.slots, stats, taps)
-    numbers, shown = rows.of(harvest.slots)
-    owners = None if raw.rows.owners is None else raw.rows.owners[harvest.slots]
+    norms, slots = clipping.add(raw.step, raw.rows, harvest.slots, stats, taps), harvest.slots
+    if raw.rows.steps:
+        slots, stats, block = _with_steps(raw.rows.steps, slots, stats, block)
+    numbers, shown = rows.of(slots)
+    owners = None if raw.rows.owners is None else raw.rows.owners[slots]
     if shown is not None:
         stats, block, owners = stats[shown], rows_of(block, shown), None if owners is None else owners[shown]
     return Frame(
@@ -274,6 +278,41 @@ def _unscale(
     return stats, shifted_rows(block, scaled, -round(steps)), label
 
 
+def _with_steps(
+    steps: Sequence[StepOfWeight], slots: NDArray[np.uint32], stats: NDArray[np.float64], block: SketchBlock
+) -> tuple[NDArray[np.uint32], NDArray[np.float64], SketchBlock]:
+    """Add rows with the numbers about steps of weights, each like that of a probe that returned it."""
+    finite = (stats[:, STATS.index("nan")] + stats[:, STATS.index("inf")]) == 0
+    norms = dict(zip(slots[finite].tolist(), stats[finite, STATS.index("norm")].tolist(), strict=True))
+    found: dict[int, float] = {}
+    for each in steps:
+        gradient, update, before, after = (norms.get(slot, _NAN) for slot in each[:4])
+        numbers = (
+            update / gradient if gradient > 0 else _NAN,
+            each.decay * before / update if update > 0 else _NAN,
+            _angle(before, after, update),
+        )
+        found |= {slot: value for slot, value in zip(each.numbers, numbers, strict=True) if value == value}
+    rows = np.zeros((len(found), len(STATS)))
+    values = np.array(list(found.values()))
+    for name in ("mean", "min", "max", "rms", "norm"):
+        rows[:, STATS.index(name)] = values
+    rows[:, [STATS.index("count"), STATS.index("parts")]] = 1
+    rows[:, STATS.index("zero")] = values == 0
+    rows[:, STATS.index("ratio")] = _NAN
+    start = np.append(block.start, np.full(len(found), block.start[-1], np.uint32))
+    added = np.array(list(found), np.uint32)
+    return np.append(slots, added), np.concatenate([stats, rows]), SketchBlock(start, block.bins, block.counts)
+
+
+def _angle(before: float, after: float, update: float) -> float:
+    """Return the angle in degrees between a vector before and after a step, by the three lengths."""
+    if not (before > 0 and after > 0 and update == update):
+        return _NAN
+    share = (update**2 - (after - before) ** 2) / (4 * before * after)
+    return math.degrees(2 * math.asin(math.sqrt(min(1.0, max(0.0, share)))))
+
+
 def _fill_ratios(stats: NDArray[np.float64], harvest: Harvest, ratios: tuple[tuple[int, int], ...]) -> None:
     row_of = {int(slot): row for row, slot in enumerate(harvest.slots)}
     norm, ratio = STATS.index("norm"), STATS.index("ratio")
@@ -297,6 +336,7 @@ class Collector:
         self.replicas, self.machine, self.queue = replicas, machine, FrameQueue()
         self.loss, self.rates, self.scale = FoundLoss(), Rates(), LossScale()
         self.scalars: dict[str, Any] = {}
+        self.steps: list[StepOfWeight] = []  # of weights, of which numbers are computed
         self._labels: dict[str, str] = {}
         self._flow: Flow | None = None
 
@@ -359,6 +399,7 @@ class Collector:
             flow=self._flow,
             rows=RowFacts(
                 self._parameters.ratios(),
+                tuple(self.steps),
                 self._parameters.raws(),
                 self._parameters.raw.is_whole,
                 self.replicas.owners(),
@@ -369,7 +410,7 @@ class Collector:
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag
         self._events.clear()
-        self.scalars, self._labels, self._flow = {}, {}, None
+        self.scalars, self._labels, self._flow, self.steps = {}, {}, None, []
         return raw
 
     def _take_logged(self, step: int, elapsed_s: float) -> RawFrame:
