@@ -498,7 +498,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "second-moments",
                 "warning",
                 "Second moments are off",
-                "Adam's second moments have exploded, a million times as large as usual, so that the next steps are "
+                "Adam's second moments have exploded, infinite or a million times as large as usual, so that steps are "
                 "tiny; or at least half of their values are zero although the gradients aren't, because their type is "
                 "too small for squares: then a step is divided by epsilon alone.",
             ),

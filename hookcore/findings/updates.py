@@ -150,13 +150,14 @@ def find_states(store: Store, taps: TapList) -> list[Finding]:
     found = []
     first = store.captured_step(_AMONG)
     zeros = store.rows(states.numbers, "zero_fraction", first)
-    sizes = store.rows(taps.of_kind("exp_avg_sq").numbers, "rms", first)
+    moments = taps.of_kind("exp_avg_sq")
+    sizes, infinite = (store.rows(moments.numbers, stat, first) for stat in ("rms", "inf"))
     for place, (number, gradient) in enumerate(zip(states.numbers.tolist(), owners, strict=True)):
         measured = np.flatnonzero(zeros.present[:, place] > 0)
         if gradient >= 0 and len(measured):
             found += _zeros_of(store, states.taps[place], number, gradient, zeros, place, measured)
-    for place, (number, tap) in enumerate(taps.of_kind("exp_avg_sq")):
-        found += _explosion_of(store, tap, number, sizes, place)
+    for place, (number, tap) in enumerate(moments):
+        found += _overflow_of(tap, number, infinite, place) or _explosion_of(store, tap, number, sizes, place)
     return _leading(found)
 
 
@@ -182,6 +183,17 @@ def _zeros_of(
     about = "zero_fraction", float(shares[-1]), float("nan"), since, None, text, tuple(shares.tolist()), 0
     rule: RuleName = _MOMENTS if is_moment else _ZERO
     return [Finding(rule, RULES[rule].severity, number, tap, *about, members=((number, since),))]
+
+
+def _overflow_of(tap: Tap, number: int, infinite: Rows, place: int) -> list[Finding]:
+    """Return a finding about second moments that are infinite, so that their values no longer change."""
+    measured = np.flatnonzero(infinite.present[:, place] > 0)
+    if not len(measured) or not infinite.mean[measured[-1], place] > 0:
+        return []
+    since = int(infinite.first[measured[-1]])
+    text = f"the second moment of {tap.index} was infinite at step {since}: squares of its gradients are too large"
+    about = "inf", float(infinite.mean[measured[-1], place]), 0.0, since, None, text, (), 0
+    return [Finding(_MOMENTS, RULES[_MOMENTS].severity, number, tap, *about, members=((number, since),))]
 
 
 def _explosion_of(store: Store, tap: Tap, number: int, sizes: Rows, place: int) -> list[Finding]:

@@ -67,7 +67,8 @@ MAX_MEDIA_BYTES: Final = 2**20  # of one of them
 
 CAPSULE_MISSED: Final = "capsule-missed"  # the event of a step that could not be saved
 NONFINITE_STEP: Final = "nonfinite-step"  # the event of a step in which the trainer found a NaN or an infinity
-STEP_NUMBERS: Final = ("effective_lr", "decay_share", "rotation")  # about the step of a weight, stored as probes
+DECAY_SHARE: Final = "decay_share"
+STEP_NUMBERS: Final = ("effective_lr", DECAY_SHARE, "rotation")  # about the step of a weight, stored as probes
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about

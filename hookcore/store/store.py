@@ -19,6 +19,7 @@ from hookcore.records import (
     GRADIENT_KINDS,
     PROBE,
     STAT_COLUMN,
+    STATE_KINDS,
     Coverage,
     Event,
     Frame,
@@ -139,6 +140,7 @@ def gather_together(queries: Sequence[tuple[Store, Source, Span]], most: int) ->
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
 Places = NDArray[np.intp]
+_UNTRACED: Final = STATE_KINDS | {PROBE}  # kinds that open no incident of non-finite values
 _COUNTED: Final = tuple(STAT_NAMES.index(name) for name in ("nan", "inf", "nonfinite"))
 
 
@@ -549,7 +551,8 @@ class Store:
         else:
             incidents, fine, places = self.parts.incidents, taps[look.fine], np.flatnonzero(look.bad)
             if len(places):  # what a user's function returns is no tensor of the training
-                real = [self.parts.taps[number].kind != PROBE for number in taps[places].tolist()]
+                # States are measured so rarely that their first step would be wrong: a rule is about them.
+                real = [self.parts.taps[number].kind not in _UNTRACED for number in taps[places].tolist()]
                 places = places[np.array(real, bool)]
                 no_mask = no_masks(stats[places])
                 places = places[incidents.harmful(step, taps[places], no_mask, fine, frame.scalars)]

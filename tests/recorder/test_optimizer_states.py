@@ -363,3 +363,19 @@ def test_effective_rate_decay_and_rotation_are_those_of_the_weights(make: Any, d
 def test_numbers_about_steps_need_the_kind_update() -> None:
     _, _, watcher = run(LOOPS["AdamW"])
     assert not watcher.store.taps(kind="probe").taps
+
+
+def test_infinite_second_moments_are_found_but_open_no_incident_with_a_wrong_first_step() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with watch(model, server=None, state_every=5) as watcher:
+        for _ in range(10):
+            optimizer.zero_grad()
+            (1e25 * loss_of(model)).backward()  # its square is too large for float32
+            optimizer.step()
+        assert watcher.flush()
+        found = [each for each in findings_of(watcher.store) if each.rule == "second-moments"]
+    assert [each.message for each in found] == [
+        "the second moment of weight was infinite at step 9: squares of its gradients are too large"
+    ]
+    assert not [each for each in watcher.store.incidents() if each.rule == "nonfinite"]

@@ -14,7 +14,7 @@ from hookcore.recorder.measured.scalars import read_memory
 from hookcore.recorder.measured.statistics import Statistics
 from hookcore.recorder.measured.taps import is_shard
 from hookcore.records import PROBE, Kind, Tap
-from hookcore.records.vocabulary import STEP_NUMBERS
+from hookcore.records.vocabulary import DECAY_SHARE, STEP_NUMBERS
 
 MAX_LISTED: Final = 4  # tensors of a list in a state, such as the factors of a preconditioner
 _KINDS: Final[Mapping[str, Kind]] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}  # others are of the kind `state`
@@ -85,16 +85,27 @@ class States:
             if is_shard(tensor):
                 plan.note_reason(SPLIT)
                 continue
-            key = plan.path, parameter.name
-            if (rows := self._rows.get(key)) is None:
-                table = self._statistics.table
-                numbers = (table.add(Tap(plan.path, PROBE, f"{name} {parameter.name}")) for name in STEP_NUMBERS)
-                rows = self._rows[key] = table.add(Tap(plan.path, "param", parameter.name), hidden=True), *numbers
-            if min(rows) >= 0:
-                self._statistics.add_safely(plan, tensor, rows[0])
-                slots = parameter.grad_slot, parameter.update_slot, parameter.norm_slot, rows[0]
-                found.append(StepOfWeight(*slots, decays.get(id(tensor), float("nan")), rows[1:]))
+            decay = decays.get(id(tensor), float("nan"))
+            after, *numbers = self._rows_of(parameter, decay == decay)
+            if after >= 0:
+                self._statistics.add_safely(plan, tensor, after)
+                slots = parameter.grad_slot, parameter.update_slot, parameter.norm_slot, after
+                found.append(StepOfWeight(*slots, decay, tuple(numbers)))
         return found
+
+    def _rows_of(self, parameter: Parameter, with_decay: bool) -> tuple[int, ...]:
+        """Return the row of the weight after the step, and those of the numbers; -1 for one that is never known."""
+        plan, name = parameter.plan, parameter.name
+        rows = self._rows.get((plan.path, name))
+        if rows is None:
+            table = self._statistics.table
+            numbers = (
+                table.add(Tap(plan.path, PROBE, f"{each} {name}")) if each != DECAY_SHARE or with_decay else -1
+                for each in STEP_NUMBERS
+            )
+            rows = table.add(Tap(plan.path, "param", name), hidden=True), *numbers
+            self._rows[plan.path, name] = rows
+        return rows
 
     def _add(self, parameter: Parameter, name: str, value: Tensor) -> None:
         plan = parameter.plan

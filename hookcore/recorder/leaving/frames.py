@@ -292,7 +292,8 @@ def _with_steps(
             each.decay * before / update if update > 0 else _NAN,
             _angle(before, after, update),
         )
-        found |= {slot: value for slot, value in zip(each.numbers, numbers, strict=True) if value == value}
+        known = zip(each.numbers, numbers, strict=True)
+        found |= {slot: value for slot, value in known if value == value and slot >= 0}
     rows = np.zeros((len(found), len(STATS)))
     values = np.array(list(found.values()))
     for name in ("mean", "min", "max", "rms", "norm"):
