@@ -133,6 +133,7 @@ def test_two_files_are_compared_value_by_value_and_what_could_not_be_compared_is
     assert updates["net.0.weight"]["norm"] == pytest.approx(0.5, rel=1e-6)
     assert updates["net.0.weight"]["ratio"] == pytest.approx(share, rel=1e-6)
     assert updates["net.1.bias"]["norm"] == 0
+    assert [updates["net.2.bias"][stat] for stat in ("count", "nan")] == [2, 0]  # a NaN is a problem of the weights
 
 
 def test_the_weights_are_a_run_that_questions_answer(

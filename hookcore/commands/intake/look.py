@@ -84,19 +84,23 @@ def rank_of(weight: Weight, stored: NDArray[Any]) -> tuple[int, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a tensor of the other file differs from the first file's. `row` is that of the other one minus the first."""
+    """How a tensor of the other file differs from the first file's.
+
+    `row` is that of the other one minus the first, where both are finite: a NaN is a problem of the weights.
+    """
 
     name: str
     is_equal: bool  # all values, also if the types differ
     share: float  # the norm of the difference by the norm of the first
     changed: int  # values that are not equal
+    bad: int  # those of these that are non-finite in one of both
     row: Row
     about: str  # what else differs
 
 
 def difference_of(one: Measured, other: Measured, meter: cpu.Meter) -> Difference:
     """Compare two tensors of the same shape, value by value. Two NaNs are equal."""
-    first, second, changed = one.weight.read(), other.weight.read(), 0
+    first, second, changed, bad = one.weight.read(), other.weight.read(), 0, 0
     for start in range(0, first.size, PIECE):
         a = one.weight.type.numbers(first[start : start + PIECE])
         b = other.weight.type.numbers(second[start : start + PIECE])
@@ -104,14 +108,16 @@ def difference_of(one: Measured, other: Measured, meter: cpu.Meter) -> Differenc
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             away = np.where(same, 0.0, b - a)
         changed += int(same.size - same.sum())
-        meter.add(np.ascontiguousarray(away), cpu.FLOAT64)
+        finite = np.isfinite(away)
+        bad += int(finite.size - finite.sum())
+        meter.add(away[finite], cpu.FLOAT64)
     row = Row(*meter.take())
     norm, base = float(row.stats[STAT_COLUMN["norm"]]), one.of("norm")
     share = norm / base if base > 0 else (math.inf if norm > 0 else 0.0)
     row.stats[STAT_COLUMN["ratio"]] = share if math.isfinite(share) else math.nan
     names = one.weight.type.name, other.weight.type.name
     about = f"{names[0]} and {names[1]}" if names[0] != names[1] else ""
-    return Difference(one.weight.name, not changed, share, changed, row, about)
+    return Difference(one.weight.name, not changed, share, changed, bad, row, about)
 
 
 def look(paths: Sequence[Path], settings: Settings) -> str:
@@ -255,9 +261,8 @@ def _words_of_both(
     ]
     for each in unequal[:SHOWN]:
         most = max(abs(float(each.row.stats[STAT_COLUMN[name]])) for name in ("min", "max"))
-        size = int(each.row.stats[STAT_COLUMN["count"]])
-        bad = sum(int(each.row.stats[STAT_COLUMN[name]]) for name in ("nan", "inf"))
-        about = (f"{bad:,} of these non-finite" if bad else "", each.about)
+        size = int(one[each.name].of("count"))
+        about = (f"{each.bad:,} of these non-finite" if each.bad else "", each.about)
         changed = "; ".join(filter(None, (f"{each.changed:,} of {size:,} values", *about)))
         lines.append(f"  {each.name}: {each.share:.3g} of its norm, at most {most:.3g}, {changed}")
     lines += [f"  {len(unequal) - SHOWN:,} more differ less"] if len(unequal) > SHOWN else []
