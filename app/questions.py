@@ -21,7 +21,7 @@ from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import RULES
 from hookcore.reading import Client, answers
 from hookcore.records import ROOT, SEVERITIES, Kind, Value
-from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, counted
+from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, STATE_WORDS, counted
 
 from .analysis.numerals import duration, pace, percent, shown, size, title_of_rule
 
@@ -175,7 +175,7 @@ def describe(client: Client, run: str | None = None) -> Told:
 
 
 def _opening(run: answers.Run) -> str:
-    state = {"live": "still running", "waiting": "waiting for its trainer"}.get(run.state, run.state)
+    state = STATE_WORDS.get(run.state, run.state)
     until = "before its first step" if run.newest_step is None else f"up to step {run.newest_step:,}"
     ranks = "" if run.ranks is None else f", {run.ranks.seen} of {run.ranks.world} ranks as one run"
     return f"Run {named(run.id)} {quoted(run.name, MAX_NAME)}: {state}, {until}{ranks}."

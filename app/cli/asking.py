@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 from hookcore.records import SEVERITIES, Kind
-from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, counted
+from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, STATE_WORDS, counted
 
 from .flags import Commands, add_command, add_source, client_of, run_of_server, saved_run
 
@@ -349,7 +349,7 @@ def _as_text(checked: Checked, _level: str) -> str:
     from hookcore.findings import RULES
 
     name = f"{checked.run} ({checked.name})" if checked.name else checked.run
-    state = {"live": "still running", "waiting": "waiting for its trainer"}.get(checked.state, checked.state)
+    state = STATE_WORDS.get(checked.state, checked.state)
     until = "before the first captured step" if checked.newest_step is None else f"up to step {checked.newest_step}"
     lines = [f"Run {name}, {state}, {until}.", checked.course]
     lines += [f"error: {checked.ending}."] if checked.ending else []

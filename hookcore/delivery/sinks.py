@@ -93,11 +93,11 @@ class StoreSink(Sink):
         self._on_command = on_command
 
     def send(self, record: Frame | Snapshot) -> None:
-        self._require_open()
-        if isinstance(record, Snapshot):
-            self.store.add_snapshot(record)
-        else:
+        if isinstance(record, Frame):
             self.send_together((record,))
+        else:
+            self._require_open()
+            self.store.add_snapshot(record)
 
     def send_together(self, frames: Sequence[Frame]) -> bool:
         self._require_open()

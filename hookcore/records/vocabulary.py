@@ -133,6 +133,7 @@ OWN_RULE_EVENTS: Final = frozenset({"own-rule-failed", "own-rule-off", "own-rule
 
 
 # Errors and warnings are problems. What is worth knowing and no problem is a note.
+STATE_WORDS: Final[dict[str, str]] = {"live": "still running", "waiting": "waiting for its trainer"}  # others are words
 SEVERITY_WORDS: Final[dict[str, str]] = {"error": "error", "warning": "warning", "info": "note"}
 
 
