@@ -18,6 +18,7 @@ from hookcore.store import STAT_NAMES, checks
 from hookcore.store.incidents import Incident
 
 from ..analysis.distributed import layers_of, spreads_of, stores_at
+from ..analysis.figures.lines import Spark, spark_of
 from ..analysis.modules import calls_of, finder_of, types_of, why_empty, why_uncaptured
 from ..formats import words_of
 from ..runs import Run
@@ -127,6 +128,8 @@ class ModelPage(RunPage):
 
 
 LAYER_ROWS: Final = 100  # modules per page of the list
+SPARKS: Final[tuple[tuple[Kind, str], ...]] = (("output", "rms"), ("output_grad", "norm"))  # of each module
+SPARK_POINTS: Final = 60
 MAX_LINES: Final = 30  # of findings and events
 HALF_LIVES: Final = (5, 20, 100, 500)
 LAYER_SCALES: Final = ("log", "symlog", "linear")
@@ -155,9 +158,9 @@ class LayerPage(RunPage):
         if self.layer is not None:
             return Page.respond(self)
         if self.module is None:
-            return self.render("layer", {"layer": None, **_choice(self.run, self.f, self.row)})
+            return self.render("layer", {"layer": None, **_choice(self.run, self.f, self.row, *self._shown)})
         unknown = {"unknown": self.module, "near": near(self.run.reader, self.module)}
-        answer = self.render("layer", {"layer": None, **_choice(self.run, "", 0), **unknown})
+        answer = self.render("layer", {"layer": None, **_choice(self.run, "", 0, *self._shown), **unknown})
         answer.status_code = 404
         return answer
 
@@ -167,6 +170,11 @@ class LayerPage(RunPage):
         way = _way(self.request, self.run)
         asked = {"query": self.request.query_params, "is_joint": self.run.is_derived}
         return {"layer": self.layer, "to": way, **asked, **words}
+
+    @property
+    def _shown(self) -> tuple[int | None, int | None]:
+        """The first and the last step on the axis."""
+        return (None, None) if self.span is None else (self.span.first, self.span.last)
 
     @property
     def shown(self) -> LayerView:
@@ -225,13 +233,34 @@ def _way(request: Request, run: Run) -> Callable[[str], str]:
     return lambda path: address_of(run, "layer", module=path, **kept)
 
 
-def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
-    """Return the matching modules to choose from."""
+def _choice(run: Run, f: str, row: int, first: int | None, last: int | None) -> dict[str, Any]:
+    """Return the matching modules to choose from: the tree of the model, or a list if some are searched."""
     finder, modules = finder_of(run, f), run.reader.modules(taps=False)
     fitting = [module for module in modules if finder.fits(module.path)]
     table = TablePage.at(row, LAYER_ROWS, len(fitting))
     common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
-    return {**common, "rows": table.cut(fitting), "table": table, "many": len(modules)}
+    rows = table.cut(fitting)
+    sparks = {kind: _sparks(run, {each.path for each in rows}, kind, stat, first, last) for kind, stat in SPARKS}
+    return {**common, "rows": rows, "sparks": sparks, "is_tree": not f.strip(), "table": table, "many": len(modules)}
+
+
+def _sparks(
+    run: Run, paths: set[str], kind: Kind, stat: str, first: int | None, last: int | None
+) -> dict[str, tuple[Spark, float]]:
+    """Return a line over these steps for each module with such tensors, and its newest value."""
+    taps = run.store.taps(None, kind)
+    plain = [
+        (place, tap) for place, tap in enumerate(taps.taps) if tap.phase == "train" and not (tap.index or tap.call)
+    ]
+    wanted = taps.at([place for place, tap in plain if tap.module in paths])
+    heat = run.store.heatmap(wanted, stat, first, last, SPARK_POINTS)
+    found = {}
+    for place, tap in enumerate(heat.taps):
+        there = heat.present[place] > 0
+        spark = spark_of(heat.last_step[there], heat.worst[place][there], may_be_log=True)
+        if spark is not None:
+            found[tap.module] = spark, float(heat.worst[place][there][-1])
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

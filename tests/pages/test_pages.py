@@ -35,7 +35,7 @@ from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from hookcore_app.runs.parts import End
 from tests import build
 from tests.api_world import COVERAGE, MODULES, fill_ranks, open_run
-from tests.build import make_info
+from tests.build import append, make_info
 from tests.serving import (
     READ_TOKEN,
     TOKEN,
@@ -122,6 +122,23 @@ def test_the_menu_of_a_run_has_seven_entries_and_marks_that_of_each_page(world: 
         assert f"<title>{tab.title}" in text
         assert len(re.findall("<h1", text)) == 1, page
     assert len({tab.key for tab in frame.TABS.values() if tab.key}) == 16
+
+
+def test_the_layers_of_a_model_are_a_tree_with_lines_of_their_activations_and_gradients(world: World) -> None:
+    run = open_run(world.runs, "deep")
+    run.store.describe(
+        [ModuleRecord("", "Net", None), ModuleRecord("a", "Block", ""), ModuleRecord("a.b", "Linear", "a")]
+    )
+    for step in range(3):
+        new = (Tap("a.b", "output"), Tap("a.b", "output_grad")) if not step else ()
+        append(run.store, step, [2.0 + step, 0.5], new)
+    text = world.client.get("/runs/deep/model/layers", headers=HTML).text
+    row = text[text.index('title="a.b"') : text.index("</tr>", text.index('title="a.b"'))]
+    assert '--level: 2"><a class="mono" href="runs/deep/model/layers?module=a.b" title="a.b">b</a>' in text
+    assert re.findall(r'<data class="number" value="([\d.]+)">', row) == ["4.0", "0.5"]
+    assert row.count('<svg class="spark"') == 2
+    found = world.client.get("/runs/deep/model/layers?f=b", headers=HTML).text
+    assert "--level" not in found, "what is searched is a list"
 
 
 def _tabs(world: World, address: str) -> dict[str, str]:
