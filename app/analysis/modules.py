@@ -22,6 +22,7 @@ from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Latest, Store, TapList
 
 from ..runs import Run, ranks_in
+from .figures.lines import Spark, spark_of
 
 # A row for each module: its captured tensors, its number of calls, and its hooks.
 
@@ -554,3 +555,25 @@ def why_uncaptured(store: Store, kind: str, live: bool, first: int | None = None
     ever = store.latest(kind, "count").steps
     rest = f"; the newest is at step {ever.max():,}" if len(ever) else ""
     return f"No {KIND_WORDS.get(kind, kind)} was captured at step {shown:,}{rest}."
+
+
+SPARK_POINTS: Final = 60
+
+
+def sparks_of(
+    store: Store, paths: set[str], kind: Kind, stat: str, first: int | None, last: int | None
+) -> dict[str, tuple[Spark, float]]:
+    """Return a line over these steps for each module with such tensors, and its newest value."""
+    taps = store.taps(None, kind)
+    plain = [
+        (place, tap) for place, tap in enumerate(taps.taps) if tap.phase == "train" and not (tap.index or tap.call)
+    ]
+    wanted = taps.at([place for place, tap in plain if tap.module in paths])
+    heat = store.heatmap(wanted, stat, first, last, SPARK_POINTS)
+    found = {}
+    for place, tap in enumerate(heat.taps):
+        there = heat.present[place] > 0
+        spark = spark_of(heat.last_step[there], heat.worst[place][there], may_be_log=True)
+        if spark is not None:
+            found[tap.module] = spark, float(heat.worst[place][there][-1])
+    return found

@@ -123,15 +123,16 @@ class ModuleNames:
     """The names of a run's modules in tables, axes, and labels; scripts get the same as data.
 
     `shared` is what the paths of all modules begin with, except for those that contain all others: it is left out.
-    `spelled` has the names of modules that would be a number, with their class and shape.
+    `spelled` has the names of modules that would be a number, with their class and shape. `root` is the model's class.
     """
 
     shared: str = ""
     spelled: Mapping[str, str] = field(default_factory=dict)
+    root: str = ""
 
     def of(self, path: str) -> str:
         """Return the name of a module."""
-        return self.spelled.get(path) or self._short(path) or ROOT
+        return self.spelled.get(path) or self._short(path) or self.root or ROOT
 
     def _short(self, path: str) -> str:
         return path[len(self.shared) :] if self.shared and path.startswith(self.shared) else path
@@ -139,7 +140,7 @@ class ModuleNames:
     @property
     def json(self) -> str:
         """The names as data for scripts; "" if all are paths."""
-        return json.dumps(asdict(self), separators=(",", ":")) if self.shared or self.spelled else ""
+        return json.dumps(asdict(self), separators=(",", ":")) if self.shared or self.spelled or self.root else ""
 
 
 def names_of(modules: Sequence[Module]) -> ModuleNames:
@@ -165,7 +166,7 @@ def names_of(modules: Sequence[Module]) -> ModuleNames:
         is_one_of_many = last.isdigit() and types.get(inside) == "Sequential" and module.path not in below
         if len(spelled) < _MAX_SPELLED and (short.replace(".", "").isdigit() or is_one_of_many):
             spelled[module.path] = f"{short} {module.type}{_shape_of(module)}"
-    return ModuleNames(names.shared, spelled)
+    return ModuleNames(names.shared, spelled, types.get("", ""))
 
 
 def _names_in(run: Run) -> ModuleNames:

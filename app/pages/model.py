@@ -18,8 +18,7 @@ from hookcore.store import STAT_NAMES, checks
 from hookcore.store.incidents import Incident
 
 from ..analysis.distributed import layers_of, spreads_of, stores_at
-from ..analysis.figures.lines import Spark, spark_of
-from ..analysis.modules import calls_of, finder_of, types_of, why_empty, why_uncaptured
+from ..analysis.modules import calls_of, finder_of, sparks_of, types_of, why_empty, why_uncaptured
 from ..formats import words_of
 from ..runs import Run
 from ..runs.joint import is_unsure, joint_of
@@ -129,7 +128,6 @@ class ModelPage(RunPage):
 
 LAYER_ROWS: Final = 100  # modules per page of the list
 SPARKS: Final[tuple[tuple[Kind, str], ...]] = (("output", "rms"), ("output_grad", "norm"))  # of each module
-SPARK_POINTS: Final = 60
 MAX_LINES: Final = 30  # of findings and events
 HALF_LIVES: Final = (5, 20, 100, 500)
 LAYER_SCALES: Final = ("log", "symlog", "linear")
@@ -240,27 +238,10 @@ def _choice(run: Run, f: str, row: int, first: int | None, last: int | None) -> 
     table = TablePage.at(row, LAYER_ROWS, len(fitting))
     common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
     rows = table.cut(fitting)
-    sparks = {kind: _sparks(run, {each.path for each in rows}, kind, stat, first, last) for kind, stat in SPARKS}
+    sparks = {
+        kind: sparks_of(run.store, {each.path for each in rows}, kind, stat, first, last) for kind, stat in SPARKS
+    }
     return {**common, "rows": rows, "sparks": sparks, "is_tree": not f.strip(), "table": table, "many": len(modules)}
-
-
-def _sparks(
-    run: Run, paths: set[str], kind: Kind, stat: str, first: int | None, last: int | None
-) -> dict[str, tuple[Spark, float]]:
-    """Return a line over these steps for each module with such tensors, and its newest value."""
-    taps = run.store.taps(None, kind)
-    plain = [
-        (place, tap) for place, tap in enumerate(taps.taps) if tap.phase == "train" and not (tap.index or tap.call)
-    ]
-    wanted = taps.at([place for place, tap in plain if tap.module in paths])
-    heat = run.store.heatmap(wanted, stat, first, last, SPARK_POINTS)
-    found = {}
-    for place, tap in enumerate(heat.taps):
-        there = heat.present[place] > 0
-        spark = spark_of(heat.last_step[there], heat.worst[place][there], may_be_log=True)
-        if spark is not None:
-            found[tap.module] = spark, float(heat.worst[place][there][-1])
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,7 @@ def test_the_inputs_and_consumers_of_a_layer_are_one_click_away(visit: Open, pat
 def test_the_root_has_its_own_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layers"] + "?module=")
-        expect(tab.page.locator("h1")).to_contain_text("(root) Net")
+        expect(tab.page.locator("h1")).to_contain_text("Net")
         expect(tab.page.locator("#chart-values .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
 
 

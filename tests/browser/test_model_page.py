@@ -72,7 +72,7 @@ def test_a_box_opens_the_drawer_with_the_servers_data(visit: Open, paths: Paths,
         assert "box=" not in page.url
         page.keyboard.press("Home")
         page.keyboard.press("Enter")
-        expect(drawer.locator("h2")).to_have_text("(root)")
+        expect(drawer.locator("h2")).to_have_text("Net")
         drawer.get_by_role("link", name="Open layer").focus()
         page.keyboard.press("Escape")
         expect(page.locator(".model-canvas")).to_be_focused()

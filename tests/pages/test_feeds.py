@@ -68,6 +68,6 @@ def test_the_page_links_to_the_neighbors() -> None:
     text = world.client.get("/runs/one/model/layers?module=layers.1").text
     before, after = text.partition('id="fed-by"')[2].split("</p>")[:2]
     assert 'href="runs/one/model/layers?module=layers.0"' in before
-    assert ">(root) ?</a>" in after
+    assert ">Net ?</a>" in after
     assert 'title="guessed from the order of execution"' in after
     assert 'id="fed-by"' not in world.client.get("/runs/one/model/layers?module=head").text

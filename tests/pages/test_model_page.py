@@ -236,13 +236,14 @@ def test_names_leave_out_what_all_paths_begin_with_and_spell_out_bare_numbers() 
     ]
     names = names_of([*plain, *layers])
     assert [names.of(each.path) for each in (*plain, *layers)] == [
-        "(root)",
+        "Wrapper",
         "inner",
         "0 Linear(20, 64)",
         "1 GELU",
         "tail",
     ]
     assert json.loads(names.json) == {
+        "root": "Wrapper",
         "shared": "inner.",
         "spelled": {"inner.0": "0 Linear(20, 64)", "inner.1": "1 GELU"},
     }

@@ -63,8 +63,8 @@ class LayerView:
 
     @property
     def name(self) -> str:
-        """The path, or "(root)"."""
-        return self.module.path or ROOT
+        """The path, or the class of the root."""
+        return self.module.path or self.module.type
 
     @property
     def coverage(self) -> Coverage | None:

@@ -137,14 +137,15 @@ export function ofParameters(kind) {
 }
 
 /** How the server names the modules of the page's run: see `ModuleNames` in app/pages/frame.py.
- * @type {{shared: string, spelled: Record<string, string>} | null} */
+ * @type {{shared: string, spelled: Record<string, string>, root?: string} | null} */
 let names = null;
 
 /** The name of a module in an axis, a table, or a label: without what all paths begin with, and with its class and
  * shape if it would be a number. @param {string} path */
 export function moduleName(path) {
-  names ??= JSON.parse(globalThis.document?.body?.dataset?.names || '{"shared":"","spelled":{}}');
-  const { shared, spelled } = /** @type {NonNullable<typeof names>} */ (names);
+  names ??= JSON.parse(globalThis.document?.body?.dataset?.names || '{"shared":"","spelled":{},"root":""}');
+  const { shared, spelled, root = "" } = /** @type {NonNullable<typeof names>} */ (names);
+  if (!path) return root;
   return spelled[path] ?? (shared && path.startsWith(shared) ? path.slice(shared.length) : path);
 }
 

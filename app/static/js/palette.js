@@ -1,7 +1,7 @@
 /** The palette: everything that the page can do or lead to, found by typing. */
 import { get } from "./api.js";
 import { h } from "./dom.js";
-import { count } from "./format.js";
+import { count, moduleName } from "./format.js";
 import { keyCaps } from "./keys.js";
 import { MAX_PATTERN } from "./limits.js";
 import { isPassing } from "./live/refresh.js";
@@ -264,7 +264,10 @@ async function layersOf(page, text, signal) {
     await get(path, { f: text, limit: MAX_LAYERS }, signal)
   );
   const title = total > paths.length ? `Layers, the first ${paths.length} of ${count(total)}` : "Layers";
-  const entries = paths.map((module) => ({ name: module || ROOT, go: () => visit(page, "layer", { module }) }));
+  const entries = paths.map((module) => ({
+    name: moduleName(module) || ROOT,
+    go: () => visit(page, "layer", { module }),
+  }));
   return { title, entries };
 }
 

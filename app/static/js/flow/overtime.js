@@ -1,6 +1,6 @@
 /** The layers over the steps, and the line of the layer that was picked. */
 import { byId, write } from "../dom.js";
-import { count } from "../format.js";
+import { count, moduleName } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { cellValue, mergedAs } from "../heat/picture.js";
 import { labelOf, onsets } from "../heat/rows.js";
@@ -172,7 +172,7 @@ export class PickedLine {
     figure.hidden = module === NONE;
     if (module === NONE || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
     this.#shownAt = performance.now();
-    const name = module || ROOT;
+    const name = module || moduleName("") || ROOT;
     const address = page.address("layer", {
       module,
       ...(page.state.get("step") ? { step: page.state.get("step") } : {}),
