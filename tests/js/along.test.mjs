@@ -141,3 +141,13 @@ test("a series that exists in every step is drawn as it is", () => {
   );
   assert.deepEqual(line.y, [1, 2]);
 });
+
+test("the band of a value on its own is a line, and a long name of an axis is shortened to its height", () => {
+  const page = { state: { optional: () => "" }, follow: { span: /** @type {[number, number]} */ ([0, 99]) } };
+  const figure = new LineFigure(/** @type {any} */ (page), { title: "x".repeat(200), captured: true });
+  const steps = [0, 32, 64];
+  figure.take([{ name: "mean", first: steps, last: steps, mean: [1, 2, 3], min: [0, 1, 2], max: [2, 3, 4] }], "");
+  const { traces, layout } = figure.make(COLORS, 600, 200);
+  assert.equal(traces[0].line.width, 2);
+  assert.ok(layout.yaxis.title.text.length < 40);
+});

@@ -263,7 +263,8 @@ function bandOf(line, points, axis, color) {
     y: joined(shapes.map(({ y }) => y)),
     fill: "toself",
     fillcolor: faint(color, line.opacity ?? BAND),
-    line: { width: 0 },
+    // A band needs two points: that of one between holes is a line.
+    line: { width: parts.some(([from, to]) => to - from === 1) ? 2 : 0, color: faint(color, RAW_BEHIND) },
     hoverinfo: "skip",
     showlegend: !line.mean,
     name: `${escaped(line.name)}, min to max`,
@@ -577,7 +578,7 @@ function layoutOf(figure, axis, colors, width, height, alone) {
       range: axis.range,
       tickvals: ticks.map(({ at }) => at),
       ticktext: ticks.map(({ text }) => text),
-      ...named(y?.title || title),
+      ...named(shorten(y?.title || title, Math.floor((height - MARGIN.t - MARGIN.b) / RAIL_LETTER))),
     },
   };
 }
