@@ -77,7 +77,7 @@ def test_the_spread_of_the_layers_is_sorted_filtered_and_leads_to_the_map(browse
         tab.page.get_by_role("link", name="Layer", exact=True).and_(tab.page.locator("thead a")).click()
         expect(tab.page.locator("#layer-spreads th[aria-sort=ascending]")).to_have_text("Layer")
         assert [text.split("\n")[0].strip() for text in rows.locator("th").all_inner_texts()][:2] == [
-            "(root)",
+            "Net",
             "layers.0",
         ]
         tab.page.locator("#find").fill("layers.0")

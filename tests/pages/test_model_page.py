@@ -249,4 +249,5 @@ def test_names_leave_out_what_all_paths_begin_with_and_spell_out_bare_numbers() 
     }
     blocks = [module("", "Net", None), module("h", "ModuleList", ""), module("fc", "Linear", "")]
     blocks += [module(f"h.{place}", "Block", "h") for place in range(3)]
-    assert (names_of(blocks).json, names_of([]).of("a.b")) == ("", "a.b")
+    assert json.loads(names_of(blocks).json) == {"root": "Net", "shared": "", "spelled": {}}
+    assert (names_of([]).json, names_of([]).of("a.b")) == ("", "a.b")
