@@ -37,7 +37,7 @@ _ENTRY: Final = 120  # bytes of a number that waits, with its name
 DAMAGED: Final = "import-incomplete"  # the event that says what of a source is missing
 
 
-class Row(NamedTuple):
+class MeasuredRow(NamedTuple):
     """The columns of a frame for one tensor, and its sketch."""
 
     stats: NDArray[np.float64]
@@ -51,7 +51,7 @@ class _Step:
 
     time_s: float
     scalars: dict[str, float] = field(default_factory=dict)
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, MeasuredRow] = field(default_factory=dict)
     nbytes: int = 0
 
 
@@ -119,7 +119,7 @@ class ImportedRun:
         waiting.scalars[name[:MAX_NAME]] = value
         self.found["scalar value"] += 1
 
-    def add_row(self, step: int, time_s: float, tap: Tap, row: Row) -> None:
+    def add_row(self, step: int, time_s: float, tap: Tap, row: MeasuredRow) -> None:
         """Add the statistics of a tensor."""
         waiting = self._step(step, time_s, tap.label)
         if waiting is None:
@@ -233,7 +233,7 @@ def _cut(text: str) -> str:
 
 def row_of_buckets(
     edges: NDArray[np.float64], counts: NDArray[np.float64], sums: tuple[float, float] | None = None
-) -> Row | None:
+) -> MeasuredRow | None:
     """Return the row of a histogram with these ascending edges; None if it isn't one.
 
     `sums` are those of the values and of their squares. Without them, the moments are those of values spread evenly
@@ -259,7 +259,7 @@ def row_of_buckets(
         stats[STAT_COLUMN[name]] = value
     counts_of_bins = _spread(low[filled], high[filled], whole[filled])
     bins = np.flatnonzero(counts_of_bins)
-    return Row(stats, bins.astype(np.uint16), counts_of_bins[bins].astype(np.uint32))
+    return MeasuredRow(stats, bins.astype(np.uint16), counts_of_bins[bins].astype(np.uint32))
 
 
 def _spread(low: NDArray[np.float64], high: NDArray[np.float64], many: NDArray[np.float64]) -> NDArray[np.float64]:

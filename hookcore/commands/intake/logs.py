@@ -229,7 +229,7 @@ def _masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class Event(NamedTuple):
+class LogEvent(NamedTuple):
     """One event of a log: its step first, by which the events of several files are merged."""
 
     step: int
@@ -238,7 +238,7 @@ class Event(NamedTuple):
     other: str = ""
 
 
-def events_in(path: Path, damaged: Counter[str]) -> Iterator[Event]:
+def events_in(path: Path, damaged: Counter[str]) -> Iterator[LogEvent]:
     """Yield the events of a file. Damaged records are counted, with their places."""
     with path.open("rb") as file:
         for place, data in _records_of(file, path.name, damaged):
@@ -270,7 +270,7 @@ def _records_of(file: BinaryIO, name: str, damaged: Counter[str]) -> Iterator[tu
         yield place, data
 
 
-def _event_of(data: bytes) -> Event:
+def _event_of(data: bytes) -> LogEvent:
     step, time_s, values, other = 0, 0.0, list[bytes](), ""
     for number, value in fields_of(data):
         if number == 1:
@@ -281,7 +281,7 @@ def _event_of(data: bytes) -> Event:
             values = _all(value, 1)
         else:
             other = _OTHERS.get(number, "")
-    return Event(step, time_s, values, other)
+    return LogEvent(step, time_s, values, other)
 
 
 @dataclass(slots=True)
@@ -292,7 +292,7 @@ class TensorBoard:
     plugins: dict[str, str]
     hyperparameters: dict[str, Any]
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LogEvent) -> None:
         """Add an event to the run."""
         if event.other:
             self.log.run.missing[event.other] += 1

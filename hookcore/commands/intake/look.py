@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.commands.intake import ImportedRun, Row
+from hookcore.commands.intake import ImportedRun, MeasuredRow
 from hookcore.commands.intake.weights import SHOWN, Weight, Weights, read_weights
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
@@ -32,7 +32,7 @@ class Measured:
     """A tensor, with its rank if it is a matrix that isn't too large."""
 
     weight: Weight
-    row: Row
+    row: MeasuredRow
     rank: tuple[int, float] | None = None
 
     def of(self, stat: str) -> float:
@@ -46,7 +46,7 @@ def measure(weight: Weight, meter: cpu.Meter) -> Measured:
     for first in range(0, stored.size, stored.size if weight.type.convert is None and stored.size else PIECE):
         piece = stored[first:] if weight.type.convert is None else stored[first : first + PIECE]
         meter.add(weight.type.measurable(piece), weight.type.code)
-    row = Row(*meter.take())
+    row = MeasuredRow(*meter.take())
     finite = row.stats[STAT_COLUMN["nan"]] + row.stats[STAT_COLUMN["inf"]] == 0
     return Measured(weight, row, rank_of(weight, stored) if finite else None)
 
@@ -83,7 +83,7 @@ def rank_of(weight: Weight, stored: NDArray[Any]) -> tuple[int, float] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class WeightDifference:
     """How a tensor of the other file differs from the first file's.
 
     `row` is that of the other one minus the first, where both are finite: a NaN is a problem of the weights.
@@ -94,11 +94,11 @@ class Difference:
     share: float  # the norm of the difference by the norm of the first
     changed: int  # values that are not equal
     bad: int  # those of these that are non-finite in one of both
-    row: Row
+    row: MeasuredRow
     about: str  # what else differs
 
 
-def difference_of(one: Measured, other: Measured, meter: cpu.Meter) -> Difference:
+def difference_of(one: Measured, other: Measured, meter: cpu.Meter) -> WeightDifference:
     """Compare two tensors of the same shape, value by value. Two NaNs are equal."""
     first, second, changed, bad = one.weight.read(), other.weight.read(), 0, 0
     for start in range(0, first.size, PIECE):
@@ -111,13 +111,13 @@ def difference_of(one: Measured, other: Measured, meter: cpu.Meter) -> Differenc
         finite = np.isfinite(away)
         bad += int(finite.size - finite.sum())
         meter.add(away[finite], cpu.FLOAT64)
-    row = Row(*meter.take())
+    row = MeasuredRow(*meter.take())
     norm, base = float(row.stats[STAT_COLUMN["norm"]]), one.of("norm")
     share = norm / base if base > 0 else (math.inf if norm > 0 else 0.0)
     row.stats[STAT_COLUMN["ratio"]] = share if math.isfinite(share) else math.nan
     names = one.weight.type.name, other.weight.type.name
     about = f"{names[0]} and {names[1]}" if names[0] != names[1] else ""
-    return Difference(one.weight.name, not changed, share, changed, bad, row, about)
+    return WeightDifference(one.weight.name, not changed, share, changed, bad, row, about)
 
 
 def look(paths: Sequence[Path], settings: Settings) -> str:
@@ -140,7 +140,7 @@ def look(paths: Sequence[Path], settings: Settings) -> str:
     return "\n".join(words)
 
 
-def _differences(measured: Sequence[Mapping[str, Measured]], meter: cpu.Meter) -> list[Difference]:
+def _differences(measured: Sequence[Mapping[str, Measured]], meter: cpu.Meter) -> list[WeightDifference]:
     one, other = measured
     both = [name for name in one if name in other and one[name].weight.shape == other[name].weight.shape]
     return [difference_of(one[name], other[name], meter) for name in both]
@@ -149,7 +149,7 @@ def _differences(measured: Sequence[Mapping[str, Measured]], meter: cpu.Meter) -
 def _send(
     file: Weights,
     found: Mapping[str, Measured],
-    differences: Sequence[Difference],
+    differences: Sequence[WeightDifference],
     settings: Settings,
     paths: Sequence[Path],
 ) -> ImportedRun:
@@ -175,10 +175,10 @@ def _send(
     return run
 
 
-def _row_of(value: float) -> Row:
+def _row_of(value: float) -> MeasuredRow:
     meter = cpu.Meter()
     meter.add(np.array([value], np.float64), cpu.FLOAT64)
-    return Row(*meter.take())
+    return MeasuredRow(*meter.take())
 
 
 def _described(file: Weights, found: Mapping[str, Measured]) -> tuple[list[ModuleRecord], list[Coverage]]:
@@ -250,7 +250,7 @@ def _more(names: Sequence[object]) -> str:
 
 
 def _words_of_both(
-    files: Sequence[Weights], measured: Sequence[Mapping[str, Measured]], differences: Sequence[Difference]
+    files: Sequence[Weights], measured: Sequence[Mapping[str, Measured]], differences: Sequence[WeightDifference]
 ) -> list[str]:
     one, other = measured
     unequal = sorted((each for each in differences if not each.is_equal), key=lambda each: -each.share)
