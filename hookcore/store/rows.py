@@ -176,18 +176,18 @@ class Columns:
     def last_steps(self) -> Steps:
         return np.append(self.first_steps()[1:] - 1, self.last)
 
-    def captured(self, parts: Sequence[Rows], past: tuple[int, int] | None = None) -> tuple[Steps, Steps]:
-        """Return the first and the last step of each column that a row has, or both ends if no row is in it.
+    def captured(self, spans: Sequence[tuple[Steps, Steps]]) -> tuple[Steps, Steps]:
+        """Return the first and the last step of each column that was captured, or both ends if none was.
 
-        So the reader of a heatmap knows which steps were captured, also if a column spans several steps. Rows of
-        `past` steps aren't among the parts.
+        So the reader of a heatmap knows which steps were captured, also if a column spans several steps. `spans`: the
+        first and the last steps of rows, oldest first.
         """
         firsts, lasts = self.first_steps(), self.last_steps()
-        if not parts:
+        if not any(len(span[0]) for span in spans):
             return firsts, lasts
-        begin, end = np.concatenate([part.first for part in parts]), np.concatenate([part.last for part in parts])
+        begin, end = (np.concatenate([span[place] for span in spans]) for place in (0, 1))
         one, other = end.searchsorted(firsts), begin.searchsorted(lasts, side="right") - 1
-        there = (one <= other) & (firsts > (-1 if past is None else past[1]))
+        there = one <= other
         one, other = np.minimum(one, len(begin) - 1), np.maximum(other, 0)
         return (
             np.where(there, np.maximum(firsts, begin[one]), firsts),

@@ -1052,12 +1052,18 @@ class Store:
             wanted.numbers[starts],
             shown,
             groups,
-            *over.captured(view.kept, view.past),
+            *over.captured(self._spans_of(view)),
             cells.worst().T,
             cells.nonfinite.T,
             cells.valued().T,
             infinite.T,
         )
+
+    def _spans_of(self, view: View) -> list[tuple[Steps, Steps]]:
+        """Return the first and the last steps of what a heatmap shows, oldest first."""
+        past, spans = self.parts.past, [(part.first, part.last) for part in view.kept]
+        steps = None if past is None or view.past is None else past.captured(view.past)
+        return spans if steps is None else [(steps, steps), *spans]
 
     def _streaks_of(self, numbers: NDArray[np.int64]) -> Streaks:
         """Return the first and the newest streak of non-finite steps of taps. No others are known exactly."""
