@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
 from hookcore.hooks.internals import SCALER_STEPS
-from hookcore.recorder.known.parameters import Copies, Mark, Parameter, Parameters, marks_of
+from hookcore.recorder.known.parameters import Copies, Mark, Parameter, Parameters
 
 # Witnesses: a few parameters of an optimizer at which new gradients are noticed.
 
@@ -87,6 +87,15 @@ class Witnesses:
 def tensors_of(parameters: list[Parameter]) -> list[Tensor]:
     """Return the tensors that stand in the parameters' places now."""
     return [tensor for parameter in parameters if (tensor := parameter.tensor) is not None]
+
+
+def marks_of(tensors: list[Tensor]) -> list[Mark]:
+    """Return a mark that distinguishes each gradient from a new one."""
+    marks: list[Mark] = []
+    for tensor in tensors:  # before Python 3.12, a comprehension is a call of its own
+        grad = tensor.grad
+        marks.append(None if grad is None else (id(grad), grad._version))
+    return marks
 
 
 def fate_of(tensor: Tensor, after: Mark) -> Fate:

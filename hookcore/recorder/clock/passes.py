@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hookcore.hooks.backward import ObservedEngine
@@ -22,11 +23,13 @@ from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.context import Context
-from hookcore.recorder.known.parameters import Parameter
-from hookcore.recorder.known.states import States
+from hookcore.recorder.known.parameters import Parameter, States
 from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
-from hookcore.recorder.measured.scalars import name_of_rate
+from hookcore.recorder.measured.scalars import name_of_rate, read_memory
 from hookcore.records.vocabulary import GRADIENT_WAIT, REDUCTION_WAIT, TIME_BACKWARD, TIME_OPTIMIZER
+
+# Optimizers, and those derived from them, whose weight decay is no part of the gradient; their groups may not say so.
+DECOUPLED: Final = frozenset({"AdamW", "Lion", "Muon", "AdamW8bit", "Lion8bit", "SOAP"})
 
 
 class EndsSteps:
@@ -186,7 +189,7 @@ class OptimizerSteps(EndsSteps):
                 self._read_gradients(owner, owned)
             self._parameters.after_step(copies)
             self.states.read(optimizer, owned, owner.late)
-            self._collector.steps += self.states.compare(optimizer, copies, owner.late)
+            self._collector.steps += self.states.compare(copies, functools.partial(_decays_of, optimizer), owner.late)
             if owned:
                 self._observers.after_step(owned)
         self._count(owner, captured=owned is not None)
@@ -202,6 +205,25 @@ class OptimizerSteps(EndsSteps):
         if 0 <= step < now and captured:  # a second optimizer after the same backward pass
             self._ship(self._collector.take(step, micro_batches=self._current.backwards))
             self._scale.forget()
+
+
+def _decays_of(optimizer: Optimizer) -> dict[int, float]:
+    """Return the share of each weight that decay takes in a step, by the weight's id."""
+    decays: dict[int, float] = {}
+    for group in optimizer.param_groups:
+        decays |= dict.fromkeys(map(id, group["params"]), _decay_in(optimizer, group))
+    return decays
+
+
+def _decay_in(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
+    """Return the share of a weight that decay takes in a step; NaN if decay is a part of the gradient, or unknown."""
+    names = {base.__name__ for base in type(optimizer).__mro__}
+    product = 1.0 if group.get("decoupled_weight_decay") or names & DECOUPLED else float("nan")
+    for name in ("lr", "weight_decay"):
+        value = group.get(name)
+        number = read_memory(value) if isinstance(value, Tensor) else value
+        product *= number if isinstance(number, int | float) else float("nan")
+    return product
 
 
 def _closure(args: Any, kwargs: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Parameters, their gradients, and their updates, read around the optimizer's step."""
+"""Parameters, their gradients, their updates, and what optimizers keep for them, read around the optimizer's step."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.measured.statistics import Statistics
 from hookcore.recorder.measured.taps import is_shard
-from hookcore.records import Kind, Tap
+from hookcore.records import PROBE, Kind, Tap
+from hookcore.records.vocabulary import DECAY_SHARE, STEP_NUMBERS
 
 SHARED: Final = (
     "several optimizers step some of its weights after the same backward pass: their updates are left out, because the "
@@ -127,15 +128,6 @@ class Parameter:
 
 Copies = list[tuple[Parameter, Tensor]]
 Mark = tuple[int, int] | None  # a gradient's identity and version
-
-
-def marks_of(tensors: list[Tensor]) -> list[Mark]:
-    """Return a mark that distinguishes each gradient from a new one."""
-    marks: list[Mark] = []
-    for tensor in tensors:  # before Python 3.12, a comprehension is a call of its own
-        grad = tensor.grad
-        marks.append(None if grad is None else (id(grad), grad._version))
-    return marks
 
 
 class RawGradients:
@@ -469,6 +461,122 @@ class Parameters:
     def raws(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each gradient that the script changes after the backward pass: after it, and before."""
         return tuple((p.grad_slot, p.raw_slot) for p in self.all() if p.raw_slot >= 0)
+
+
+MAX_LISTED: Final = 4  # tensors of a list in a state, such as the factors of a preconditioner
+_KINDS: Final[Mapping[str, Kind]] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}  # others are of the kind `state`
+SPLIT: Final = (
+    "numbers about whole updates, such as the effective learning rate, are left out: a rank has a part of each"
+)
+NO_ROOM: Final = "its optimizer's state is left out: there is no room for more tensors"
+
+
+class StepOfWeight(NamedTuple):
+    """The rows of one weight's step, from whose norms the recorder's thread computes numbers."""
+
+    gradient: int
+    update: int
+    before: int
+    after: int
+    decay: float  # the share of the weight that weight decay takes; NaN if that is unknown
+    numbers: tuple[int, ...]  # where they go, in the order of `STEP_NUMBERS`
+
+
+class States:
+    """Measures the states of optimizers in the steps in which they are due."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+        self._rows: dict[
+            tuple[str, str], tuple[int, ...]
+        ] = {}  # by module and name: of the weight after a step, and of numbers
+        self._due = self._was_due = False  # in the running step, and in the one before
+
+    def begin_step(self, due: bool) -> None:
+        """Begin a step, in which they may be due."""
+        self._due, self._was_due = due, self._due
+
+    def read(self, optimizer: Optimizer, owned: Sequence[Parameter], late: bool) -> None:
+        """Measure what this optimizer keeps for these parameters, which it has just stepped.
+
+        `late`: after another optimizer, which has ended the step.
+        """
+        if not (self._was_due if late else self._due):
+            return
+        has_room = self._statistics.table.room >= ROOM * len(owned)
+        for each in owned:
+            if "param_grad" not in each.plan.kinds or (tensor := each.tensor) is None:
+                continue
+            if not has_room:
+                each.plan.note_reason(NO_ROOM)
+                continue
+            with unseen():
+                found = dict(_tensors_in(optimizer.state.get(tensor), tensor))
+            for name, value in found.items():
+                self._add(each, name, value)
+
+    def compare(self, copies: Copies, decays_of: Callable[[], Mapping[int, float]], late: bool) -> list[StepOfWeight]:
+        """Measure weights after a step whose updates are captured. Return what to compute of them.
+
+        `decays_of` returns what weight decay takes of each weight, by the weight's id.
+        """
+        found: list[StepOfWeight] = []
+        if not (self._was_due if late else self._due) or self._statistics.table.room < ROOM * len(copies):
+            return found
+        decays = decays_of() if copies else {}
+        for parameter, _ in copies:
+            plan, tensor = parameter.plan, parameter.tensor
+            if tensor is None or "update" not in plan.kinds or parameter.grad_slot < 0:
+                continue
+            if is_shard(tensor):
+                plan.note_reason(SPLIT)
+                continue
+            decay = decays.get(id(tensor), float("nan"))
+            after, *numbers = self._rows_of(parameter, decay == decay)
+            if after >= 0:
+                self._statistics.add_safely(plan, tensor, after)
+                slots = parameter.grad_slot, parameter.update_slot, parameter.norm_slot, after
+                found.append(StepOfWeight(*slots, decay, tuple(numbers)))
+        return found
+
+    def _rows_of(self, parameter: Parameter, with_decay: bool) -> tuple[int, ...]:
+        """Return the row of the weight after the step, and those of the numbers; -1 for one that is never known."""
+        plan, name = parameter.plan, parameter.name
+        rows = self._rows.get((plan.path, name))
+        if rows is None:
+            table = self._statistics.table
+            numbers = (
+                table.add(Tap(plan.path, PROBE, f"{each} {name}")) if each != DECAY_SHARE or with_decay else -1
+                for each in STEP_NUMBERS
+            )
+            rows = table.add(Tap(plan.path, "param", name), hidden=True), *numbers
+            self._rows[plan.path, name] = rows
+        return rows
+
+    def _add(self, parameter: Parameter, name: str, value: Tensor) -> None:
+        plan = parameter.plan
+        if not (value.is_floating_point() or value.is_complex()):
+            plan.note_reason(f"{name} of its optimizer is left out: only the optimizer can decode its {value.dtype}")
+            return
+        kind = _KINDS.get(name, "state")
+        index = parameter.name if kind != "state" else f"{parameter.name}.{name}"
+        if (slot := self._statistics.table.add(Tap(plan.path, kind, index))) >= 0:
+            self._statistics.add_safely(plan, value, slot)
+
+
+def _tensors_in(state: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a parameter's state by name: those of its own shape, and factors of it.
+
+    A counter of steps is a number, and what LBFGS keeps for its first parameter is about all of them.
+    """
+    known = {1, *parameter.shape}
+    for name, value in state.items() if isinstance(state, Mapping) else ():
+        several = value[:MAX_LISTED] if isinstance(value, (list, tuple)) else ()
+        named = ((f"{name}.{place}", each) for place, each in enumerate(several)) if several else ((name, value),)
+        for full, each in named:
+            is_counter = not isinstance(each, Tensor) or each.dim() == 0 < parameter.dim() or not each.numel()
+            if not is_counter and known.issuperset(each.shape):
+                yield str(full), each
 
 
 def _reads_parameters(kinds: frozenset[Kind]) -> bool:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from hookcore.observe.arena import Harvest, join, stats_of, unpack
 from hookcore.recorder.context import Context
+from hookcore.recorder.known.parameters import StepOfWeight
 from hookcore.recorder.known.place import Replicas
-from hookcore.recorder.known.states import StepOfWeight
 from hookcore.recorder.machine import Sample, Sampler
 from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates, Sum
 from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, SketchBlock, Tap
