@@ -164,7 +164,7 @@ def test_layers_are_sorted_by_their_zeros_and_by_drift(visit: Open, paths: Paths
     said = site.get(f"latest?run={run}&kind=output&sort=zero_fraction&limit=1")["taps"][0]
     with visit() as tab:
         tab.goto(paths("ended")["histograms"] + "?sort=zero")
-        expect(tab.page.locator(".tile a").first).to_have_text(said["module"])
+        expect(tab.page.locator(".tile a").first).to_contain_text(said["module"])
         tab.page.select_option("select[name=sort]", "drift")
         expect(tab.page.locator("#wall-card .button", has_text="Table")).to_be_visible()
         drawn(tab.page)
@@ -237,5 +237,5 @@ def test_without_javascript_every_layer_has_its_numbers(visit: Open, paths: Path
         tab.goto(paths("bad")["histograms"] + "?f=linear1&kind=output")
         tiles = tab.page.locator(".tile")
         assert tiles.count() == 3
-        expect(tiles.nth(1)).to_contain_text("non-finite")
+        expect(tiles.nth(1)).to_contain_text("NaN/Inf")
         expect(tiles.first).to_contain_text("zeros")

@@ -273,7 +273,7 @@ def test_another_theme_changes_the_colors_of_every_chart(visit: Open, paths: Pat
 
 def test_the_charts_of_a_live_run_continue(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        page = open_layer(tab, paths, "live")
+        page = open_layer(tab, paths, "live", "&by=step")
         before = legend(page, VALUES).inner_text()
         expect(legend(page, VALUES)).not_to_have_text(before, timeout=PATIENCE_MS)
         page.keyboard.press("Space")
