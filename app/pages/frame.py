@@ -227,7 +227,7 @@ class Tab:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MenuEntry:
     """An entry of the menu of a run, with its pages. Without a title, they belong to no entry."""
 
     title: str
@@ -246,15 +246,15 @@ class Entry:
 
 # The menu, the tabs, the titles, the shortcuts, the Help page, the addresses, and the redirects are made of this table.
 ENTRIES: Final = (
-    Entry("Summary", (Tab("overview", "Summary", "", "s", has_drawer=True),)),
-    Entry(
+    MenuEntry("Summary", (Tab("overview", "Summary", "", "s", has_drawer=True),)),
+    MenuEntry(
         "Problems",
         (
             Tab("events", "Problems", "/problems", "p", "/events", has_drawer=True),
             Tab("incident", "Problem", "/problems/incident", "", "/incident", finds=False, has_drawer=True),
         ),
     ),
-    Entry(
+    MenuEntry(
         "Model",
         (
             Tab("model", "Picture", "/model", "m", has_drawer=True),
@@ -263,7 +263,7 @@ ENTRIES: Final = (
         ),
         keeps=("module",),
     ),
-    Entry(
+    MenuEntry(
         "Flow",
         (
             Tab("flow", "Gradient flow", "/flow", "f", has_drawer=True),
@@ -272,7 +272,7 @@ ENTRIES: Final = (
         ),
         keeps=("f", "kind"),
     ),
-    Entry(
+    MenuEntry(
         "Metrics",
         (
             Tab("metrics", "Scalars", "/metrics", "e", finds=False),
@@ -280,14 +280,14 @@ ENTRIES: Final = (
             Tab("media", "Media", "/metrics/media", "i", "/media", finds=False, if_any="media"),
         ),
     ),
-    Entry(
+    MenuEntry(
         "Performance",
         (
             Tab("system", "Time and machine", "/performance", "o", "/system", finds=False),
             Tab("ranks", "Ranks", "/performance/ranks", "n", "/ranks", has_drawer=True, if_any="ranks"),
         ),
     ),
-    Entry(
+    MenuEntry(
         "Capture",
         (
             Tab("capture", "Coverage and settings", "/capture", "c", "/hooks"),
@@ -295,7 +295,9 @@ ENTRIES: Final = (
             Tab("hooks", "Hooks", "/capture/hooks", "k", finds=False),
         ),
     ),
-    Entry("", (Tab("timeline", "Timeline", "/timeline", finds=False), Tab("drawer", "Drawer", "/drawer", finds=False))),
+    MenuEntry(
+        "", (Tab("timeline", "Timeline", "/timeline", finds=False), Tab("drawer", "Drawer", "/drawer", finds=False))
+    ),
 )
 TABS: Final = {tab.page: tab for entry in ENTRIES for tab in entry.tabs}
 
@@ -309,7 +311,7 @@ class TabLink:
     is_shown: bool
 
 
-def entry_of(page: str) -> Entry | None:
+def entry_of(page: str) -> MenuEntry | None:
     """Return the entry of a page of a run."""
     return next((entry for entry in ENTRIES if any(tab.page == page for tab in entry.tabs)), None)
 
