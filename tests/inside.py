@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 import threading
+from importlib import import_module
 from typing import Any
 
 import hookcore
@@ -53,9 +55,19 @@ def threads_named(name: str) -> list[threading.Thread]:
 
 def module_of(part: str, room: str = "recorder") -> Any:
     """Return the module that defines a class or function of a room, wherever it is, to test one part or its failure."""
-    inside = (module for name, module in list(sys.modules.items()) if name.startswith(f"hookcore.{room}."))
-    (found,) = (module for module in inside if getattr(vars(module).get(part), "__module__", "") == module.__name__)
-    return found
+    within = f"hookcore.{room}"
+    found = _defining(part, within)
+    if not found:  # nothing has imported it yet: import the room
+        for module in pkgutil.walk_packages(import_module(within).__path__, f"{within}."):
+            import_module(module.name)
+        found = _defining(part, within)
+    (one,) = found
+    return one
+
+
+def _defining(part: str, within: str) -> list[Any]:
+    inside = (module for name, module in list(sys.modules.items()) if name.startswith(f"{within}."))
+    return [module for module in inside if getattr(vars(module).get(part), "__module__", "") == module.__name__]
 
 
 def class_of(part: str, room: str = "recorder") -> Any:

@@ -174,7 +174,7 @@ def _when(first: int | None, last: int | None) -> str:
 
 
 def _names(values: Sequence[ComparedScalar]) -> str:
-    names = [each.name for each in values]
+    names = [titled(each.name) for each in values]
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 

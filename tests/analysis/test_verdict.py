@@ -19,13 +19,16 @@ TAPS = (Tap("0", "output"), Tap("1", "output"))
 
 
 def run_of(
-    captured: dict[int, list[float]], losses: dict[int, float] | None = None, taps: tuple[Tap, ...] = TAPS
+    captured: dict[int, list[float]],
+    losses: dict[int, float] | None = None,
+    taps: tuple[Tap, ...] = TAPS,
+    name: str = "loss",
 ) -> Store:
     """Return a run that captured some steps, and logged a loss in some."""
     store = Store(8_000_000)
     losses = losses or {}
     for step in sorted({*captured, *losses}):
-        scalars = {"loss": losses[step]} if step in losses else {}
+        scalars = {name: losses[step]} if step in losses else {}
         values = captured.get(step, [])
         new = taps if step == min({*captured, *losses}) else ()
         store.append(make_frame(step, values, new_taps=new, scalars=scalars))
@@ -85,6 +88,13 @@ def test_equal_losses_without_a_common_captured_step_give_no_verdict_on_the_laye
     verdict = verdict_of(run_of(even, losses(steps=20)), run_of(odd, losses(steps=20)))
     assert verdict.outcome == "unknown"
     assert "loss is the same in 20 steps that both runs logged." in verdict.say()
+
+
+def test_a_loss_that_hookcore_found_is_called_as_on_the_pages() -> None:
+    captured, unchanged = {step: [1.0, 2.0] for step in range(4)}, losses(steps=4)
+    one, equal, bad = (run_of(captured, each, name="backward/loss") for each in (unchanged, unchanged, {3: NAN}))
+    assert verdict_of(one, equal).say()[-1] == "loss is the same in 4 steps that both runs logged."
+    assert verdict_of(bad, bad).say()[-1] == "loss is NaN or infinite in both runs, first at step 3."
 
 
 def test_nan_in_both_runs_is_reported_as_nan_and_not_as_equal() -> None:

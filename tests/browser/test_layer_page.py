@@ -38,6 +38,10 @@ def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Ope
             "weight gradient [bias]",
             "update [weight]",
             "update [bias]",
+            "first moment [weight]",
+            "first moment [bias]",
+            "second moment [weight]",
+            "second moment [bias]",
         ]
 
 
