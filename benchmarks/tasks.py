@@ -340,8 +340,8 @@ def change_capture(world: World, person: Person) -> tuple[str, bool]:
 def cost(world: World, person: Person) -> tuple[str, bool]:
     """Read the cost on the first page of a run."""
     person.open("live")
-    tile = person.said("#figure-cost")
-    return tile, re.search(r"\d\s?%|not measured", tile) is not None
+    line = person.said("#cost")
+    return line, re.search(r"\d\s?%|not measured", line) is not None
 
 
 def phone(world: World, person: Person) -> tuple[str, bool]:

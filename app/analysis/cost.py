@@ -34,9 +34,7 @@ class Cost:
     @property
     def headline(self) -> str:
         """What watching adds, or that this isn't known."""
-        if self.added is None:
-            return "not measured yet" if self.is_live else "not measured"
-        return f"adds {_percent(self.added)}"
+        return self.average if self.added is None else f"adds {self.average} on average"
 
     @property
     def limit(self) -> str:
@@ -53,9 +51,30 @@ class Cost:
         """Which steps are captured, in words."""
         if self.paused:
             return "capture paused"
-        # Pages also show what a single captured step took, which isn't what hookcore adds to the run.
-        longer = f", which takes {_percent(self.longer)} longer" if self.stride > 1 and self.longer else ""
+        # The page Performance also shows what a single captured step took, which isn't what hookcore adds to the run.
+        longer = f", which takes {self.longer_words}" if self.stride > 1 and self.longer else ""
         return f"{'captures' if self.is_live else 'captured'} {self.often}{longer}"
+
+    @property
+    def average(self) -> str:
+        """What watching adds to the time of all steps."""
+        return ("not measured yet" if self.is_live else "not measured") if self.added is None else _percent(self.added)
+
+    @property
+    def longer_words(self) -> str:
+        """By how much a captured step is longer; empty if this isn't known."""
+        return "" if self.longer is None else f"{_percent(self.longer)} longer"
+
+    @property
+    def captured_share(self) -> str:
+        """The part of a captured step that is hookcore's own; empty if this isn't known."""
+        known = self.longer is not None and math.isfinite(self.longer)
+        return _percent(self.longer / (1 + self.longer)) if known and self.longer is not None else ""
+
+    @property
+    def following_words(self) -> str:
+        """What following the steps takes; empty if this wasn't measured."""
+        return _percent(self.following) if self.following else ""
 
     @property
     def often(self) -> str:

@@ -47,11 +47,13 @@ from .views.layer import nearest_sampled, note_of, nothing_in, values_of
 from .views.overview import (
     SHOWN_SCALARS,
     ScalarLine,
+    cost_words,
     machine_of,
     scalar_lines,
     shown_alerts,
     summary_of,
     tiles_of,
+    watched_words,
     why_empty,
 )
 from .views.span import ALL, Shared, claim_of, progress_of
@@ -163,6 +165,8 @@ class OverviewPage(RunPage):
             "course": run.findings.course() if self.span is None or not self.span.held else None,
             "labels": {name: text for name, text in run.labels.items() if not name.startswith(MACHINE_LABEL)},
             "machine": summary_of(run, *self.values_in),
+            "watched": watched_words(self.key_figures),
+            "cost": cost_words(run, self.span),
             "empty": why_empty(run, self.key_figures, self.span),
         }
 
@@ -218,10 +222,10 @@ class OverviewPage(RunPage):
 
 @dataclass(frozen=True, kw_only=True)
 class SystemPage(RunPage):
-    """Processors, memory, disks, network, and GPUs over the steps, and their newest values."""
+    """The time of steps, the cost of watching, and the machine over the steps, with their newest values."""
 
     name = "system"
-    parts = ("newest",)
+    parts = ("newest", "cost")
 
     @property
     def usual(self) -> Shared:
@@ -235,6 +239,10 @@ class SystemPage(RunPage):
         if not machine.gauges and span is not None and span.step is not None:
             near = nearest_sampled(self.run, machine.sampled, span.step)
         return {"machine": machine, "near": near}
+
+    def part_cost(self) -> dict[str, Any]:
+        """Return what watching costs as it is now, or was at the end."""
+        return {"cost": cost_of(self.run)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ MEASURED: dict[str, float] = {
     "hookcore/effective_cost": 0.03,
     "hookcore/uncaptured_steps": 195.0,
 }
-SENTENCE = "adds 3.0%, limit 5%; captures every 27th step, which takes 81.0% longer"
+SENTENCE = "adds 3.0% on average, limit 5%; captures every 27th step, which takes 81.0% longer"
 
 
 def _world(settings: dict[str, Any], scalars: dict[str, float] | None = None, left_out: int = 0) -> World:
@@ -82,38 +82,38 @@ def test_every_step_is_about_now_or_the_end_if_earlier_ones_were_left_out() -> N
     run = world.runs.get("one")
     assert run is not None
     run.end = End(1)
-    assert cost_of(run).sentence == "adds 3.0%, limit 5%; captured every step at the end"
+    assert cost_of(run).sentence == "adds 3.0% on average, limit 5%; captured every step at the end"
 
 
 @pytest.mark.parametrize(
     ("settings", "scalars", "sentence"),
     [
         ({"budget": 0.05}, {}, "cost not measured yet, limit 5%; captures every step"),
-        ({"budget": None}, {"hookcore/effective_cost": 0.8}, "adds 80.0%, no limit; captures every step"),
+        ({"budget": None}, {"hookcore/effective_cost": 0.8}, "adds 80.0% on average, no limit; captures every step"),
         (
             {"budget": 0.05, "cost": 0.6, "stride": 20},
             {},
-            "adds 3.0%, limit 5%; captures every 20th step, which takes 60.0% longer",
+            "adds 3.0% on average, limit 5%; captures every 20th step, which takes 60.0% longer",
         ),
         (
             {"effective_cost": 0.0001, "budget": 0.005, "every": 2},
             {},
-            "adds less than 0.1%, limit 0.5%; captures every 2nd step",
+            "adds less than 0.1% on average, limit 0.5%; captures every 2nd step",
         ),
         (
             {"effective_cost": 0.01, "cost": 9.0, "budget": 0.05, "paused": True},
             {},
-            "adds 1.0%, limit 5%; capture paused",
+            "adds 1.0% on average, limit 5%; capture paused",
         ),
         (
             {"effective_cost": 0.626, "budget": 0.05, "allowance": 0.3},
             {},
-            "adds 62.6%, limit 5% beyond 0.3 s a minute; captures every step",
+            "adds 62.6% on average, limit 5% beyond 0.3 s a minute; captures every step",
         ),
         (
             {"effective_cost": 0.085, "following_cost": 0.082, "budget": 0.05, "stride": 256, "allowance": 0.3},
             {},
-            "adds 8.5%, limit 5%, but following the steps alone takes 8.2%; captures every 256th step",
+            "adds 8.5% on average, limit 5%, but following the steps alone takes 8.2%; captures every 256th step",
         ),
         (
             {"cost": "x", "stride": -1, "budget": "x"},

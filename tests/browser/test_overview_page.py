@@ -101,7 +101,7 @@ def test_figures_follow_a_live_run_and_keep_focus_and_scroll(visit: Open, paths:
     with visit() as tab:
         tab.goto(paths("live")["overview"])
         before = _newest(tab.page)
-        link = tab.page.locator("#figure-watched a")
+        link = tab.page.locator("#watched")
         link.focus()
         tab.page.evaluate("scrollTo(0, 40)")
         tab.page.evaluate("window.kept = document.activeElement")

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from hookcore.records.vocabulary import (
+    COST,
     CPU_MACHINE,
     CPU_PROCESS,
+    EFFECTIVE_COST,
+    FOLLOWING_COST,
     MACHINE_LABEL,
     MEMORY_PROCESS,
     SAMPLES_RATE,
     SENSORS_LABEL,
     STEPS_RATE,
+    STRIDE,
     SYSTEM,
 )
 from tests.build import frame, make_info, stats_of
@@ -159,11 +163,30 @@ def test_the_time_of_the_newest_measured_step_is_split() -> None:
     )
 
 
-def test_the_overview_names_the_longest_part_of_the_trainings_own_since_the_cost_of_watching_has_its_card() -> None:
+def test_the_overview_names_the_longest_part_of_the_trainings_own_since_the_cost_of_watching_has_its_line() -> None:
     parts = {"before": 0.001, "forward": 0.006, "backward": 0.003, "hookcore": 0.03}
     client = sampled(HOST | {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()})
     assert "40 ms for step 0, 15% of it forward" in text_of(client, "/runs/one")
     assert "hookcore 75% 30 ms" in text_of(client, "/runs/one/performance")
+
+
+def test_the_share_of_one_captured_step_is_not_taken_for_what_the_run_takes_longer() -> None:
+    times = {f"{SYSTEM}time/forward": 0.063, f"{SYSTEM}time/hookcore": 0.037}
+    costs = {COST: 0.6, EFFECTIVE_COST: 0.016, FOLLOWING_COST: 0.002, STRIDE: 64.0}
+    client = sampled(HOST | times | costs)
+    (line,) = re.findall(r'id="cost">.*?</p>', client.get("/runs/one", headers=HTML).text)
+    words = re.sub(r"<[^>]+>", "", line)
+    assert "hookcore adds 1.6% on average, " in words
+    assert "captures every 64th step, which takes 60.0% longer" in words
+    assert "37%" not in text_of(client, "/runs/one")
+    page = text_of(client, "/runs/one/performance")
+    assert "hookcore 37% 37 ms" in page
+    assert "This is one captured step, not the average of the run: see Cost of watching ." in page
+    assert "On average 1.6% longer, over all steps, captured or not" in page
+    assert "A captured step 60.0% longer than another one: 37.5% of its time is hookcore's" in page
+    assert "Following every step 0.2% in each step" in page
+    assert "Captured steps every 64th step" in page
+    assert "as measured last, not in step 0" in text_of(client, "/runs/one/performance?step=0")
 
 
 def test_data_loading_is_the_first_part_and_is_distinguished_from_the_rest_before_the_model() -> None:

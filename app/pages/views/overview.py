@@ -98,6 +98,10 @@ class StepTime:
         return any(part.words == PARTS[TIME_LOADING] for part in self.parts)
 
     @property
+    def has_hookcore(self) -> bool:
+        return any(part.words == PARTS[TIME_HOOKCORE] for part in self.parts)
+
+    @property
     def longest(self) -> Share:
         """The longest part of the training's own. What hookcore adds to captured steps is said once, as its cost."""
         own = [part for part in self.parts if part.words != PARTS[TIME_HOOKCORE]] or self.parts
@@ -301,8 +305,6 @@ def tiles_of(run: Run, figures: KeyFigures, span: Span | None) -> list[Tile]:
         _gradient(run, figures, "smallest", figures.smallest_gradient, span),
         _gradient(run, figures, "largest", figures.largest_gradient, span),
         _nonfinite(run, figures, span),
-        _watched(run, figures, span),
-        _cost(run, span),
     ]
 
 
@@ -388,23 +390,20 @@ def _few(paths: tuple[str, ...]) -> str:
     return f"{paths[0] or ROOT}{more}"
 
 
-def _watched(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
-    share = f"of {counted(figures.modules, 'module')}" if figures.modules else ""
-    where = f", in {span.values_words}" if span is not None and span.held else ""
-    address = address_of(run, "hooks")
-    return Tile("watched", "Modules captured", thousands(figures.modules_captured), f"{share}{where}", address)
+def watched_words(figures: KeyFigures) -> str:
+    """Return how many modules were captured."""
+    captured = thousands(figures.modules_captured)
+    return f"{captured} of {counted(figures.modules, 'module')} captured" if figures.modules else ""
 
 
-def _cost(run: Run, span: Span | None) -> Tile:
-    about = "The share of the run's time that hookcore adds, averaged over all steps."
-    tile = Tile("cost", "Cost of watching", "-", "", address_of(run, "hooks"), help=about)
+def cost_words(run: Run, span: Span | None) -> str:
+    """Return what watching costs, in one sentence; of a held page, as it was measured by then."""
     if span is None or not span.held:
-        cost = cost_of(run)
-        return replace(tile, text=cost.headline, detail=cost.terms, is_words=cost.added is None)
+        return cost_of(run).sentence
     measured = newest_of(run.store, EFFECTIVE_COST, *reversed(span.values))
     if measured is None:
-        return replace(tile, detail=_unknown("not measured", span))
-    return replace(tile, text=f"adds {percent(measured.value)}", detail=f"as measured up to step {measured.step:,}")
+        return _unknown("cost not measured", span)
+    return f"adds {percent(measured.value)} on average, as measured up to step {measured.step:,}"
 
 
 def _number(tile: Tile, value: float) -> Tile:

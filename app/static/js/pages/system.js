@@ -10,7 +10,7 @@ const charts = new SystemCharts(page);
 const newest = byId("newest");
 const look = () => charts.show((newest.dataset.names ?? "").split(" ").filter(Boolean));
 
-parts.follow(["newest"], { held: true });
-page.events.on("run", () => page.follow.paused || parts.soon(["newest"]));
+parts.follow(undefined, { held: true });
+page.events.on("run", () => page.follow.paused || parts.soon(["newest", "cost"]));
 newest.addEventListener("renewed", look);
 look();
