@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, Final
+from itertools import islice
+from typing import Annotated, Any, Final, cast
 
 from fastapi import Query, Request
 from starlette.exceptions import HTTPException
@@ -18,9 +19,10 @@ from hookcore.store import STAT_NAMES, checks
 from hookcore.store.incidents import Incident
 
 from ..analysis.distributed import layers_of, spreads_of, stores_at
-from ..analysis.modules import calls_of, finder_of, sparks_of, types_of, why_empty, why_uncaptured
+from ..analysis.modules import calls_of, finder_of, losses_of, sparks_of, types_of, why_empty, why_uncaptured
 from ..formats import words_of
 from ..runs import Run
+from ..runs.answering import tap_list
 from ..runs.joint import is_unsure, joint_of
 from .frame import address_of
 from .overview import usual_kind
@@ -126,6 +128,22 @@ class ModelPage(RunPage):
         return found
 
 
+def taps_in_order(taps: Sequence[answers.Tap], modules: Iterable[str]) -> Iterator[answers.Tap]:
+    """Yield taps in the order of the model's modules, with each module's kinds together."""
+    of_module: dict[str, list[answers.Tap]] = {path: [] for path in modules}
+    for tap in taps:
+        of_module.setdefault(tap.module, []).append(tap)
+    for mine in of_module.values():
+        yield from sorted(mine, key=_order_of)
+
+
+def _order_of(tap: answers.Tap) -> tuple[int, str, str, int]:
+    return KINDS.index(tap.kind), tap.phase, tap.index, tap.call
+
+
+VALUE_ROWS: Final = 50  # of the table of newest values on one page
+MAX_UNCAPTURED: Final = 100
+VALUE_STATS: Final = ("norm", "mean", "std", "min", "max")
 LAYER_ROWS: Final = 100  # modules per page of the list
 SPARKS: Final[tuple[tuple[Kind, str], ...]] = (("output", "rms"), ("output_grad", "norm"))  # of each module
 MAX_LINES: Final = 30  # of findings and events
@@ -139,11 +157,14 @@ class LayerPage(RunPage):
     """One module, or a list of modules to choose from. The root's path is empty."""
 
     name = "layer"
-    parts = ("facts", "values", "ranks", "alerts", "hooks")
+    parts = ("facts", "values", "ranks", "alerts", "hooks", "numbers")
 
     module: Annotated[str | None, Query(max_length=1000)] = None
     f: FindText = ""
     row: RowNumber = 0
+    match: Annotated[str, Query(max_length=1000, description="a glob on the module's path, for the table")] = ""
+    row_kind: Short = ""
+    value_row: RowNumber = 0
     spread: Short = "rms"
 
     @cached_property
@@ -153,12 +174,13 @@ class LayerPage(RunPage):
 
     def respond(self) -> Response:
         """Render the module, or the choice."""
-        if self.layer is not None:
+        if self.layer is not None or (self.module is None and self.part == ["numbers"]):
             return Page.respond(self)
+        list_: dict[str, Any] = {"layer": None, **self.part_numbers()}
         if self.module is None:
-            return self.render("layer", {"layer": None, **_choice(self.run, self.f, self.row, *self._shown)})
+            return self.render("layer", list_ | _choice(self.run, self.f, self.row, *self._shown))
         unknown = {"unknown": self.module, "near": near(self.run.reader, self.module)}
-        answer = self.render("layer", {"layer": None, **_choice(self.run, "", 0, *self._shown), **unknown})
+        answer = self.render("layer", list_ | _choice(self.run, "", 0, *self._shown) | unknown)
         answer.status_code = 404
         return answer
 
@@ -218,6 +240,37 @@ class LayerPage(RunPage):
     def part_alerts(self) -> dict[str, Any]:
         lines = lines_of(self.run, self.shown.module.path, *self.listed_in)
         return {"lines": lines[:MAX_LINES], "lines_total": len(lines), "signs": SIGNS}
+
+    def part_numbers(self) -> dict[str, Any]:
+        """Return the table of the newest values of all tensors, which only the list of layers shows."""
+        if self.layer is not None:
+            return {}
+        reader = self.run.reader
+        every = reader.taps(self.match or None, cast("Kind | None", self.row_kind or None)).taps
+        if self.f.strip():
+            fits = finder_of(self.run, self.f).fits
+            every = tuple(tap for tap in every if fits(tap.module))
+        table, coverage = TablePage.at(self.value_row, VALUE_ROWS, len(every)), reader.coverage()
+        types = {each.path: each.type for each in coverage}
+        wanted = list(islice(taps_in_order(every, types), table.first, table.last))
+        rows = [row for row in values_of(reader, tap_list(wanted), *self.values_in) if row.step is not None]
+        left_out = len(wanted) - len(rows)
+        not_captured = [each for each in coverage if not each.captured]
+        found = {
+            "match": self.match,
+            "kind": self.row_kind,
+            "rows": rows,
+            "types": types,
+            "left_out": left_out,
+            "nothing": nothing_in(reader, self.span, "Nothing was captured in") if self.span and left_out else "",
+            "table": table,
+            "not_captured": not_captured[:MAX_UNCAPTURED],
+            "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
+            "usage": self.run.store.usage(),
+            "lost": losses_of(self.run),
+            "stats": VALUE_STATS,
+        }
+        return {"numbers": found}
 
     def part_hooks(self) -> dict[str, Any]:
         """Return the hooks on the module and its parameters, and the number of those that run for every module."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
 
 from hookcore.config import LIVE
 from hookcore.findings import KeyFigures, key_figures_of
-from hookcore.reading import Reader, answers
-from hookcore.records import KINDS, Coverage, HookRecord, Kind
+from hookcore.reading import Reader
+from hookcore.records import Coverage, HookRecord, Kind
 from hookcore.records.vocabulary import MACHINE_LABEL, found_words, losses_among
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, require_kind
@@ -31,19 +31,17 @@ from ..analysis.modules import (
     finder_of,
     fold_alike,
     grow,
-    losses_of,
     rows_of,
     shown_rows,
 )
 from ..formats import script_json
 from ..runs import Run
-from ..runs.answering import tap_list
 from .frame import address_of, no_change_words
 from .page import FindText, PartsPage, RowNumber, RunPage, Short, TablePage
 from .settings import share_of
 from .views.events import every_event, finding_lines, incident_lines
 from .views.incident import capsules_of
-from .views.layer import nearest_sampled, note_of, nothing_in, values_of
+from .views.layer import nearest_sampled, note_of
 from .views.overview import (
     SHOWN_SCALARS,
     ScalarLine,
@@ -59,29 +57,13 @@ from .views.overview import (
 from .views.span import ALL, Shared, claim_of, progress_of
 from .views.timeline import timeline_view
 
-# The page Overview: a summary of the run and every layer's newest values. Its parts can be requested alone.
+# The page Summary. Its parts can be requested alone.
 
-ROWS: Final = 50  # of the table on one page
 ALERTS: Final = 8
-MAX_UNCAPTURED: Final = 100
 FIRST_POINTS: Final = 500  # of the line that comes with the page
 MAX_LINES: Final = 8  # of losses in the large chart
 MAX_REFRESH_S: Final = 3600
 PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "input_grad", "input", "update", "param")
-SHOWN_STATS: Final = ("norm", "mean", "std", "min", "max")
-
-
-def taps_in_order(taps: Sequence[answers.Tap], modules: Iterable[str]) -> Iterator[answers.Tap]:
-    """Yield taps in the order of the model's modules, with each module's kinds together."""
-    of_module: dict[str, list[answers.Tap]] = {path: [] for path in modules}
-    for tap in taps:
-        of_module.setdefault(tap.module, []).append(tap)
-    for mine in of_module.values():
-        yield from sorted(mine, key=_order_of)
-
-
-def _order_of(tap: answers.Tap) -> tuple[int, str, str, int]:
-    return KINDS.index(tap.kind), tap.phase, tap.index, tap.call
 
 
 def usual_kind(reader: Reader) -> Kind:
@@ -96,20 +78,28 @@ def usual_kind(reader: Reader) -> Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class OverviewPage(RunPage):
-    """A summary of the run, and every layer's newest values. Empty form fields are ignored."""
+    """A summary of the run. Empty form fields are ignored."""
 
     name = "overview"
-    parts = ("figures", "findings", "tiles", "scalars", "values")
+    parts = ("figures", "findings", "tiles", "scalars")
 
     f: FindText = ""
-    match: Annotated[str, Query(max_length=1000, description="a glob on the module's path")] = ""
+    match: Annotated[str, Query(max_length=1000, description="of the table of newest values, now with Layers")] = ""
     kind: Annotated[str, Query(max_length=50, description="the kind in the heatmap of all layers")] = ""
-    row_kind: Annotated[str, Query(max_length=50, description="the kind in the table")] = ""
+    row_kind: Annotated[str, Query(max_length=50, description="of that table")] = ""
     stat: Annotated[str, Query(max_length=50, description="the stat in the heatmap of all layers")] = ""
     refresh: Annotated[str, Query(max_length=20, description="seconds after which the page reloads")] = ""
     row: RowNumber = 0
     scalar: Annotated[str, Query(max_length=1000, description="the scalar in the large chart")] = ""
     scalars: Annotated[Literal["", "all"], Query(description="all of them, not only the first few")] = ""
+
+    def respond(self) -> Response:
+        """Render the page, or lead to the table of newest values, which was on this page."""
+        if self.part or not (self.match or self.row_kind or self.row):
+            return RunPage.respond(self)
+        wanted = {"f": self.f, "match": self.match, "row_kind": self.row_kind, "value_row": self.row}
+        address = address_of(self.run, "layer", **wanted, **dict(self.shared.parts))
+        return RedirectResponse(f"{self.request.scope.get('root_path', '')}/{address}#values", 307)
 
     @property
     def refresh_s(self) -> int | None:
@@ -191,33 +181,6 @@ class OverviewPage(RunPage):
         lines, total = self._scalar_lines
         chosen = {"usual_scalars": json.dumps(self._usual_scalars), "chosen_scalars": self._chosen_scalars}
         return {"scalar_lines": lines, "scalars_total": total, **chosen}
-
-    def part_values(self) -> dict[str, Any]:
-        """Return the table of the newest values."""
-        reader = self.run.reader
-        every = reader.taps(self.match or None, cast("Kind | None", self.row_kind or None)).taps
-        if self.f.strip():
-            fits = finder_of(self.run, self.f).fits
-            every = tuple(tap for tap in every if fits(tap.module))
-        table, coverage = TablePage.at(self.row, ROWS, len(every)), reader.coverage()
-        types = {each.path: each.type for each in coverage}
-        wanted = list(islice(taps_in_order(every, types), table.first, table.last))
-        rows = [row for row in values_of(reader, tap_list(wanted), *self.values_in) if row.step is not None]
-        left_out = len(wanted) - len(rows)
-        nothing = nothing_in(self.run.reader, self.span, "Nothing was captured in") if self.span and left_out else ""
-        not_captured = [each for each in coverage if not each.captured]
-        return {
-            "rows": rows,
-            "types": types,
-            "rows_left_out": left_out,
-            "nothing": nothing,
-            "table": table,
-            "not_captured": not_captured[:MAX_UNCAPTURED],
-            "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
-            "usage": self.run.store.usage(),
-            "lost": losses_of(self.run),
-            "stats": SHOWN_STATS,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

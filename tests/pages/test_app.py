@@ -14,7 +14,7 @@ from hookcore.records import STATS, Coverage, Event, ModuleRecord, Tap
 from hookcore.records.wire import RunInfo
 from hookcore.store import Store
 from hookcore_app.analysis.numerals import percent, shown
-from hookcore_app.pages.overview import ROWS
+from hookcore_app.pages.model import VALUE_ROWS as ROWS
 from hookcore_app.runs import Run
 from hookcore_app.runs.parts import End
 from tests.build import frame, make_info
@@ -184,9 +184,11 @@ class _Page(HTMLParser):
         self._in_cell = self._in_cell and tag not in ("td", "th")
 
 
-def _read(client: TestClient, path: str = "/runs/one") -> _Page:
+def _read(client: TestClient, path: str = "/runs/one/model/layers") -> _Page:
+    """Return the table of newest values of a page, which is below the list of layers."""
     page = _Page()
-    page.feed(client.get(path).text)
+    text = client.get(path).text
+    page.feed(text.partition('id="values"')[2] or text)
     return page
 
 
@@ -212,7 +214,8 @@ def test_the_page_lists_every_layers_newest_activation_and_gradient(client: Test
 
 
 def test_the_page_has_no_inline_script_or_style_and_loads_both_by_versioned_urls(client: TestClient) -> None:
-    page, text = _read(client), client.get("/runs/one").text
+    page, text = _Page(), client.get("/runs/one").text
+    page.feed(text)
     assert re.findall(r"<script[^>]*>([^<]*)<", text) == [""]
     assert "style" not in page.tags
     assert not re.search(r"\s(?:style|on[a-z]+)=", text)
@@ -224,12 +227,13 @@ def test_the_page_has_no_inline_script_or_style_and_loads_both_by_versioned_urls
         assert "immutable" in answer.headers["cache-control"]
 
 
-def test_the_find_box_filters_the_table_of_the_overview(world: World) -> None:
-    rows = _read(world.client, "/runs/one?f=*.1&row_kind=output").rows
-    assert rows == _read(world.client, "/runs/one?match=*.1&row_kind=output").rows != []
-    text = world.client.get("/runs/one?f=nothing-at-all").text
+def test_the_find_box_filters_the_table_of_newest_values(world: World) -> None:
+    rows = _read(world.client, "/runs/one/model/layers?f=*.1&row_kind=output").rows
+    assert rows == _read(world.client, "/runs/one/model/layers?match=*.1&row_kind=output").rows != []
+    assert rows == _read(world.client, "/runs/one?match=*.1&row_kind=output").rows  # the address of earlier versions
+    text = world.client.get("/runs/one/model/layers?f=nothing-at-all").text
     assert "No tensor matches." in text
-    assert 'href="runs/one#values">Show all' in text
+    assert 'href="runs/one/model/layers#values">Show all' in text
 
 
 def test_the_page_can_be_filtered_by_module_and_kind(client: TestClient) -> None:
@@ -246,7 +250,7 @@ def test_the_page_reloads_itself_only_on_request(client: TestClient) -> None:
 
 
 def test_the_page_shows_uncaptured_modules_and_the_contents_of_the_store(client: TestClient) -> None:
-    text = client.get("/runs/one").text
+    text = client.get("/runs/one/model/layers").text
     assert "net.2 (Identity): not called" in text
     assert "of 4 MB" in text
     assert "Nothing was lost." in text
@@ -259,7 +263,7 @@ def test_the_page_shows_events_and_dropped_data(client: TestClient, store: Store
     words = " ".join(re.sub(r"<[^>]*>", " ", text.replace("<wbr>", "")).split())
     assert "Hook error : an output could not be read" in words
     assert "Hook error 2 times" in " ".join(re.sub(r"<[^>]*>", " ", client.get("/runs/one/problems").text).split())
-    assert "too late: 1" in words
+    assert "too late: 1" in " ".join(client.get("/runs/one/model/layers").text.split())
 
 
 def test_names_from_the_run_are_escaped(client: TestClient, store: Store) -> None:
@@ -284,10 +288,10 @@ def test_a_table_of_more_taps_than_fit_has_pages() -> None:
     run = world.runs.open(RunInfo(id="one", key="key", name=""))
     assert run is not None
     run.store.append(frame(1, [_stats()] * many, tuple(Tap(f"layer.{number}", "output") for number in range(many))))
-    first, second = _read(world.client), _read(world.client, f"/runs/one?row={ROWS}")
+    first, second = _read(world.client), _read(world.client, f"/runs/one/model/layers?value_row={ROWS}")
     assert [row[0] for row in first.rows[1:]] == [f"layer.{number}" for number in range(ROWS)]
     assert [row[0] for row in second.rows[1:]] == [f"layer.{number}" for number in range(ROWS, many)]
-    assert f"row={ROWS}#values" in world.client.get("/runs/one").text
+    assert f"value_row={ROWS}#values" in world.client.get("/runs/one/model/layers").text
 
 
 def test_a_part_of_the_page_comes_without_its_frame(client: TestClient) -> None:
@@ -362,7 +366,7 @@ def test_a_row_beyond_the_last_one_shows_the_last_page() -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.store.append(frame(0, [_stats()] * 3, make_taps(3)))
-    for page in ("/runs/one?row=500", "/runs/one/flow?row=500"):
+    for page in ("/runs/one/model/layers?value_row=500", "/runs/one/flow?row=500"):
         text = world.client.get(page).text
         assert "rows 1 to 3 of 3" in text, page
         assert "No tensor matches" not in text
@@ -373,7 +377,7 @@ def test_the_kind_of_the_heatmap_does_not_filter_the_table() -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.store.append(frame(0, [_stats()] * 2, (Tap("a", "output"), Tap("a", "param", "weight"))))
-    assert "rows 1 to 2 of 2" in world.client.get("/runs/one?kind=param").text
+    assert "rows 1 to 2 of 2" in world.client.get("/runs/one/model/layers?kind=param").text
     assert "rows 1 to 1 of 1" in world.client.get("/runs/one?row_kind=param").text
 
 
@@ -383,7 +387,7 @@ def test_the_table_says_which_tensors_have_no_value() -> None:
     assert run is not None
     taps = (Tap("a", "output"), Tap("a", "output_grad"), Tap("b", "output_grad"))
     run.store.append(frame(0, [_stats()], taps, numbers=[0]))
-    text = world.client.get("/runs/one").text
+    text = world.client.get("/runs/one/model/layers").text
     assert "rows 1 to 3 of 3" in text
     assert "2 of these tensors have no value." in text
     text = world.client.get("/runs/one?match=b").text

@@ -26,7 +26,12 @@ const page = open({
 const layer = document.getElementById("layer");
 
 if (layer) start(layer.dataset.module ?? "");
-else startChoice(page);
+else {
+  startChoice(page);
+  const parts = new Parts(page, "layer");
+  parts.follow(["numbers"], { held: true });
+  page.state.on("f", () => parts.soon(["numbers"]));
+}
 
 /** @param {string} module its path */
 function start(module) {

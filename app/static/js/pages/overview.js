@@ -12,7 +12,7 @@ import { fetchPlotly } from "../plot/library.js";
 const PATIENCE_MS = 1500;
 
 const usual = byId("model").dataset.kind ?? "";
-const page = create({ kind: usual, stat: "norm", y: "linear", smooth: "0", scalar: "", scalars: "", row: "0" });
+const page = create({ kind: usual, stat: "norm", y: "linear", smooth: "0", scalar: "", scalars: "" });
 // Plotly is large, and would delay the heatmap's first numbers. The chart itself is in the first paint.
 const drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", keep, { once: true }));
 const after = Promise.race([drawn, new Promise((go) => setTimeout(go, PATIENCE_MS))]);
@@ -30,7 +30,6 @@ function startParts() {
   page.events.on("state", () => parts.promptly(["figures", "findings", "tiles"]));
   page.state.on("scalars", () => parts.now(["scalars"]));
   page.state.on("scalar", () => parts.now(["scalars"]));
-  for (const name of ["row", "f"]) page.state.on(name, () => parts.now(["values"]));
   listenToSeen(page, () => parts.now(["findings"]));
   byId("scalars").addEventListener("renewed", () => chart.know(usualNames()));
   listenToLinks(page);
