@@ -275,11 +275,12 @@ def zoom(world: World, person: Person) -> tuple[str, bool]:
 
 
 def only_attention(world: World, person: Person) -> tuple[str, bool]:
-    """Type in the find box: the picture and the table show the same layers."""
+    """Type in the find box above the list of layers: the table below it shows the same layers."""
     person.open("live")
+    page = person.page
+    person.click(page.locator("#values a"))
     person.press("/")
     person.type("attention")
-    page = person.page
     page.wait_for_url(re.compile("f=attention"))
     page.locator("#values").scroll_into_view_if_needed()
     header = page.locator("#values header")
