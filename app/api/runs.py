@@ -350,12 +350,13 @@ class RunsView(BaseModel):
     stat: _Short = ""
     band: Literal["", "0", "1"] = ""
     result: SavedText = ""
+    better: SavedText = ""
     setting: SavedText = ""
     row: Annotated[str, Field(pattern=r"^\d{0,9}$")] = ""
     smooth: Annotated[str, Field(pattern=r"^\d{0,4}$")] = ""
     y: Literal["", "log"] = ""
     steps: _Short = ""
-    by: Literal["", "step", "time", "samples"] = ""
+    by: Literal["", "captured", "step", "time", "samples"] = ""
 
 
 def check_view(query: str) -> None:

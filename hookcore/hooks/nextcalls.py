@@ -34,9 +34,9 @@ class NextCalls:
     def __init__(self, entered: Entered, left: Left, quick: Sequence[Any]) -> None:
         self._number = private_number()
         self._left = left
-        for each, following in pairwise(quick):
-            each.serve(following.entered, following.left)
         quick[-1].serve(entered, self._see_left)
+        for following, each in pairwise(reversed(quick)):
+            each.serve(following.entered, following.left)
         self._before = before = _make_hook(quick[0].entered, self._see_return)
         self._after = _After(quick[0].left, private_number())
         self._quiet = QuietHooks(before)

@@ -22,7 +22,7 @@ from hookcore.records import TENSOR_KINDS
 from tests.capsule_files import capsules_of
 from tests.gpu_world import GPU, MARKS, Run, batch, repeatable
 from tests.harness import assert_stats, read_step, seed_all, watch
-from tests.inside import late_steps_of
+from tests.inside import keeper_of
 
 pytestmark = MARKS
 
@@ -463,7 +463,7 @@ def test_keeping_the_weights_of_the_last_steps_never_waits_for_the_gpu() -> None
                 run.optimizer.zero_grad()
                 run.model(x).square().mean().backward()
                 run.optimizer.step()
-        assert late_steps_of(watcher).used > 0
+        assert keeper_of(watcher).late_steps.used > 0
         assert [event.message for event in watcher.errors] == []
 
 

@@ -160,7 +160,7 @@ def test_the_arguments_of_torchrun_say_whether_machines_may_come_and_go(monkeypa
             assert agent.stdout is not None
             agent.stdout.read(1)  # its arguments are known only when it runs
             monkeypatch.setattr(os, "getppid", lambda agent=agent: agent.pid)
-            found = launched(mark, TORCHRUN)
+            found = launched(mark, {**TORCHRUN, "GROUP_WORLD_SIZE": "1"})
             assert found is not None
             assert (mark(agent.pid) not in found.job) is may  # then the ranks have no common parent
             agent.kill()
