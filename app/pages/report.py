@@ -30,7 +30,7 @@ from .. import assets
 from ..analysis import figures
 from ..analysis.cost import cost_of
 from ..analysis.figures.lines import MARGIN, spark_of
-from ..analysis.modules import losses_of
+from ..analysis.modules import losses_of, types_of
 from ..formats import json_of, plain, text_of_setting, words_of
 from ..runs import Run
 from ..runs.edits import rules_of
@@ -320,6 +320,7 @@ def report_of(run: Run, wanted: ReportSteps = ReportSteps()) -> bytes:
         "scope": run.findings.scope(),
         "course": run.findings.course(),
         "cost": cost_of(run),
+        "root": types_of(reader).get("") or ROOT,
         "findings": findings[:MAX_ROWS],
         "findings_left_out": max(0, len(findings) - MAX_ROWS),
         "rules": RULES,
@@ -362,7 +363,6 @@ def _advice_of(findings: Sequence[Finding | PastIncident]) -> list[Rule]:
 @cache
 def _templates() -> Environment:
     templates = assets.open_templates("report")
-    templates.globals["ROOT"] = ROOT
     templates.filters |= {"counted": counted, "shown": figures.shown, "cut": _cut, "time": _time}
     return templates
 

@@ -15,6 +15,7 @@ from hookcore_app.runs.parts import End
 from hookcore_app.serving import server_thread
 from tests.build import append, make_info, open_run
 from tests.serving import BATCH, make_batch, served
+from tests.waiting import wait_for
 
 from .browsing import visiting
 from .conftest import Open
@@ -368,3 +369,23 @@ def test_the_first_run_appears_by_itself(browser: Browser, empty_site: Site) -> 
         empty_site.train("one", "--steps", "3")
         empty_site.run("one", 3)
         expect(tab.page.get_by_role("link", name="one", exact=True)).to_be_visible()
+
+
+def test_on_disk_is_never_cut_in_the_list_of_runs(browser: Browser, empty_site: Site) -> None:
+    trainer = empty_site.train("saved", "--pause", "0.05", "--bad-at", "12", "--rate", "0.02")
+    empty_site.run("saved", 20)
+    trainer.terminate()
+    empty_site.run("saved", 20, "stopped")
+    empty_site.train("newer", "--steps", "20")  # which a server loads when it starts
+    empty_site.run("newer", 20, "ended")
+    wait_for(lambda: len([*empty_site.folder.rglob("steps/*.parquet")]) > 1, "both runs are on disk")
+    empty_site.kill()
+    empty_site.start()
+    with visiting(browser, empty_site.url, size=(1440, 900)) as tab:
+        tab.goto("")
+        expect(tab.page.locator(".runs .where")).to_have_text("on disk")
+        within = """words => {
+          const [inner, outer] = [words, words.parentElement].map((each) => each.getBoundingClientRect());
+          return inner.right <= outer.right + 1 && inner.bottom <= outer.bottom + 1;
+        }"""
+        assert tab.page.locator(".runs .where").evaluate(within)

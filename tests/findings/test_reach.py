@@ -137,4 +137,4 @@ def test_a_run_without_problems_says_that_rules_had_nothing_to_examine() -> None
         append(run.store, step, [1.0], (Tap("a", "output"),) if step == 0 else (), {"loss": 1 / (1 + step)})
     claim = claim_of(run)
     assert claim.startswith("No problems found in the last 60 steps")
-    assert claim.endswith(f" {len(without_data(run.store))} rules have nothing to look at: see Hooks.")
+    assert claim.endswith(f" {len(without_data(run.store))} rules have nothing to look at: see Rules.")

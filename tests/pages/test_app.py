@@ -394,3 +394,14 @@ def test_the_table_says_which_tensors_have_no_value() -> None:
     assert "1 of these tensors has no value." in text
     assert "No value." in text
     assert "No tensor matches" not in text
+
+
+def test_the_key_figures_call_the_root_by_the_class_of_the_model() -> None:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.describe([ModuleRecord("", "Net", None)])
+    run.store.append(frame(0, [_stats(nan=1)] * 2, (Tap("", "output"), Tap("", "output_grad"))))
+    words = _words(world.client, "/runs/one")
+    assert "Layers with NaN/Inf 1 first: Net" in words
+    assert "(root)" not in words

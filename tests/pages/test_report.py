@@ -92,7 +92,7 @@ def test_a_run_that_failed_says_so_first(outcome: Any, words: str) -> None:
     assert f"{words} in step 1,234" in html
     assert "RuntimeError: &lt;b&gt;no&lt;/b&gt; memory" in html
     assert "in train.py</pre>" in html
-    assert html.index(words) < html.index("Findings")
+    assert html.index(words) < html.index("<h2>Problems")
 
 
 def test_uncaptured_steps_are_not_called_captured() -> None:
@@ -317,7 +317,7 @@ def test_a_report_of_some_steps_has_no_numbers_or_incidents_of_others() -> None:
     assert re.search(r"NaN first appeared in .*, at step 50", whole) or "non-finite" in whole.lower()
     assert "Report of step 30, made" in before
     assert "Step 30 the run is" in before
-    summary = re.sub(r"made \S+ \S+ UTC", "", before.split("Findings")[0])  # the minute may be 59, too
+    summary = re.sub(r"made \S+ \S+ UTC", "", before.split("Problems")[0])  # the minute may be 59, too
     assert "UTC" not in summary
     assert "59" not in summary
     assert "loss 0.03226 at step 30" in before  # 1 / 31
@@ -366,3 +366,16 @@ def test_the_losses_of_several_optimizers_share_a_chart_and_a_sentence_says_whos
     told = text_in(report_of(run).decode())
     assert "backward/loss maker, backward/loss judge" in told
     assert "Each of 2 optimizers that take turns counts its own steps." in progress_of(run).after
+
+
+def test_the_root_is_called_by_the_class_of_the_model_and_findings_are_problems() -> None:
+    run = open_run(Runs(ServerSettings(memory=500_000_000)), "rooted")
+    run.store.describe([ModuleRecord("", "Net", None)], [Coverage("", "Net", False, (), "it was never called")])
+    for step in range(60):
+        values = np.full(1, np.nan if step > 50 else 1.0)
+        append(run.store, step, values, (Tap("", "output"),) if step == 0 else ())
+    html = report_of(run).decode()
+    bare = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    assert "<h2>Problems</h2>" in bare
+    assert "<code>Net</code>" in bare
+    assert '<td class="mono">Net</td>' in bare

@@ -347,7 +347,7 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, 
     if found is None or found.tap is None:
         return tile
     address = layer_address(run, found.tap)
-    where = f"{found.tap.module or ROOT}{_older(found, span)}"
+    where = f"{found.tap.module or _root_of(run)}{_older(found, span)}"
     return _number(Tile(which, tile.title, "", where, address, help=tile.help), found.value)
 
 
@@ -377,7 +377,7 @@ def _nonfinite(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
     detail = ""
     if found:
         first = None if held else next((each for each in run.findings.current() if each.rule == "nonfinite"), None)
-        detail = _few(found) if first is None else f"first: {first.module or ROOT}"
+        detail = _few(run, found) if first is None else f"first: {first.module or _root_of(run)}"
         if first is not None and not first.culprit_known:
             detail = "the first one isn't known"
     elif figures.newest_step is not None:
@@ -385,9 +385,14 @@ def _nonfinite(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
     return Tile("nonfinite", title, thousands(len(found)), detail, address, tone="nan" if found else "")
 
 
-def _few(paths: tuple[str, ...]) -> str:
+def _root_of(run: Run) -> str:
+    """Return the model's class, which is the name of the root."""
+    return types_of(run.reader).get("") or ROOT
+
+
+def _few(run: Run, paths: tuple[str, ...]) -> str:
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    return f"{paths[0] or ROOT}{more}"
+    return f"{paths[0] or _root_of(run)}{more}"
 
 
 def watched_words(figures: KeyFigures) -> str:

@@ -244,7 +244,7 @@ def claim_of(run: Run, span: Span | None = None) -> str:
     """Return a statement about a run without findings, with how much was examined."""
     steps = run.reader.steps()
     if steps.first is None or steps.newest is None:
-        return "Findings appear here once steps have been captured." if run.state == "live" else "Nothing was captured."
+        return "Problems appear here once steps have been captured." if run.state == "live" else "Nothing was captured."
     if span is not None and span.held:
         return _claim_at(run, span)
     scope = run.findings.scope()
@@ -253,7 +253,7 @@ def claim_of(run: Run, span: Span | None = None) -> str:
     if scope.verdict == "problems":
         return f"{stopped}{', '.join([*known, 'nothing new'])}. {scope.sentence}"
     silent = len(without_data(run.store))
-    rules = f" {silent:,} rule{' has' if silent == 1 else 's have'} nothing to look at: see Hooks." if silent else ""
+    rules = f" {silent:,} rule{' has' if silent == 1 else 's have'} nothing to look at: see Rules." if silent else ""
     return f"{stopped}{scope.sentence}{rules}"
 
 

@@ -1,6 +1,6 @@
 /** One box: its value at a step, how it is drawn, and how it reads in words. */
 import { badness, isBad, MAGNITUDE, MANTISSA, MISSING, worse } from "../canvas/columns.js";
-import { bytes, counted, number as format, inUnits, kindWords, ofParameters } from "../format.js";
+import { bytes, counted, number as format, inUnits, kindWords, moduleName, ofParameters } from "../format.js";
 import { cut } from "../paths.js";
 import { SANS } from "../theme.js";
 import { ROOT } from "../vocabulary.js";
@@ -358,7 +358,9 @@ export function tipOf(picture, number) {
   const box = tree.boxes[number];
   const { values } = readings;
   const name =
-    box.kind === "repeat" ? `${tree.titleOf(number)} \u00d7${box.parts.length / box.period}` : box.module || ROOT;
+    box.kind === "repeat"
+      ? `${tree.titleOf(number)} \u00d7${box.parts.length / box.period}`
+      : box.module || moduleName("") || ROOT;
   const value = values ? valueWords(values, tree, number) : "";
   const lines = [
     `${name}${box.call ? ` call ${box.call}` : ""}`,
@@ -389,7 +391,7 @@ export function tableOf(picture) {
   const rows = shown.map((number) => {
     const box = tree.boxes[number];
     const isKnown = values.known[number] !== NONE && values.bits[number] !== MISSING;
-    const name = `${box.module || ROOT}${box.call ? ` call ${box.call}` : ""}`;
+    const name = `${box.module || moduleName("") || ROOT}${box.call ? ` call ${box.call}` : ""}`;
     return [
       name,
       box.type,
