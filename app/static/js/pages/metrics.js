@@ -1,6 +1,6 @@
 /** The scalars of a run: a chart for each, also for those that are logged later. */
 import { PinnedChart } from "../board/pinned.js";
-import { byId, h } from "../dom.js";
+import { breakable, byId, h } from "../dom.js";
 import { titled } from "../format.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
@@ -17,7 +17,7 @@ function draw() {
     if (drawn.has(name)) continue;
     drawn.add(name);
     const query = new URLSearchParams({ name }).toString();
-    const heading = h("header", {}, h("h2", { title: name }, titled(name)));
+    const heading = h("header", {}, h("h2", { title: name }, ...breakable(titled(name))));
     const data = { "data-name": name, "data-path": "scalars", "data-query": query, "aria-label": name };
     const figure = h(
       "figure",
