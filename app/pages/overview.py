@@ -31,6 +31,7 @@ from ..analysis.modules import (
     finder_of,
     fold_alike,
     grow,
+    losses_of,
     rows_of,
     shown_rows,
 )
@@ -157,6 +158,7 @@ class OverviewPage(RunPage):
             "machine": summary_of(run, *self.values_in),
             "watched": watched_words(self.key_figures),
             "cost": cost_words(run, self.span),
+            "lost": losses_of(run),
             "empty": why_empty(run, self.key_figures, self.span),
         }
 

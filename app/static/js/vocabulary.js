@@ -55,7 +55,7 @@ export const NO_COLUMNS = "-";
 /** Those columns that differ, also for a browser that remembers others. */
 export const AUTO_COLUMNS = "*";
 /** What of the address of the Runs page a view has. */
-export const VIEW_NAMES = "f sort columns group runs metric tap stat band result setting row smooth y steps by";
+export const VIEW_NAMES = "f sort columns group runs metric tap stat band result better setting row smooth y steps by";
 /** The themes, in turn. @type {readonly string[]} */
 export const THEMES = ["system", "light", "dark"];
 /** The cookie with the chosen theme. */
