@@ -1,6 +1,6 @@
 /** Requests for a tensor: one, or one every so many steps while the page is open. The server keeps nothing of it. */
 import { send } from "../api.js";
-import { byId, copyText, h } from "../dom.js";
+import { breakable, byId, copyText, h } from "../dom.js";
 import { count, kindWords } from "../format.js";
 import { nextNews, outcomesOf } from "../live/news.js";
 import { Refresh } from "../live/refresh.js";
@@ -274,7 +274,7 @@ export function offerLine(page) {
   if (!code) return;
   const { state } = page;
   const write = () => {
-    code.textContent = lineOf(state.get("module"), state.get("kind"), state.get("index"));
+    code.replaceChildren(...breakable(lineOf(state.get("module"), state.get("kind"), state.get("index"))));
   };
   for (const name of ["module", "kind", "index"]) state.on(name, write);
   write();
