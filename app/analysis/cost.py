@@ -61,20 +61,20 @@ class Cost:
         return ("not measured yet" if self.is_live else "not measured") if self.added is None else _percent(self.added)
 
     @property
-    def longer_words(self) -> str:
-        """By how much a captured step is longer; empty if this isn't known."""
-        return "" if self.longer is None else f"{_percent(self.longer)} longer"
+    def longer_words(self) -> str | None:
+        """By how much a captured step is longer; None if this isn't known."""
+        return None if self.longer is None else f"{_percent(self.longer)} longer"
 
     @property
-    def captured_share(self) -> str:
-        """The part of a captured step that is hookcore's own; empty if this isn't known."""
+    def captured_share(self) -> str | None:
+        """The part of a captured step that is hookcore's own; None if this isn't known."""
         known = self.longer is not None and math.isfinite(self.longer)
-        return _percent(self.longer / (1 + self.longer)) if known and self.longer is not None else ""
+        return _percent(self.longer / (1 + self.longer)) if known and self.longer is not None else None
 
     @property
-    def following_words(self) -> str:
-        """What following the steps takes; empty if this wasn't measured."""
-        return _percent(self.following) if self.following else ""
+    def following_words(self) -> str | None:
+        """What following the steps takes; None if this wasn't measured."""
+        return _percent(self.following) if self.following else None
 
     @property
     def often(self) -> str:

@@ -298,10 +298,10 @@ def asked_in(kind: type[Asked], query: str) -> Asked:
         raise ArgumentError("; ".join(problems)) from None
 
 
-def problem_of(check: Any, *given: str) -> str:
-    """Return why something that was saved can't be shown; empty if it can."""
+def problem_of(check: Any, *given: str) -> str | None:
+    """Return why something that was saved can't be shown; None if it can."""
     try:
         check(*given)
     except HookcoreError as error:
         return str(error)
-    return ""
+    return None

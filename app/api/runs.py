@@ -132,7 +132,7 @@ def restore_run(runs: RunsParam, run: RunId) -> Response:
         raise HTTPException(404, f"the run {run!r} was not removed from this server")
     restored = runs.restore(run)
     if restored is None:
-        raise HTTPException(409, why_gone(runs.gone(), run) + " Or a newer run has its id.")
+        raise HTTPException(409, (why_gone(runs.gone(), run) or "") + " Or a newer run has its id.")
     return StrictJson(run_of(restored))
 
 
@@ -367,8 +367,8 @@ def check_view(query: str) -> None:
         require("stat", asked.stat, STAT_NAMES)
 
 
-def problem_of_view(query: str) -> str:
-    """Return why a stored view can't be shown; "" if it can."""
+def problem_of_view(query: str) -> str | None:
+    """Return why a stored view can't be shown; None if it can."""
     return problem_of(check_view, query)
 
 

@@ -440,8 +440,8 @@ def check_chart(path: str, query: str) -> None:
     asked_stats(asked.tap, asked.match, asked.kind, asked.stat, asked.limit, CHART_POINTS)
 
 
-def problem_of_chart(chart: PinnedChart) -> str:
-    """Return why a chart can't be shown that an earlier version, or another program, has stored; "" if it can."""
+def problem_of_chart(chart: PinnedChart) -> str | None:
+    """Return why a chart can't be shown that an earlier version, or another program, has stored; None if it can."""
     return problem_of(check_chart, chart.path, chart.query)
 
 

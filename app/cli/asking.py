@@ -256,10 +256,10 @@ class Checked:
         return f"{counted(dropped, 'more incident')} dropped ({alerts:,} of them warnings or errors)"
 
     @property
-    def ending(self) -> str:
-        """How the training ended, in words; empty if it ended as it should."""
+    def ending(self) -> str | None:
+        """How the training ended, in words; None if it ended as it should."""
         if self.state not in BROKEN:
-            return ""
+            return None
         if self.failure is None:
             return "The training was lost"
         return f"{self.failure.sentence}{self.failure.place}: {self.failure.error}"

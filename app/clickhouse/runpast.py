@@ -151,10 +151,10 @@ class Troubles:
         self._found: dict[Hashable, tuple[str, float]] = {}
 
     @property
-    def text(self) -> str:
-        """All reasons; empty if there are none."""
+    def text(self) -> str | None:
+        """All reasons; None if there are none."""
         recent = time.monotonic() - TROUBLED_S
-        return "; ".join(dict.fromkeys(text for text, at in list(self._found.values()) if at >= recent))
+        return "; ".join(dict.fromkeys(text for text, at in list(self._found.values()) if at >= recent)) or None
 
     def note(self, question: Hashable, why: str) -> None:
         """Note that an answer lacks something."""
@@ -189,7 +189,7 @@ class StoredPast(Past):
         return None
 
     @property
-    def trouble(self) -> str:
+    def trouble(self) -> str | None:
         return self.troubles.text
 
     @property

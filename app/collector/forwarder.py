@@ -30,7 +30,7 @@ class Forwarder:
     """Sends each run in order; runs are shared among a few threads, each with a connection of its own."""
 
     def __init__(self, lanes: Lanes, address: Address, threads: int = THREADS) -> None:
-        self.trouble = ""  # why the server can't be reached; empty if all is well
+        self.trouble: str | None = None  # why the server can't be reached
         self.batches = 0
         self._lanes = lanes
         self._address = address
@@ -70,7 +70,7 @@ class Forwarder:
                 self._send(lane, connection)
                 if self.trouble:
                     logger.warning("hookcore: %s can be reached again", self._address.url)
-                self.trouble = ""
+                self.trouble = None
                 pause.succeed()
             except (NotSentError, UnansweredError) as error:
                 pause.fail()

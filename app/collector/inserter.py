@@ -48,9 +48,9 @@ class Inserter:
             self._threads.append(threading.Thread(target=self._insert_all, args=(shard,), name=name, daemon=True))
 
     @property
-    def trouble(self) -> str:
-        """Why something can't be inserted; empty if all is well."""
-        return "; ".join(filter(None, self._troubles.values()))
+    def trouble(self) -> str | None:
+        """Why something can't be inserted; None if all is well."""
+        return "; ".join(filter(None, self._troubles.values())) or None
 
     def metrics(self) -> Iterator[Metric]:
         """Yield what only a collector before ClickHouse has."""

@@ -64,7 +64,7 @@ class Lane:
     _incidents: int = 0
     read_until: int = -1  # items up to this one are in memory, on their way to ClickHouse
     sent_at: float = float("-inf")
-    trouble: str = ""
+    trouble: str | None = None
     _pause: Pause = field(init=False)  # until the next attempt to send
     _is_gone: bool = False  # forgotten: a batch that comes now needs another lane
     _head_bytes: int = 0  # of the file with its taps and description
@@ -332,7 +332,7 @@ class Lane:
             progress = has_arrived or grew or not (sent.items or sent.taps or sent.description)
             if progress:
                 self._pause.succeed()
-                self.trouble = ""
+                self.trouble = None
             return progress
 
     def on_failure(self, trouble: str, retry_after_s: float = 0.0) -> bool:

@@ -244,10 +244,10 @@ class Publisher:
         self._wakes: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     @contextmanager
-    def client(self, reader: str = "") -> Generator[bool, None, None]:
+    def client(self, reader: str | None = None) -> Generator[bool, None, None]:
         """Count a client while it is connected; yield False if there is no room for it.
 
-        `reader` is the address of a reader. An owner has none. A quarter of the places is reserved for owners, and one
+        `reader` is the address of a reader; an owner has none. A quarter of the places is reserved for owners, and one
         address of readers gets at most half of all.
         """
         if self.stopping or self._places.is_full(reader):
@@ -327,10 +327,10 @@ class Publisher:
                 loop.call_soon_threadsafe(wake.set)
 
 
-def reader_of(scope: Scope, state: State) -> str:
-    """Return the address of the reader of a request; "" for an owner."""
+def reader_of(scope: Scope, state: State) -> str | None:
+    """Return the address of the reader of a request; None for an owner."""
     if not hasattr(state, "access") or is_owner(scope, state.access):
-        return ""
+        return None
     return str((scope.get("client") or ("somewhere",))[0])
 
 

@@ -180,7 +180,7 @@ def heading_of(name: str, words: str, falls: bool, sort: str) -> Heading:
     return Heading(words, name if turned else f"-{name}", "descending" if falls != turned else "ascending")
 
 
-def _views_of(runs: Runs) -> list[tuple[str, str, str]]:
+def _views_of(runs: Runs) -> list[tuple[str, str, str | None]]:
     """Return the name and the query of each saved view, and why it can't be shown, if so."""
     saved = runs.views.all()
     if not saved:

@@ -118,11 +118,11 @@ class RunPage(Page):
         return span.first if span.is_chosen else None, span.last if span.step is None else span.step
 
     @property
-    def _listed(self) -> str:
-        """The steps of listed events in words; empty if all are."""
+    def _listed(self) -> str | None:
+        """The steps of listed events in words; None if all are."""
         first, last = self.listed_in
         if last is None:
-            return ""
+            return None
         return f"up to {words_of(last, last)}" if first is None else f"in {words_of(first, last)}"
 
     def render(self, template: str, values: dict[str, Any]) -> HTMLResponse:

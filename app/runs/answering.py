@@ -34,7 +34,7 @@ def run_of(run: Run) -> answers.Run:
         notes=run.edits.notes,
         state=run.state,
         failure=run.end.failure,
-        partial=run.partial,
+        partial=run.partial or "",
         in_memory=run.loaded,
         folder="" if run.saved.folder is None else text_of(str(run.saved.folder)),
         first_step=steps.first,

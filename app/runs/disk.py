@@ -46,9 +46,9 @@ class Gone:
         return f"The run {self.name or self.id} {_WHY[self.why]} at {at}. {undo}"
 
 
-def why_gone(gone: Iterable[Gone], run_id: str) -> str:
-    """Return why a run was removed; empty if it isn't among these."""
-    return next((removed.sentence for removed in gone if removed.id == run_id), "")
+def why_gone(gone: Iterable[Gone], run_id: str) -> str | None:
+    """Return why a run was removed; None if it isn't among these."""
+    return next((removed.sentence for removed in gone if removed.id == run_id), None)
 
 
 class WrongKeyError(HookcoreError):
@@ -59,8 +59,8 @@ class Disk(Protocol):
     """Keeps runs and loads them."""
 
     @property
-    def partial(self) -> str:
-        """Why runs may be missing now; empty if none are."""
+    def partial(self) -> str | None:
+        """Why runs may be missing now; None if none are."""
 
     def find(self, run_id: str) -> Run | None:
         """Return a run that isn't in the list, and list it; None if it isn't here either."""
@@ -106,8 +106,8 @@ class Unlisted:
         self.unread.pop(path, None)
 
     @property
-    def words(self) -> str:
-        """Say which runs are missing from the list, and why; empty if none are."""
+    def words(self) -> str | None:
+        """Say which runs are missing from the list, and why; None if none are."""
         sentences = []
         unread = list(self.unread.values())
         if many := len(self.too_many):
@@ -116,4 +116,4 @@ class Unlisted:
         if many := len(unread):
             runs = "1 saved run" if many == 1 else f"{many:,} saved runs"
             sentences.append(f"{runs} can't be read{'' if many == 1 else '. The first'}: {text_of(unread[0])}.")
-        return " ".join(sentences)
+        return " ".join(sentences) or None

@@ -157,12 +157,12 @@ class Joint:
         return max((member.run.steps for member in self.rounds.current()), default=0)
 
     @property
-    def coarse(self) -> str:
-        """Which steps are merged, although the runs of the ranks have each of them; empty if none are."""
+    def coarse(self) -> str | None:
+        """Which steps are merged, although the runs of the ranks have each of them; None if none are."""
         store = self.run.store
         since = None if store.past is not None else store.exact_since
         if since is None or all(run.store.past is None for run in self.runs()):
-            return ""
+            return None
         begin = min(since, (store.steps().newest or 0) + 1)
         return (
             f"Before step {begin:,}, several steps share their tensor values, because the sum of all ranks is "
@@ -171,7 +171,7 @@ class Joint:
 
     def why_away(self) -> list[str]:
         """Return why steps of ranks can't be read now."""
-        return [run.away for run in self.runs()]
+        return [run.away for run in self.runs() if run.away]
 
     def ask_all(self, name: Ask, contents: Sequence[dict[str, Any]]) -> list[Command]:
         """Ask all live ranks, but only the lowest one for tensors."""

@@ -31,8 +31,8 @@ class OnDisk(Protocol):
         """The highest number on the wire that is on disk, that of the end included."""
 
     @property
-    def given_up(self) -> str:
-        """Why an ended run was not written in full; empty if it was, or may still be."""
+    def given_up(self) -> str | None:
+        """Why an ended run was not written in full; None if it was, or may still be."""
 
     def has_room(self, record: Record) -> bool:
         """Return whether a record can be taken, or whether the disk has to catch up first."""
@@ -85,9 +85,9 @@ class Saved:
         return None if self.on_disk is None else self.on_disk.durable
 
     @property
-    def given_up(self) -> str:
-        """Why not all of the ended run is on disk; empty if it is, or may still be."""
-        return "" if self.on_disk is None else self.on_disk.given_up
+    def given_up(self) -> str | None:
+        """Why not all of the ended run is on disk; None if it is, or may still be."""
+        return None if self.on_disk is None else self.on_disk.given_up
 
     def has_room(self, record: Record) -> bool:
         """Return whether a record can be taken, or whether the disk has to catch up first."""

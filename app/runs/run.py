@@ -67,8 +67,8 @@ class Training(Protocol):
         """The number of steps that the longest rank trained."""
 
     @property
-    def coarse(self) -> str:
-        """Which steps are merged, although the runs of the ranks have each of them; empty if none are."""
+    def coarse(self) -> str | None:
+        """Which steps are merged, although the runs of the ranks have each of them; None if none are."""
 
     def why_away(self) -> list[str]:
         """Return why steps of ranks can't be read now."""
@@ -145,19 +145,19 @@ class Run:
         return None if training is None or training.run is self else training.run
 
     @property
-    def partial(self) -> str:
-        """Why answers about the run may lack something; empty if they don't."""
-        coarse = "" if self.ranks is None else self.ranks.coarse
-        return " ".join(filter(None, (self.received.beginning, coarse, self.away)))
+    def partial(self) -> str | None:
+        """Why answers about the run may lack something; None if they don't."""
+        coarse = None if self.ranks is None else self.ranks.coarse
+        return " ".join(filter(None, (self.received.beginning, coarse, self.away))) or None
 
     @property
-    def away(self) -> str:
-        """Why steps aren't here yet, or left memory and can't be read now; empty if all can."""
+    def away(self) -> str | None:
+        """Why steps aren't here yet, or left memory and can't be read now; None if all can."""
         past = self.store.past
         old = "" if past is None or not past.trouble else f"Steps that left memory can't be read now: {past.trouble}"
         own = " ".join(filter(None, (self.received.behind, old)))
         of_ranks = [] if self.ranks is None else self.ranks.why_away()
-        return " ".join(dict.fromkeys(filter(None, (own, *of_ranks))))
+        return " ".join(dict.fromkeys(filter(None, (own, *of_ranks)))) or None
 
     @property
     def is_paused(self) -> bool:
@@ -395,7 +395,7 @@ class Run:
             incidents=self.store.incidents_version,
             durable=(durable := self.saved.durable),
             saved=durable is None or (durable >= self.received.acknowledged and not self.saved.given_up),
-            given_up=self.saved.given_up,
+            given_up=self.saved.given_up or "",
         )
 
     def _notice(self, counters: DeliveryCounters, is_last: bool) -> None:

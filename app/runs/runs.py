@@ -75,9 +75,9 @@ class Runs:
         return self._gone.get(run_id)
 
     @property
-    def partial(self) -> str:
-        """Why runs may be missing in the list now; empty if none are."""
-        return "" if self.disk is None else self.disk.partial
+    def partial(self) -> str | None:
+        """Why runs may be missing in the list now; None if none are."""
+        return None if self.disk is None else self.disk.partial
 
     def get(self, run_id: str) -> Run | None:
         """Return a listed run by its id, without loading it."""

@@ -22,8 +22,8 @@ class Past(Protocol):
         """The object that queries this run and others at once, or None."""
 
     @property
-    def trouble(self) -> str:
-        """Why something couldn't be read lately; empty if all could."""
+    def trouble(self) -> str | None:
+        """Why something couldn't be read lately; None if all could."""
 
     def stored_until(self) -> int:
         """Return the step up to which everything is there; -1 if nothing is."""

@@ -210,7 +210,7 @@ def test_a_step_that_was_not_captured_names_the_nearest_ones() -> None:
     assert note is not None
     assert (note.words, note.instead) == ("No tensor was captured in step 1,000.", (30, 3000))
     assert nearest_captured(reader, 1).words == "The nearest captured step is 3."
-    assert nearest_captured(StoreReader(Store(2**20)), 1).words == ""
+    assert nearest_captured(StoreReader(Store(2**20)), 1).words is None
 
 
 def test_a_merged_step_names_the_steps_it_was_merged_with() -> None:

@@ -475,15 +475,15 @@ class SharedRuns:
         elif (joint := joint_in(run)) is not None:
             joint.sum.do_without(run, full)
 
-    def _why_full(self) -> str:
-        """Return why no run is loaded into memory before a user opens it; empty if there is room."""
+    def _why_full(self) -> str | None:
+        """Return why no run is loaded into memory before a user opens it; None if there is room."""
         loaded = sum(each.loaded and each.joint is None for each in self._runs.every())
         used, most = self._runs.used_bytes, self._settings.memory
         if loaded >= self._settings.max_runs:
             return f"there are {loaded:,} runs, the maximum of --max-runs"
         if used >= FULL * most:
             return f"runs take {size(used)}, more than {FULL:.0%} of --memory ({size(most)})"
-        return ""
+        return None
 
     def _gather(self, run: Run) -> None:
         """Take the live ranks of a training into memory before the sum is read, so that what follows comes to all."""

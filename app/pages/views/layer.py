@@ -140,12 +140,12 @@ def values_of(reader: Reader, taps: TapList, first: int | None = None, last: int
     return [Values(tap, number, *found.get(number, (None, None, {}))) for number, tap in taps]
 
 
-def placement_note(run: Run, layer: LayerView) -> str:
-    """Say what the values of tensors that torch has spread over ranks cover; empty if there are none."""
+def placement_note(run: Run, layer: LayerView) -> str | None:
+    """Say what the values of tensors that torch has spread over ranks cover; None if there are none."""
     placed = layer.module.placements
     taps = [(number, tap.tensor) for number, tap in layer.taps if tap.tensor in placed]
     if not taps:
-        return ""
+        return None
     values = f"In this run, values of {', '.join(dict.fromkeys(name for _, name in taps))} are"
     if not run.is_derived:
         return f"{values} those of this rank's part."
@@ -311,11 +311,11 @@ class Nearest:
     verb: str = "captured"
 
     @property
-    def words(self) -> str:
-        """Where to look instead, as a sentence; empty if there is nowhere."""
+    def words(self) -> str | None:
+        """Where to look instead, as a sentence; None if there is nowhere."""
         near = [f"{each:,}" for each in (self.before, self.after) if each is not None]
         if not near:
-            return ""
+            return None
         return f"The nearest {self.verb} step{' is' if len(near) == 1 else 's are'} {' and '.join(near)}."
 
 

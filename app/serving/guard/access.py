@@ -232,24 +232,24 @@ def _mapped(ends: bytes) -> bytes:
 
 
 class Places:
-    """A limited number of places. A reader is named by an address; owners by "". Used in one thread."""
+    """A limited number of places. A reader is named by an address, an owner is None. Used in one thread."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.taken = 0
-        self._readers: Counter[str] = Counter()  # places by the address of a reader
+        self._readers: Counter[str | None] = Counter()  # places by the address of a reader
 
-    def is_full(self, reader: str) -> bool:
+    def is_full(self, reader: str | None) -> bool:
         """Return whether there is no place for a reader or an owner now."""
         if self.taken >= self.most:
             return True
-        readers = self.taken - self._readers[""]
-        return reader != "" and (
+        readers = self.taken - self._readers[None]
+        return reader is not None and (
             readers >= self.most - self.most // 4 or self._readers[reader] >= max(1, self.most // 2)
         )
 
     @contextmanager
-    def hold(self, reader: str) -> Generator[None, None, None]:
+    def hold(self, reader: str | None) -> Generator[None, None, None]:
         """Take a place while the block runs, whether or not there is one."""
         self.taken += 1
         self._readers[reader] += 1

@@ -71,8 +71,8 @@ async def _check_body(request: Request) -> None:
         raise HTTPException(422, f"POST {request.url.path} reads no body: send none")
 
 
-def what_is_wrong(given: Mapping[str, int], known: Mapping[str, bool]) -> str:
-    """Return why parameters are refused, by how often each is given; "" if they aren't.
+def what_is_wrong(given: Mapping[str, int], known: Mapping[str, bool]) -> str | None:
+    """Return why parameters are refused, by how often each is given; None if they aren't.
 
     `known` are the allowed ones, and whether each can be repeated.
     """
@@ -80,7 +80,7 @@ def what_is_wrong(given: Mapping[str, int], known: Mapping[str, bool]) -> str:
     if strange:
         return _unknown(strange, known)
     often = next((name for name, times in given.items() if times > 1 and not known[name]), None)
-    return "" if often is None else f"{often}= is given {given[often]} times: only one value is allowed. Give it once"
+    return None if often is None else f"{often}= is given {given[often]} times: only one value is allowed. Give it once"
 
 
 def _misplaced(names: list[str], dependant: Dependant) -> str:
@@ -280,12 +280,12 @@ class Guard:
                 await self.app(scope, _bounded(receive, limit), with_headers(send, headers))
 
     @staticmethod
-    def _reader_of(scope: Scope, visitor: Visitor | None) -> str:
+    def _reader_of(scope: Scope, visitor: Visitor | None) -> str | None:
         """Return the address of a reader. An owner has none, and an owner's connection is closed last."""
         if visitor is None or visitor.role != "owner":
             return str((scope.get("client") or ("somewhere",))[0])
         scope.get("state", {}).get(PEER, {})[OWNER] = 1
-        return ""
+        return None
 
     def _judge(self, scope: Scope, path: str) -> Visitor | None:
         _check_size(scope)

@@ -336,7 +336,7 @@ class WriteProgress:
     written: int
     lost: int
     nbytes: int
-    stopped: str  # why nothing is being written; empty if all is well
+    stopped: str | None  # why nothing is being written
 
 
 def key_hash(key: str) -> str:

@@ -64,7 +64,7 @@ class RunSpool:
         parent = undelivered_folder(environment)
         make_private(parent)
         self.newest = -1
-        self.trouble = ""
+        self.trouble: str | None = None
         self._run, self._describe, self._server = run, describe, server
         self._contents = _Contents()
         self._others = _Others(parent)

@@ -186,7 +186,7 @@ class ArchiveWriter:
         self._missing = 0
         self._events_seen, self._after_part = events_seen, after_part
         self.files = RunFolder(self.folder, info)
-        self._stopped = ""
+        self._stopped: str | None = None
         self._try_at = 0.0
         self._turn_at = clock()  # the thread's newest sign
         self._hangs = False
@@ -295,11 +295,11 @@ class ArchiveWriter:
         return self._durable
 
     @property
-    def given_up(self) -> str:
-        """Why an ended run was not written in full; empty if it was, or may still be."""
+    def given_up(self) -> str | None:
+        """Why an ended run was not written in full; None if it was, or may still be."""
         if not self._finished.is_set():
-            return ""
-        return self._stopped or (self._loss() if self._lost else "")
+            return None
+        return self._stopped or (self._loss() if self._lost else None)
 
     def _loss(self) -> str:
         return f"{self._lost:,} frames and snapshots were lost while the disk took nothing, or too little"
@@ -353,7 +353,7 @@ class ArchiveWriter:
             with self._changed:
                 self._written += len(records)
                 self._durable = self._acknowledged if end is None else max(self._acknowledged, end.number)
-                self._stopped, self._flying_bytes = "", 0
+                self._stopped, self._flying_bytes = None, 0
             self.files.merge()
         self._report_lost(ending)
 

@@ -276,7 +276,7 @@ class Spool(Protocol):
 
     path: Path
     newest: int  # the highest number that it was given; -1 before the first
-    trouble: str  # why it can't be written; empty if it can
+    trouble: str | None  # why it can't be written
 
     def take(self, number: int, record: Frame | Snapshot) -> None:
         """Queue an item for the next part; never wait."""

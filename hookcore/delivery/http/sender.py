@@ -91,7 +91,7 @@ class Spooling:
         self._spool: Spool | None = None
         self._is_on = False  # whether it gets every item
         self._due = float("inf")
-        self._trouble = ""
+        self._trouble: str | None = None
         self._ended = False
         self.lost = 0  # at the end: items that could not be written
 
@@ -106,9 +106,9 @@ class Spooling:
         return self._make is not None and not self._trouble
 
     @property
-    def trouble(self) -> str:
-        """Why nothing can be written; empty if it can, or if nothing should be."""
-        return self._trouble or ("" if self._spool is None else self._spool.trouble)
+    def trouble(self) -> str | None:
+        """Why nothing can be written; None if it can, or if nothing should be."""
+        return self._trouble or (None if self._spool is None else self._spool.trouble)
 
     @property
     def due_at(self) -> float:
@@ -184,7 +184,7 @@ _NO_ANSWER: Final = "it didn't answer"
 _WRITES: Final = "it is still writing"
 
 
-def absence_message(trouble: str, spooling: Spooling) -> str:
+def absence_message(trouble: str | None, spooling: Spooling) -> str:
     """Return the warning about a server that accepts nothing."""
     return (
         f"hookcore: the server isn't accepting frames ({trouble or _NO_ANSWER}). Training continues. "
@@ -210,7 +210,7 @@ def return_message(counters: DeliveryCounters) -> str:
 
 def loss_message(
     counters: DeliveryCounters,
-    trouble: str,
+    trouble: str | None,
     answered: bool,
     unsaved: int | None,
     given_up: str | None,
@@ -246,7 +246,9 @@ def _kept_message(spooling: Spooling) -> str:
     )
 
 
-def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str | None, kept: str) -> str:
+def _unsaved_message(
+    counters: DeliveryCounters, trouble: str | None, unsaved: int, given_up: str | None, kept: str
+) -> str:
     last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
     if given_up is not None:
         return (
@@ -277,7 +279,7 @@ class Sender:
         self.on_command: Callable[[Command], None] | None = None
         self.advice = ""  # ends warnings
         self.is_checked = False  # whether the first failure is reported: someone gave the address
-        self.trouble = ""  # the last error; empty if all is well
+        self.trouble: str | None = None  # the last error
         self.answered = False  # whether the server has taken anything
         self.incidents_version = 0
         self.spooling = Spooling(outbox, make_spool)
@@ -468,7 +470,7 @@ class Sender:
         if self._outbox.on_answer(parcel, answer):
             self.retries.succeed()
             self.spooling.note_progress()
-            self.trouble = ""
+            self.trouble = None
             if self.warned:
                 self.warned = False
                 logger.warning("%s", return_message(self._outbox.counters))

@@ -115,8 +115,8 @@ class HttpSink(Sink):
         return self.sender.info
 
     @property
-    def trouble(self) -> str:
-        """The last error of the sender; empty if all is well."""
+    def trouble(self) -> str | None:
+        """The last error of the sender; None if all is well."""
         return self.sender.trouble
 
     @property
