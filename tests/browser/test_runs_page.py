@@ -326,8 +326,8 @@ def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> N
         page.get_by_role("button", name="Move accuracy left").click()
         page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,path,')")
         expect(page.get_by_role("button", name="Move accuracy left")).to_be_focused()
-        page.get_by_role("button", name="Move tags left").click()
-        page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,Tags,path,')")
+        page.get_by_role("button", name="Move tags right").click()
+        page.wait_for_function(f"() => {headings}.includes(',lr,Tags,accuracy,path,')")
         box = "document.querySelector('{}').getBoundingClientRect()"
         below = f"{box.format('#columns form')}.top - {box.format('.runs thead')}.bottom"
         assert page.evaluate(below) >= 0, "the headings are visible while they are chosen"
@@ -336,7 +336,7 @@ def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> N
         heights = page.evaluate("[...document.querySelectorAll('tr[data-run]')].map(row => row.offsetHeight)")
         assert max(heights) < 50  # one line, however long names and values are
         tab.goto("")
-        page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,Tags,path,')")
+        page.wait_for_function(f"() => {headings}.includes(',lr,Tags,accuracy,path,')")
         page.locator("#columns summary").click()
         page.get_by_role("button", name="Choose by what differs").click()
         page.wait_for_function(f"() => {headings}.includes(',lr,width,')")

@@ -146,7 +146,9 @@ def test_the_view_is_selected_by_the_shape(
         tab.goto(paths("live")["tensors"] + f"?snapshot={kept[label]}")
         expect(tab.page.locator("#view option:checked")).to_have_text(words)
         expect(tab.page.locator("#panes canvas").first).to_be_visible()
-        tab.page.locator("#panes canvas").first.hover(position={"x": 200, "y": 10})
+        box = tab.page.locator("#panes canvas").first.bounding_box()
+        assert box is not None
+        tab.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.3)  # between axes and gaps
         assert wait_for(lambda: inspector(tab.page).startswith("["), "a value is told")
         assert tab.axe() == []
 

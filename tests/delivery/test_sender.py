@@ -225,7 +225,7 @@ def test_a_tls_server_is_trusted_by_its_own_authority(
         assert address.startswith("https://")
         stranger = HttpSink(a_run(), close_s=0.0)
         stranger.start(Address(address))
-        wait_for(lambda: "certificate" in stranger.trouble.lower())
+        wait_for(lambda: "certificate" in (stranger.trouble or "").lower())
         stranger.close()
         assert not receiver.batches
         monkeypatch.setenv("HOOKCORE_CA_FILE", str(tmp_path / "cert.pem"))

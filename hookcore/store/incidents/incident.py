@@ -234,10 +234,10 @@ class Incident:
         return bool(self.loss) and not self.culprit_known and not self.unseen
 
     @property
-    def remedy(self) -> str | None:
-        """How to find an unknown culprit, as a sentence; None if it is known."""
+    def remedy(self) -> str:
+        """How to find an unknown culprit, as a sentence; empty if it is known."""
         if self.culprit_known or self.began_in_loss:
-            return None
+            return ""
         if self.unseen:
             return f"To find the layer, {TO_FIND}."
         if self.unsaved:
