@@ -15,7 +15,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers import Number as FloatOrWord
 from hookcore.reading.pictures import cells_of, cut
 from hookcore.records import Snapshot, Tap
-from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
+from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPES, TABLE_TYPE, TEXT_TYPE
 from hookcore.store.checks import unknown
 
 from ..analysis.attention import AttentionLayer, Captured, Fuse, gradient_of, maps_at, maps_of, taps_like_attention
@@ -312,7 +312,7 @@ def _gradient_maps(kept: Captured) -> Any:
 # Images, texts, tables, and figures that a script logged: the list, and the content of one item.
 
 # Nothing else is sent as it came: a trainer's word for it must not make a browser run it.
-TYPES = {kind: kind for kind in (IMAGE_TYPE, TABLE_TYPE, FIGURE_TYPE)} | {TEXT_TYPE: "text/plain; charset=utf-8"}
+TYPES = {kind: kind for kind in (*IMAGE_TYPES, TABLE_TYPE, FIGURE_TYPE)} | {TEXT_TYPE: "text/plain; charset=utf-8"}
 
 _TABLE = {TABLE_TYPE: {"example": {"columns": ["loss"], "rows": [[0.5]], "total": 1}}}
 
@@ -345,7 +345,7 @@ def content(
     reply: ReplyParam,
     number: Annotated[int, Path(ge=0, le=2**62, description="the number from the list")],
 ) -> Response:
-    """Return the content: an image as PNG, a text, or a table or figure of Plotly as JSON."""
+    """Return the content: an image (a PNG, if the script logged it), a text, or a table or figure of Plotly as JSON."""
     found = run.reader.medium(number)
     if found is None:
         raise HTTPException(404, f"there is no item {number} of the run {run.id}; see the list of media")

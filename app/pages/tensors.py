@@ -11,7 +11,7 @@ from hookcore.delivery.dashboard.private import parsed
 from hookcore.reading import Reader
 from hookcore.reading.answers import Media, Snapshot
 from hookcore.records import TENSOR_KINDS
-from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, MAX_MEDIA_BYTES, TABLE_TYPE, TEXT_TYPE
+from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPES, MAX_MEDIA_BYTES, TABLE_TYPE, TEXT_TYPE
 
 from ..analysis.modules import finder_of
 from ..analysis.tiles import MAX_VALUES, statistics_of
@@ -129,7 +129,7 @@ NAMES_A_PAGE: Final = 50
 MAX_STEPS: Final = 12  # of a name, to choose from
 MAX_LETTERS: Final = 20_000
 MAX_ROWS: Final = 100
-KINDS: Final = {IMAGE_TYPE: "image", TEXT_TYPE: "text", TABLE_TYPE: "table", FIGURE_TYPE: "figure"}
+KINDS: Final = {**dict.fromkeys(IMAGE_TYPES, "image"), TEXT_TYPE: "text", TABLE_TYPE: "table", FIGURE_TYPE: "figure"}
 
 
 @dataclass(frozen=True, slots=True)

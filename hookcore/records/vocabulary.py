@@ -60,6 +60,8 @@ LOGGED_LOSS: Final = 1  # the rank of losses that are the training's without dou
 TRAINED: Final = "steps.trained"  # the fact that says how many steps a run had, captured or not
 
 IMAGE_TYPE: Final = "image/png"  # media types of logged images, texts, tables, and figures
+# All that every browser shows. Not SVG, which may contain scripts.
+IMAGE_TYPES: Final = (IMAGE_TYPE, "image/jpeg", "image/gif", "image/webp", "image/bmp")
 TEXT_TYPE: Final = "text/plain"
 TABLE_TYPE: Final = "application/json"
 FIGURE_TYPE: Final = "application/vnd.plotly.v1+json"

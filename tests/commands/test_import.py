@@ -8,6 +8,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
+from wandb.proto.wandb_internal_pb2 import Record
 
 from hookcore.commands.intake import ImportedRun, row_of_buckets
 from hookcore.config import Settings
@@ -246,7 +248,12 @@ def test_values_that_come_after_those_of_much_later_steps_are_counted(tmp_path: 
 # W&B and Trackio
 
 WANDB = """
-import wandb, numpy as np
+import io, wandb, numpy as np
+import plotly.graph_objects as go
+from PIL import Image
+noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8))
+moving = io.BytesIO()
+noise.save(moving, "gif", save_all=True, append_images=[noise.rotate(90)])
 run = wandb.init(project="digits", name="wide", config={"lr": 0.1, "model": {"width": 8}}, tags=["a"], notes="hello",
                  group="sweep", settings=wandb.Settings(console="off"))
 for step in range(400):
@@ -256,6 +263,9 @@ for step in range(400):
         row["image"] = wandb.Image(np.zeros((4, 4, 3), np.uint8))
         row["table"] = wandb.Table(columns=["a", "b"], data=[[1, "x"]])
         row["page"] = wandb.Html("<p>no</p>")
+        row["photo"] = wandb.Image(noise, file_type="jpg", caption="seen")
+        row["moving"] = wandb.Video(io.BytesIO(moving.getvalue()), format="gif")
+        row["figure"] = go.Figure(go.Scatter(y=[1, 3, 2]))
         row["bad"] = float("nan")
     run.log(row)
 run.finish()
@@ -280,8 +290,9 @@ def test_a_log_that_wandb_has_written_is_imported_with_its_media(
     wandb_log: Path, import_logs: Callable[..., tuple[str, Client]]
 ) -> None:
     told, client = import_logs("wandb", wandb_log)
-    assert "wide: 802 scalar values, 2 histograms, 2 images, 2 tables" in told
+    assert "wide: 802 scalar values, 2 histograms, 6 images, 2 tables, 2 figures" in told
     assert "not imported: values of type html-file, such as 'page' (2)" in told
+    assert "not imported: captions of images (2)" in told
     run = about(told, client)
     assert (run.name, run.group, run.notes, tuple(run.tags)) == ("wide", "sweep", "hello", ("a",))
     assert run.config == {"lr": 0.1, "model.width": 8}
@@ -292,6 +303,58 @@ def test_a_log_that_wandb_has_written_is_imported_with_its_media(
     (tap,) = client.taps(kind="probe").taps
     assert client.series(tap, "count").mean.tolist() == [4, 4]
     assert client.media_content(client.media("image")[0].number).startswith(b"\x89PNG")
+    assert {client.media(name)[0].type for name in ("photo", "moving")} == {"image/jpeg", "image/gif"}
+    (figure, _) = client.media("figure")
+    assert json.loads(client.media_content(figure.number))["data"][0]["y"] == [1, 3, 2]
+
+
+def test_what_wandb_has_sampled_of_the_machine_becomes_the_series_of_the_machine(
+    tmp_path: Path, import_logs: Callable[..., tuple[str, Client]]
+) -> None:
+    def sample(second: int, **values: float) -> Record:
+        record = Record()
+        record.stats.timestamp.seconds = second
+        for key, value in values.items():
+            record.stats.item.add(key=key.replace("_of_", "."), value_json=json.dumps(value))
+        return record
+
+    def row(step: int) -> Record:
+        record = Record()
+        record.history.step.num = step
+        record.history.item.add(key="loss", value_json="1.0")
+        return record
+
+    machine = Record()
+    machine.environment.cpu_count_logical = 8
+    content = b":W&B\xe1\xbe\x00"
+    gpu = {"gpu_of_0_of_gpu": 50.0, "gpu_of_0_of_memoryAllocatedBytes": 2e9, "gpu_of_0_of_smClock": 1000.0}
+    for record in (
+        Record(run={"run_id": "1", "display_name": "sampled"}),
+        sample(90, cpu=99.0),  # before the number of cores is known
+        machine,
+        row(0),
+        sample(100, cpu=25.0, network_of_recv=1000.0, disk_of_sda_of_in=0.0, disk_of_sdb_of_in=1.0, **gpu),
+        sample(102, cpu=75.0, network_of_recv=5000.0, disk_of_sda_of_in=1.0, disk_of_sdb_of_in=4.0, **gpu),
+        row(1),
+        sample(104, network_of_recv=100.0, memory_percent=25.0, proc_of_memory_of_availableMB=300.0),
+        row(2),
+    ):
+        data = record.SerializeToString()
+        content += struct.pack("<IHB", zlib.crc32(b"\x01" + data), len(data), 1) + data
+    assert len(content) < 32768  # one block
+    (tmp_path / "run-1.wandb").write_bytes(content)
+    told, client = import_logs("wandb", tmp_path)
+    names = ("cpu/process", "network/received", "disk/read", "memory/machine", "gpu0/utilization", "gpu0/memory")
+    points = {name: points_of(client, f"hookcore/system/{name}") for name in names}
+    assert points == {
+        "cpu/process": {1: 4.0},  # 25 and 75 % of 8 cores
+        "network/received": {1: 2000.0},  # a second; a counter that begins again says nothing
+        "disk/read": {1: 2.0 * 2**20},
+        "memory/machine": {2: 100.0 * 2**20},  # a quarter, if 300 MB are the other three
+        "gpu0/utilization": {1: 50.0},
+        "gpu0/memory": {1: 2e9},
+    }
+    assert "system metrics that hookcore has no series for: cpu, gpu.0.smClock (3)" in told
 
 
 def test_a_damaged_block_of_wandb_is_named_and_the_blocks_after_it_are_imported(

@@ -106,7 +106,7 @@ class ImportedRun:
         """Describe what the run consists of."""
         self._sink.describe(modules, coverage)
 
-    def add_scalar(self, step: int, time_s: float, name: str, value: float) -> None:
+    def add_scalar(self, step: int, time_s: float, name: str, value: float, word: str = "scalar value") -> None:
         """Add a number. A second one of a step replaces the first, as when a training was resumed."""
         waiting = self._step(step, time_s, name)
         if waiting is None:
@@ -117,7 +117,7 @@ class ImportedRun:
                 return
             self._grow(waiting, _ENTRY + len(name))
         waiting.scalars[name[:MAX_NAME]] = value
-        self.found["scalar value"] += 1
+        self.found[word] += 1
 
     def add_row(self, step: int, time_s: float, tap: Tap, row: MeasuredRow) -> None:
         """Add the statistics of a tensor."""

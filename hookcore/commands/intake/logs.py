@@ -10,13 +10,14 @@ import heapq
 import json
 import math
 import os
+import re
 import sqlite3
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -25,172 +26,27 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.commands.intake import ImportedRun, row_of_buckets
+from hookcore.commands.intake import ImportedRun
+from hookcore.commands.intake.logged import Log, all_of, fields_of, last_of, number_of, signed_of, string_of
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
-from hookcore.records import PROBE, Tap
-from hookcore.records.vocabulary import IMAGE_TYPE, MAX_MEDIA_BYTES, TABLE_TYPE, TEXT_TYPE, counted
+from hookcore.records.vocabulary import (
+    CPU_MACHINE,
+    CPU_PROCESS,
+    DISK_READ,
+    DISK_WRITTEN,
+    MEMORY_MACHINE,
+    MEMORY_PROCESS,
+    NET_RECEIVED,
+    NET_SENT,
+    SYSTEM,
+    TEXT_TYPE,
+    counted,
+)
 
 MAX_RECORD: Final = 64 * 2**20  # bytes; larger ones are counted
-MAX_ROWS: Final = 1000  # of a table
 SHOWN: Final = 12
-_FOUND: Final = ("scalar value", "histogram", "image", "text", "table")
-_PNG: Final = b"\x89PNG\r\n\x1a\n"
-_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-# Protocol buffers: the fields of a message, by their numbers.
-
-
-def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message: integers, and bytes for all others. Raises ValueError if it is damaged."""
-    at, end = 0, len(data)
-    while at < end:
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, at = _varint(data, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of kind {kind}")
-        if at + size > end:
-            raise ValueError("a field that ends after its message")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError("a number that doesn't end")
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-
-
-def _last(data: bytes) -> dict[int, Any]:
-    """Return the last value of each field."""
-    return dict(fields_of(data))
-
-
-def _all(data: bytes, number: int) -> list[Any]:
-    return [value for field, value in fields_of(data) if field == number]
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
-
-
-def _number(data: Any) -> float:
-    """Return a float or a double; NaN if it is neither."""
-    size = len(data) if isinstance(data, bytes) else 0
-    return float(struct.unpack("<f" if size == 4 else "<d", data)[0]) if size in (4, 8) else math.nan
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
-
-
-# What all logs have in common: values with a meaning that their type says.
-
-
-@dataclass(slots=True)
-class Log:
-    """Puts the values of a log into its run."""
-
-    run: ImportedRun
-    media: Path | None = None  # the folder of pictures and tables
-
-    def add(self, step: int, time_s: float, name: str, value: Any) -> None:
-        """Add a value of W&B or Trackio: a number, a text, or an object that says its type."""
-        if isinstance(value, str) and value not in _WORDS:
-            self.run.add_media(step, time_s, name, TEXT_TYPE, value.encode("utf-8", "replace"), "text")
-        elif isinstance(value, bool | int | float | str):
-            self.run.add_scalar(step, time_s, name, _WORDS[value] if isinstance(value, str) else float(value))
-        elif isinstance(value, Mapping) and "_type" in value:
-            self._add_typed(step, time_s, name, value)
-        elif isinstance(value, Mapping):
-            for key, each in value.items():
-                self.add(step, time_s, f"{name}.{key}", each)
-        elif value is not None:
-            self.run.missing[f"values of type {type(value).__name__}, such as {name[:80]!r}"] += 1
-
-    def _add_typed(self, step: int, time_s: float, name: str, value: Mapping[str, Any]) -> None:
-        kind = str(value["_type"]).removeprefix("trackio.")
-        if kind == "histogram":
-            edges, counts = (np.array(value.get(each, ()), np.float64) for each in ("bins", "values"))
-            self.add_histogram(step, time_s, name, edges, counts)
-        elif kind in ("image-file", "image"):
-            self.add_image(step, time_s, name, self._file(value.get("path") or value.get("file_path")))
-        elif kind in ("images/separated", "images"):
-            for place, path in enumerate(value.get("filenames", ())):
-                self.add_image(step, time_s, f"{name}/{place}", self._file(path))
-        elif kind in ("table", "table-file"):
-            self._add_table(step, time_s, name, value)
-        else:
-            self.run.missing[f"values of type {kind[:80]}, such as {name[:80]!r}"] += 1
-
-    def _add_table(self, step: int, time_s: float, name: str, value: Mapping[str, Any]) -> None:
-        given: Any = value.get("_value")
-        if given is None:
-            with suppress(ValueError):
-                given = json.loads(self._file(value.get("path")) or b"null")
-        if isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
-            columns = list(dict.fromkeys(str(key) for row in given for key in row))
-            rows: Any = [[row.get(key) for key in columns] for row in given]
-        elif isinstance(given, Mapping) and isinstance(given.get("data"), list):
-            columns, rows = list(map(str, given.get("columns", ()))), given["data"]
-        else:
-            self.run.missing[f"tables that can't be read, such as {name[:80]!r}"] += 1
-            return
-        cells = [
-            [each if isinstance(each, bool | int | float) else str(each) for each in row] for row in rows[:MAX_ROWS]
-        ]
-        data = json.dumps({"columns": columns, "rows": cells, "total": len(rows)}).encode()
-        self.run.add_media(step, time_s, name, TABLE_TYPE, data, "table")
-
-    def _file(self, path: object) -> bytes | None:
-        """Return the content of a file in the log's own folder; None if it is missing, elsewhere, or too large."""
-        if self.media is None or not isinstance(path, str):
-            return None
-        place = (self.media / path).resolve()
-        with suppress(OSError):
-            if place.is_relative_to(self.media.resolve()) and place.stat().st_size <= MAX_MEDIA_BYTES:
-                return place.read_bytes()
-        return None
-
-    def add_image(self, step: int, time_s: float, name: str, data: bytes | None) -> None:
-        """Add a picture, if it is a PNG."""
-        if data is None:
-            self.run.missing[f"images whose file is missing or above {MAX_MEDIA_BYTES:,} bytes"] += 1
-        elif not data.startswith(_PNG):
-            self.run.missing["images that are no PNG"] += 1
-        else:
-            self.run.add_media(step, time_s, name, IMAGE_TYPE, data, "image")
-
-    def add_histogram(
-        self,
-        step: int,
-        time_s: float,
-        name: str,
-        edges: NDArray[np.float64],
-        counts: NDArray[np.float64],
-        sums: tuple[float, float] | None = None,
-    ) -> None:
-        """Add a histogram by its edges and counts."""
-        row = row_of_buckets(edges, counts, sums)
-        if row is None:
-            self.run.missing["histograms that are empty or damaged"] += 1
-        else:
-            self.run.add_row(step, time_s, Tap(name, PROBE, "histogram"), row)
+_FOUND: Final = ("scalar value", "histogram", "image", "text", "table", "figure", "machine value")
 
 
 # TensorBoard: a folder with event files is a run.
@@ -274,11 +130,11 @@ def _event_of(data: bytes) -> LogEvent:
     step, time_s, values, other = 0, 0.0, list[bytes](), ""
     for number, value in fields_of(data):
         if number == 1:
-            time_s = _number(value)
+            time_s = number_of(value)
         elif number == 2:
-            step = _signed(value)
+            step = signed_of(value)
         elif number == 5:
-            values = _all(value, 1)
+            values = all_of(value, 1)
         else:
             other = _OTHERS.get(number, "")
     return LogEvent(step, time_s, values, other)
@@ -298,24 +154,24 @@ class TensorBoard:
             self.log.run.missing[event.other] += 1
         for data in event.values:
             try:
-                self._add_value(event.step, event.time_s, _last(data))
+                self._add_value(event.step, event.time_s, last_of(data))
             except (ValueError, struct.error, IndexError, AttributeError):
                 self.log.run.missing["damaged values"] += 1
 
     def _add_value(self, step: int, time_s: float, value: dict[int, Any]) -> None:
-        tag = _text(value.get(1))
+        tag = string_of(value.get(1))
         if 9 in value:
-            plugin = _last(_last(value[9]).get(1, b""))
-            self.plugins[tag] = _text(plugin.get(1))
+            plugin = last_of(last_of(value[9]).get(1, b""))
+            self.plugins[tag] = string_of(plugin.get(1))
             if self.plugins[tag] == "hparams":
                 self._add_hyperparameters(plugin.get(2, b""))
                 return
         if 2 in value:
-            self.log.run.add_scalar(step, time_s, tag, _number(value[2]))
+            self.log.run.add_scalar(step, time_s, tag, number_of(value[2]))
         elif 4 in value:
-            self.log.add_image(step, time_s, tag, _last(value[4]).get(4))
+            self.log.add_image(step, time_s, tag, last_of(value[4]).get(4))
         elif 5 in value:
-            self._add_histogram(step, time_s, tag, _last(value[5]))
+            self._add_histogram(step, time_s, tag, last_of(value[5]))
         elif 8 in value:
             self._add_tensor(step, time_s, tag, value[8])
         else:
@@ -323,17 +179,17 @@ class TensorBoard:
 
     def _add_hyperparameters(self, content: bytes) -> None:
         """Read the protocol buffers of the plugin: what a session started with is a map to typed values."""
-        for entry in _all(_last(content).get(3, b""), 1):
-            pair = _last(entry)
-            (kind, value), *_ = _last(pair[2]).items()
-            given = {2: _number, 3: _text, 4: bool}.get(kind, lambda _: None)(value)
-            self.hyperparameters[_text(pair[1])] = given
+        for entry in all_of(last_of(content).get(3, b""), 1):
+            pair = last_of(entry)
+            (kind, value), *_ = last_of(pair[2]).items()
+            given = {2: number_of, 3: string_of, 4: bool}.get(kind, lambda _: None)(value)
+            self.hyperparameters[string_of(pair[1])] = given
         if self.hyperparameters:
             self.log.run.learn(config=self.hyperparameters)
 
     def _add_histogram(self, step: int, time_s: float, tag: str, histogram: dict[int, Any]) -> None:
         limits, counts = (np.frombuffer(histogram.get(each, b""), "<f8") for each in (6, 7))
-        low, high, many, total, squares = (_number(histogram.get(each)) for each in (1, 2, 3, 4, 5))
+        low, high, many, total, squares = (number_of(histogram.get(each)) for each in (1, 2, 3, 4, 5))
         edges = np.clip(np.concatenate([[-np.inf], limits]), low, high)  # the outer buckets are wider than the values
         is_whole = many > 0 and round(many) == round(float(counts.sum()))
         self.log.add_histogram(step, time_s, tag, edges, counts, (total, squares) if is_whole else None)
@@ -356,12 +212,12 @@ class TensorBoard:
 
 def _tensor_of(data: bytes) -> tuple[NDArray[np.float64], list[bytes]]:
     """Return the numbers and the texts of a tensor."""
-    found = _last(data)
+    found = last_of(data)
     kind = _TENSORS.get(found.get(1, 0))
     if found.get(4) and kind:
         return np.frombuffer(found[4], kind).astype(np.float64), []
     numbers = [np.frombuffer(value, _LISTED[n]) for n, value in fields_of(data) if n in _LISTED]
-    return np.concatenate([np.empty(0), *numbers]).astype(np.float64), _all(data, 8)
+    return np.concatenate([np.empty(0), *numbers]).astype(np.float64), all_of(data, 8)
 
 
 def import_tensorboard(folder: Path, settings: Settings) -> Iterator[ImportedRun]:
@@ -398,7 +254,7 @@ def _named(settings: Settings, name: str, is_only: bool, **others: Any) -> Setti
 _IDENT: Final = b":W&B\xe1\xbe\x00"
 _BLOCK: Final = 32768
 _FULL, _FIRST, _MIDDLE, _END = 1, 2, 3, 4
-_UNUSED: Final = {4: "console output", 7: "system metrics", 8: "artifacts", 10: "alerts", 13: "console output"}
+_UNUSED: Final = {4: "console output", 8: "artifacts", 10: "alerts", 13: "console output"}
 
 
 def wandb_records(file: BinaryIO, name: str, damaged: Counter[str]) -> Iterator[bytes]:
@@ -436,15 +292,94 @@ def wandb_records(file: BinaryIO, name: str, damaged: Counter[str]) -> Iterator[
 def _items(data: bytes, number: int) -> dict[str, Any]:
     """Return the items of a record, a nested one inside its parents. Values are JSON."""
     found: dict[str, Any] = {}
-    for item in _all(data, number):
-        keys = [_text(value) for field, value in fields_of(item) if field in (1, 2)]
+    for item in all_of(data, number):
+        keys = [string_of(value) for field, value in fields_of(item) if field in (1, 2)]
         *above, name = keys or [""]
         place = found
         for key in above:
             inside = place.setdefault(key, {})
             place = inside if isinstance(inside, dict) else {}
-        place[name] = json.loads(_last(item).get(16, b"null"))
+        place[name] = json.loads(last_of(item).get(16, b"null"))
     return found
+
+
+_MB: Final = 2.0**20
+# Their names, ours, the unit, and whether it is a sum since the start. Those of one name, such as cores, are added up.
+_SENSORS: Final = (
+    (r"gpu\.(\d+)\.gpu", rf"{SYSTEM}gpu\1/utilization", 1.0, False),
+    (r"gpu\.(\d+)\.memoryAllocatedBytes", rf"{SYSTEM}gpu\1/memory", 1.0, False),
+    (r"gpu\.(\d+)\.powerWatts", rf"{SYSTEM}gpu\1/power", 1.0, False),
+    (r"gpu\.(\d+)\.temp", rf"{SYSTEM}gpu\1/temperature", 1.0, False),
+    (r"cpu\.\d+\.cpu_percent", CPU_MACHINE, 0.01, False),
+    (r"proc\.memory\.rssMB", MEMORY_PROCESS, _MB, False),
+    (r"network\.recv", NET_RECEIVED, 1.0, True),
+    (r"network\.sent", NET_SENT, 1.0, True),
+    (r"disk\.(?:.+\.)?in", DISK_READ, _MB, True),
+    (r"disk\.(?:.+\.)?out", DISK_WRITTEN, _MB, True),
+)
+
+
+@dataclass(slots=True)
+class WandbMachine:
+    """W&B's samples of the machine, averaged over those before a row, since they belong to its step."""
+
+    cores: int = 0
+    waiting: dict[str, tuple[float, int]] = field(default_factory=dict)  # sums and counts
+    others: Counter[str] = field(default_factory=Counter)  # names without a series here
+    before: tuple[float, dict[str, float]] = (math.nan, {})  # the time of the last sample, and its sums since the start
+
+    def add(self, sample: bytes) -> None:
+        """Add a sample."""
+        when = last_of(last_of(sample).get(2, b""))
+        given = {key: float(value) for key, value in _items(sample, 3).items() if isinstance(value, int | float)}
+        found, totals = self._derived(given), dict[str, float]()
+        for key, value in given.items():
+            name, unit, is_total = _series_of(key)
+            if name:
+                into = totals if is_total else found
+                into[name] = into.get(name, 0.0) + value * unit
+            else:
+                self.others[key] += 1
+        found |= self._rates(when.get(1, 0) + when.get(2, 0) / 1e9, totals)
+        for name, value in found.items():
+            total, many = self.waiting.get(name, (0.0, 0))
+            self.waiting[name] = total + value, many + 1
+
+    def _derived(self, given: dict[str, float]) -> dict[str, float]:
+        """Take what has another meaning here out of a sample."""
+        found = {}
+        if self.cores and "cpu" in given:
+            found[CPU_PROCESS] = given.pop("cpu") / 100 * self.cores  # a share of all cores
+        used = given.get("memory_percent", math.nan) / 100
+        if 0 <= used < 1 and "proc.memory.availableMB" in given:  # both are of one total
+            del given["memory_percent"]
+            found[MEMORY_MACHINE] = given.pop("proc.memory.availableMB") * _MB * used / (1 - used)
+        return found
+
+    def _rates(self, time_s: float, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return what was moved per second since the sample before."""
+        (before_s, before), self.before = self.before, (time_s, dict(totals))
+        passed = time_s - before_s
+        if not passed > 0:
+            return {}
+        # A training that was resumed counts from 0 again.
+        return {
+            name: (now - before[name]) / passed for name, now in totals.items() if now >= before.get(name, math.inf)
+        }
+
+    def flush(self, run: ImportedRun, step: int, time_s: float) -> None:
+        """Add what waits to a step."""
+        for name, (total, many) in self.waiting.items():
+            run.add_scalar(step, time_s, name, total / many, "machine value")
+        self.waiting.clear()
+
+
+def _series_of(key: str) -> tuple[str, float, bool]:
+    """Return the name of a series, its unit, and whether it is a sum since the start. There may be none: ""."""
+    for pattern, name, unit, is_total in _SENSORS:
+        if found := re.fullmatch(pattern, key):
+            return found.expand(name), unit, is_total
+    return "", 1.0, False
 
 
 def import_wandb(source: Path, settings: Settings) -> Iterator[ImportedRun]:
@@ -465,24 +400,30 @@ def _import_wandb_run(path: Path, file: BinaryIO, settings: Settings, is_only: b
     for record in records:  # the description is among the first
         with suppress(ValueError):
             waiting += [(number, value) for number, value in fields_of(record) if isinstance(value, bytes)]
-        about = next((_last(value) for number, value in waiting if number == 17), {})
+        about = next((last_of(value) for number, value in waiting if number == 17), {})
         if about or len(waiting) > 100:
             break
-    name = _text(about.get(8)) or path.stem.removeprefix("run-")
+    name = string_of(about.get(8)) or path.stem.removeprefix("run-")
     described = next((value for number, value in waiting if number == 17), b"")
-    tags, texts = tuple(map(_text, _all(described, 10))), {"group": 6, "notes": 9}
-    others = {"tags": tags, **{key: _text(about.get(number)) for key, number in texts.items()}}
-    facts = {"imported from": str(path), "format": "W&B", "project": _text(about.get(3)), "host": _text(about.get(13))}
+    tags, texts = tuple(map(string_of, all_of(described, 10))), {"group": 6, "notes": 9}
+    others = {"tags": tags, **{key: string_of(about.get(number)) for key, number in texts.items()}}
+    facts = {
+        "imported from": str(path),
+        "format": "W&B",
+        "project": string_of(about.get(3)),
+        "host": string_of(about.get(13)),
+    }
     chosen = _named(settings, name, is_only, **others)
     with ImportedRun(
-        chosen, float(_last(about.get(17, b"")).get(1, 0)), {key: text for key, text in facts.items() if text}
+        chosen, float(last_of(about.get(17, b"")).get(1, 0)), {key: text for key, text in facts.items() if text}
     ) as run:
-        log, config = Log(run, path.parent / "files"), dict[str, Any]()
+        log = WandbLog(Log(run, path.parent / "files"), WandbMachine(), {})
         for number, value in _fields_together(waiting, records, run.missing):
             try:
-                _add_wandb(log, config, number, value)
+                log.add(number, value)
             except (ValueError, RecursionError):
                 run.missing["damaged records"] += 1
+        log.end()
         run.missing.update(damaged)
     return run
 
@@ -498,21 +439,51 @@ def _fields_together(
             missing["damaged records"] += 1
 
 
-def _add_wandb(log: Log, config: dict[str, Any], number: int, value: bytes) -> None:
-    if number == 2:  # a row of the history
+@dataclass(slots=True)
+class WandbLog:
+    """The records of one log."""
+
+    log: Log
+    machine: WandbMachine
+    config: dict[str, Any]
+    newest: tuple[int, float] | None = None  # the step of the last row, and its time
+
+    def add(self, number: int, value: bytes) -> None:
+        """Add a record to the run."""
+        if number == 2:
+            self._add_row(value)
+        elif number in (5, 17):
+            given = value if number == 5 else last_of(value).get(4, b"")
+            self.config |= {name: each for name, each in _items(given, 1).items() if name != "_wandb"}
+            if self.config:
+                self.log.run.learn(config=self.config)
+        elif number == 7:
+            self.machine.add(value)
+        elif number == 26:  # the environment, in parts
+            about = last_of(value)
+            self.machine.cores = about.get(17) or about.get(16) or self.machine.cores
+        elif number in _UNUSED:
+            self.log.run.missing[f"records of {_UNUSED[number]}"] += 1
+
+    def _add_row(self, value: bytes) -> None:
         row = _items(value, 1)
-        step = _last(_last(value).get(2, b"")).get(1, 0)
+        step = signed_of(last_of(last_of(value).get(2, b"")).get(1, 0))
         time_s = float(row.pop("_timestamp", 0.0))
         for name, each in row.items():
             if not name.startswith("_"):
-                log.add(_signed(step), time_s, name, each)
-    elif number in (5, 17):
-        given = value if number == 5 else _last(value).get(4, b"")
-        config |= {name: each for name, each in _items(given, 1).items() if name != "_wandb"}
-        if config:
-            log.run.learn(config=config)
-    elif number in _UNUSED:
-        log.run.missing[f"records of {_UNUSED[number]}"] += 1
+                self.log.add(step, time_s, name, each)
+        self.newest = (step, time_s)
+        self.machine.flush(self.log.run, *self.newest)
+
+    def end(self) -> None:
+        """Add the samples after the last row to its step, and say which have no series here."""
+        if self.newest:
+            self.machine.flush(self.log.run, *self.newest)
+        elif self.machine.waiting:
+            self.log.run.missing["samples of the machine, because there is no step"] += 1
+        if others := self.machine.others:
+            names = ", ".join(sorted(others))
+            self.log.run.missing[f"system metrics that hookcore has no series for: {names}"] += sum(others.values())
 
 
 # Trackio: the runs of a project in a database.

@@ -6,11 +6,9 @@ from hookcore.store.incidents.accounts import AROUND, Rank, around, rank_of
 from hookcore.store.incidents.book import Feeding, fitting
 from hookcore.store.incidents.replayed import Alarm, Replay
 
-from .accounts import NONFINITE
 from .book import KEPT_FIRST, KEPT_NEWEST, Incidents
-from .incident import Evidence, Found, Incident, Link, LoggedValue, Source, is_named, since_words, when_words
-from .occasions import FirstError
-from .replayed import replay_of
+from .incident import NONFINITE, Evidence, Found, Incident, Link, LoggedValue, Source, is_named, since_words, when_words
+from .replayed import FirstError, replay_of
 
 __all__ = [
     "AROUND",

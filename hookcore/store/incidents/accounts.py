@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, SEVERITIES, Kind, Severity, Tap
 from hookcore.records.vocabulary import GRAD_SCALE, OWN, is_per_frame, loss_rank
-from hookcore.store.incidents.incident import Evidence, Floats, Found, Incident, Link, LoggedValue, Source, Steps
+from hookcore.store.incidents.incident import (
+    NONFINITE,
+    Evidence,
+    Floats,
+    Found,
+    Incident,
+    Link,
+    LoggedValue,
+    Source,
+    Steps,
+)
 from hookcore.store.incidents.replayed import Alarm, Replay, among
 
 # The order in which a model computes within one step, to find the first of several affected taps.
@@ -420,7 +430,6 @@ def _began_together(one: Found, other: Found) -> bool:
 
 
 MAX_CHAIN: Final = 256  # tensors that followed, with their first steps
-NONFINITE: Final = "nonfinite"
 UNCAPTURED: Final = -1  # the number of a tensor that was never captured
 WHOLE: Final = Tap("", "output")  # the model itself stands for a layer that isn't known
 

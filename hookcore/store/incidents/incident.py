@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hookcore.records import GRADIENT_KINDS, ROOT, Kind, Severity, Tap
 from hookcore.records.vocabulary import DESYNC, KIND_WORDS, LATE_RANK, OWN_RULE, counted
 
+NONFINITE: Final = "nonfinite"  # the rule
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
 # About the training, or with the place in the message.
