@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.reading import answers
 from hookcore.reading.answers import TimelineMark
-from hookcore.records import ROOT, SEVERITIES, Tap
+from hookcore.records import SEVERITIES, Tap
 from hookcore.records.vocabulary import ELAPSED, OWN, is_loss, loss_rank, titled
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
@@ -46,17 +46,18 @@ def quantity_of(store: Store) -> Drawn | None:
     outputs = [(number, tap) for number, tap in taps if tap.kind == "output"]
     returned = next((pair for pair in outputs if is_loss(pair[1].index)), None)
     if returned is not None:
-        return Drawn(f"{_name_of(returned[1])}, as the model returns it", True, tap=returned[0], stat="mean")
+        name = _name_of(returned[1], store.root)
+        return Drawn(f"{name}, as the model returns it", True, tap=returned[0], stat="mean")
     if names:
         return Drawn(names[0], scalar=names[0])
     root = next((pair for pair in outputs if not pair[1].module), outputs[-1] if outputs else None)
     if root is not None:
-        return Drawn(f"rms of the activation of {_name_of(root[1])}", tap=root[0])
+        return Drawn(f"rms of the activation of {_name_of(root[1], store.root)}", tap=root[0])
     return Drawn("seconds per step", scalar=ELAPSED) if ELAPSED in store.scalar_names() else None
 
 
-def _name_of(tap: Tap) -> str:
-    return tap.name if tap.module else f"{ROOT}{f' [{tap.index}]' if tap.index else ''}"
+def _name_of(tap: Tap, root: str) -> str:
+    return tap.name if tap.module else f"{root}{f' [{tap.index}]' if tap.index else ''}"
 
 
 def timeline_of(
@@ -137,6 +138,6 @@ def _all_of(run: Run) -> Iterable[TimelineMark]:
 
 def _of_incident(incident: Incident) -> TimelineMark:
     is_placed = incident.placed and incident.culprit_known
-    step, module = incident.first_step, incident.culprit.tap.module or ROOT if is_placed else ""
+    step, module = incident.first_step, incident.culprit.tap.module or incident.root if is_placed else ""
     about = incident.severity, title_of_rule(incident.rule), module, 1
     return TimelineMark(step, step, step, *about, incident.id, event=f"{incident.key}@{step}")

@@ -31,7 +31,7 @@ from ..live.publisher import mark_of
 from ..live.views import news_of
 from ..runs import Run, Runs, joint_in
 from ..runs.query import Traits
-from .frame import address_of, middle, ranks_to_pick, since
+from .frame import address_of, middle, naming, ranks_to_pick, since
 from .page import FindText, Page, RunPage, Short, Text
 from .views.overview import layer_address
 from .views.run_list import model_of
@@ -130,6 +130,8 @@ class ComparePage(Page):
             "wanted": wanted,
         }
         values |= {"missing": missing, "problem": "", "result": None, "settings": [], "query": wanted.query}
+        if one is not None:
+            values |= naming(one)
         values |= {"layer_address": _layer_address, "parting_words": parting_words}
         values["find_problem"] = finder_of(one, self.f).problem if one is not None else ""
         if one is not None and two is not None:

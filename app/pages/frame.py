@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from hookcore.reading.answers import Module
-from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity
+from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity, Tap
 from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS, SEVERITY_WORDS, counted, titled
 from hookcore.store import STAT_NAMES
 
@@ -134,6 +134,10 @@ class ModuleNames:
         """Return the name of a module."""
         return self.spelled.get(path) or self._short(path) or self.root or ROOT
 
+    def said(self, tap: Tap, words: str = "") -> str:
+        """Return words about a tap that begin with its module's path, such as its name, with the module's name."""
+        return self.of(tap.module) + (words or tap.name).removeprefix(tap.module or ROOT)
+
     def _short(self, path: str) -> str:
         return path[len(self.shared) :] if self.shared and path.startswith(self.shared) else path
 
@@ -169,8 +173,14 @@ def names_of(modules: Sequence[Module]) -> ModuleNames:
     return ModuleNames(names.shared, spelled, types.get("", ""))
 
 
-def _names_in(run: Run) -> ModuleNames:
-    return names_of(run.reader.modules(taps=False))
+def naming(run: Run | None) -> dict[str, Any]:
+    """Return what templates need to name modules of a run, which are read once, if any is named."""
+    names = cache(lambda: names_of(run.reader.modules(taps=False)) if run is not None else ModuleNames())
+    return {
+        "module_names": names,
+        "name_of": lambda path: names().of(path),
+        "name_of_tap": lambda tap, words="": names().said(tap, words),
+    }
 
 
 def _shape_of(module: Module) -> str:
@@ -528,11 +538,8 @@ def render(
     query = f"?{request.url.query}" if request.url.query else ""
     query_kept = shared.query if shared is not None else ""
     missing = [request.app.state.runs.partial, run.partial if run is not None else ""]
-    names = cache(partial(_names_in, run) if run is not None else ModuleNames)  # for what shows any
     common = {
         "root": root,
-        "module_names": names,
-        "name_of": lambda path: names().of(path),
         "partial": " ".join(filter(None, missing)),
         "static": f"static/{assets.version()}",
         "here": f"{root}{path}{query}",
@@ -561,5 +568,6 @@ def render(
         "may_change": may_change(request.scope, request.app.state.access),
         "is_framed": is_framed(request.scope),
     }
+    common |= naming(run)
     html = _TEMPLATES.get_template(f"{page}.html").render(common | values)
     return HTMLResponse(html)

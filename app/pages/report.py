@@ -252,7 +252,7 @@ def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _layer(reader: Reader, place: int, finding: Finding, view: ReportSteps) -> Iterator[Chart]:
-    label = finding.tap.words
+    label = finding.tap.words.replace(ROOT, types_of(reader).get("") or ROOT)
     series = reader.series(finding.number, finding.stat, view.first, view.last, POINTS)
     if not len(series.mean):
         return

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from hookcore.findings.rules import OF_LOSS, RuleName
-from hookcore.records import Severity, Tap
+from hookcore.records import ROOT, Severity, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import since_words
 
@@ -68,6 +68,14 @@ class Finding:
         """Return the finding with more words at its sentence's end."""
         text = self.text
         return replace(self, text=text + words if isinstance(text, str) else replace(text, after=text.after + words))
+
+    def calling(self, root: str) -> Finding:
+        """Return the finding with the class of the model in its sentence, instead of a word for an empty path."""
+        text = self.text
+        if not isinstance(text, str):
+            named = replace(text, before=text.before.replace(ROOT, root), after=text.after.replace(ROOT, root))
+            return replace(self, text=named) if named != text else self
+        return replace(self, text=text.replace(ROOT, root)) if ROOT in text else self
 
     @property
     def module(self) -> str:

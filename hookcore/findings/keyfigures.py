@@ -241,12 +241,12 @@ def course_of(store: Store, found: Sequence[Finding]) -> Course:
         numbers = diverged.usual, diverged.value, diverged.usual
         return Course("diverging", diverged.message, main[0].name if main else "", *numbers, diverged.since_step)
     if not losses.series and losses.opposed:
-        names = " and ".join(each.name for each in losses.opposed[:2])
+        names = " and ".join(titled(each.name) for each in losses.opposed[:2])
         return Course("unknown", f"several optimizers have a loss of their own ({names}), which may oppose each other")
     if not known:
         return Course("unknown", 'no loss was found; log one with a name that contains "loss"')
     if len({each.word for each in known}) > 1:
-        names = " and ".join(each.name for each in main[:2])
+        names = " and ".join(titled(each.name) for each in main[:2])
         return Course("unknown", f"{names} go different ways, as those of opponents do")
     return known[0]
 

@@ -150,7 +150,8 @@ class Diagnosis:
 def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
     """Return the findings of a run and their scope."""
     inputs = RuleInputs() if inputs is None else inputs
-    found, taps = _ranked(settle(store, findings_of(store, inputs))), store.taps()
+    named = (each.calling(store.root) for each in settle(store, findings_of(store, inputs)))
+    found, taps = _ranked(named), store.taps()
     return Diagnosis(found, scope_of(store, taps, inputs.sizes, found), course_of(store, found))
 
 

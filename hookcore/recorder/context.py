@@ -18,7 +18,7 @@ from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.clock.owners import Owners
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.measured.statistics import Statistics
-from hookcore.records import Event, Severity, Value
+from hookcore.records import ROOT, Event, Severity, Value
 
 
 class Ended(NamedTuple):
@@ -75,6 +75,7 @@ class Context:
     ) -> None:
         """Add an event to the next frame. Any thread may call it. `at`: its step, if that isn't the running one."""
         step = self.step if at is None else at
+        message = message.replace(ROOT, self.plans.root)
         with self.lock:
             self.events.append(Event(step, time.time(), name, message, severity, module, about=dict(about)))
 

@@ -18,6 +18,7 @@ from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import (
     GRADIENT_KINDS,
     PROBE,
+    ROOT,
     STAT_COLUMN,
     STATE_KINDS,
     Coverage,
@@ -674,6 +675,12 @@ class Store:
     def modules(self) -> list[ModuleRecord]:
         return self.parts.modules.items()
 
+    @property
+    def root(self) -> str:
+        """The class of the model, which sentences say instead of its empty path."""
+        root = self.parts.modules.get("")
+        return root.type if root is not None and root.type else ROOT
+
     def module_types(self) -> dict[str, str]:
         """Return the class of each module, by path."""
         return {module.path: module.type for module in self.modules()}
@@ -1161,11 +1168,15 @@ class Store:
 
     def incidents(self) -> list[Incident]:
         """Return the first and the newest incidents, oldest first. The usage counts the others."""
-        return self.parts.incidents.all()
+        return self._named(self.parts.incidents.all())
 
     def incident_heads(self) -> list[Incident]:
         """Return the same incidents without their chains and evidence, which is faster."""
-        return self.parts.incidents.heads()
+        return self._named(self.parts.incidents.heads())
+
+    def _named(self, incidents: list[Incident]) -> list[Incident]:
+        root = self.root if incidents else ROOT
+        return incidents if root == ROOT else [each.calling(root) for each in incidents]
 
     @property
     def dropped_alerts(self) -> int:

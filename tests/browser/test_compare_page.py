@@ -38,7 +38,7 @@ def test_the_layers_are_sorted_by_difference_or_by_step(visit: Open, paths: Path
         expect(page.locator("#layers tbody th").first).to_have_text("encoder.layers.1.linear1")
         expect(page.locator("#layers tbody tr").first).to_contain_text("finite in one run only")
         page.get_by_role("columnheader", name="Layer").get_by_role("link").click()
-        expect(page.locator("#layers tbody th").first).to_have_text("features.0")
+        expect(page.locator("#layers tbody th").first).to_have_text("features.0 Conv2d(1, 16)")
         assert "sort=model" in page.url
 
 
@@ -166,12 +166,29 @@ def test_the_find_box_filters_the_default_pair_too(visit: Open, paths: Paths) ->
         expect(page.locator("#find-problem")).to_be_hidden()
 
 
+COPIED = """() => {
+  getSelection().selectAllChildren(document.querySelector("#layers tbody tr"));
+  const given = { clipboardData: new DataTransfer(), bubbles: true, cancelable: true };
+  const copy = new ClipboardEvent("copy", given);
+  document.activeElement.dispatchEvent(copy);
+  return copy.clipboardData.getData("text/plain");
+}"""
+
+
+def test_a_copied_row_has_the_full_path_of_its_layer(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(f"{paths('ended')['compare']}&sort=model")
+        expect(tab.page.locator("#layers tbody th").first).to_have_text("features.0 Conv2d(1, 16)")
+        expect(tab.page.locator("#layer-lines svg").first).to_be_visible()  # the page's script has begun
+        assert tab.page.evaluate(COPIED).split("\t")[0].strip() == "features.0"
+
+
 @pytest.mark.all
 def test_the_root_module_is_drawn_alone(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(f"{paths('ended')['compare']}&module=")
-        expect(page.locator("#layer-lines h2")).to_have_text("(root): rms of activation")
+        expect(page.locator("#layer-lines h2")).to_have_text("Net: rms of activation")
         expect(page.locator("#layer-lines svg").first).to_be_visible()
         page.get_by_role("button", name="Table: A layer in both runs").click()
         expect(page.locator("#layer-lines th[scope=col]")).to_have_text(

@@ -202,7 +202,7 @@ def test_experts_that_never_run_are_a_warning_and_what_reaches_no_loss_is_listed
     assert message == (
         "these modules never ran, so they don't learn: experts.2, experts.3; no loss depends on the outputs of these "
         "modules, so they don't learn: side; these parameters never get a gradient, although others of their modules "
-        "do: (root) spare"
+        "do: Experts spare"
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hookcore.reading import StoreReader
-from hookcore.records import Event, Tap
+from hookcore.records import Event, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
 from hookcore_app.analysis.figures.lines import strip_of
@@ -97,6 +97,20 @@ def test_without_a_loss_the_line_is_the_best_available_series(
     assert drawn is not None
     assert (drawn.words, drawn.is_loss) == (words, is_loss)
     assert quantity_of(Store(2**20)) is None
+
+
+def test_sentences_and_marks_call_the_root_by_its_class() -> None:
+    run = empty_run()
+    run.store.describe([ModuleRecord("", "Net", None), ModuleRecord("head", "Linear", "")])
+    for step in range(3):
+        rms = [1.0, math.nan if step == 2 else 1.0]
+        append(run.store, step, rms, (Tap("head", "output"), Tap("", "output")) if step == 0 else ())
+    (incident,) = run.store.incidents()
+    assert incident.headline == "NaN first appeared in the activation of Net, at step 2"
+    assert [mark.module for mark in timeline_of(run).marks] == ["Net"]
+    drawn = quantity_of(run.store)
+    assert drawn is not None
+    assert drawn.words == "rms of the activation of Net"
 
 
 def test_each_part_of_the_timeline_is_marked_by_its_worst_event(world: World) -> None:

@@ -182,7 +182,7 @@ def event_lines(run: Run) -> list[Line]:
                 event.step,
                 None,
                 event.module,
-                event.message,
+                event.message.replace(ROOT, run.store.root),
                 event.count,
                 event.time_s,
                 event.acknowledged,
@@ -465,7 +465,7 @@ def _before(around: _Around, incident: Incident, place: int) -> str:
     known = [source for source in sources if seen[source]]
     bad = [around.taps.taps[source] for source in known if is_bad[source]]
     if bad:
-        return f"Its {words} was non-finite: the {KIND_WORDS[bad[0].kind]} of {bad[0].module or ROOT}."
+        return f"Its {words} was non-finite: the {KIND_WORDS[bad[0].kind]} of {bad[0].module or incident.root}."
     if known:
         return f"Its {words} was finite in that step" + ("." if incident.unseen else ": it began here.")
     return f"Its {words} was not captured. {_earlier(around, incident, place)}"

@@ -20,6 +20,7 @@ from hookcore.findings import key_figures_of
 from hookcore.reading import Reader
 from hookcore.reading.answers.runs import RankSummary, State
 from hookcore.records import Failure, Value
+from hookcore.records.vocabulary import titled
 from hookcore.store import StepRange
 
 from ...analysis.figures.lines import Spark, spark_of
@@ -237,7 +238,9 @@ class Column:
     @property
     def words(self) -> str:
         """The heading: the last part of a nested name."""
-        return self.name.capitalize() if self.kind == "about" else self.name.rpartition(".")[2] or self.name
+        if self.kind == "about":
+            return self.name.capitalize()
+        return titled(self.name.rpartition(".")[2] or self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,3 +81,25 @@ export async function copyText(text) {
     return copied;
   }
 }
+
+/** Lets copied tables and labels have the names that their tips show, instead of short ones. @param {(full: string) =>
+ * string} shorten */
+export function copyWholeNames(shorten) {
+  document.addEventListener("copy", (event) => {
+    const selection = /** @type {Selection} */ (getSelection());
+    let [text, at] = [String(selection), 0];
+    const { commonAncestorContainer: around } = selection.rangeCount ? selection.getRangeAt(0) : document.createRange();
+    const outer = around instanceof Element ? around : around.parentElement;
+    for (const each of [outer?.closest("[title]"), ...(outer?.querySelectorAll("[title]") ?? [])]) {
+      if (!(each instanceof HTMLElement) || !selection.containsNode(each, true)) continue;
+      const said = each.innerText.trim();
+      const place = text.indexOf(said, at);
+      if (place < 0 || said === each.title || (said !== shorten(each.title) && !said.includes("\u2026"))) continue;
+      text = text.slice(0, place) + each.title + text.slice(place + said.length);
+      at = place + each.title.length;
+    }
+    if (!at) return;
+    event.clipboardData?.setData("text/plain", text);
+    event.preventDefault();
+  });
+}

@@ -145,7 +145,7 @@ let names = null;
 export function moduleName(path) {
   names ??= JSON.parse(globalThis.document?.body?.dataset?.names || '{"shared":"","spelled":{},"root":""}');
   const { shared, spelled, root = "" } = /** @type {NonNullable<typeof names>} */ (names);
-  if (!path) return root;
+  if (!path) return root || ROOT;
   return spelled[path] ?? (shared && path.startsWith(shared) ? path.slice(shared.length) : path);
 }
 
@@ -158,7 +158,7 @@ export function streamWords({ module, kind, label }) {
 /** The same with its module, as `Tap.words` of the server.
  * @param {{module: string, kind: string, label: string}} tap */
 export function tapWords(tap) {
-  return `${moduleName(tap.module) || ROOT} ${streamWords(tap)}`;
+  return `${moduleName(tap.module)} ${streamWords(tap)}`;
 }
 
 /** @param {string} kind */

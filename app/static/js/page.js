@@ -1,7 +1,9 @@
 /** The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. A
  * page whose first chart is to be seen as early as possible draws it between the two halves of it, `create` and
  * `start`. */
+import { copyWholeNames } from "./dom.js";
 import { Cursor, Follow } from "./follow.js";
+import { moduleName } from "./format.js";
 import { startFrame } from "./frame/frame.js";
 import { Keys } from "./keys.js";
 import { Stream } from "./live/stream.js";
@@ -87,6 +89,7 @@ export function create(defaults = {}) {
 /** Starts the frame, and the controls of the page. @param {Page} page */
 export function start(page) {
   startFrame(page);
+  copyWholeNames(moduleName);
   page.state.bind();
 }
 

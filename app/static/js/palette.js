@@ -7,7 +7,6 @@ import { MAX_PATTERN } from "./limits.js";
 import { isPassing } from "./live/refresh.js";
 import { openDialog } from "./popup.js";
 import { visit } from "./timeline/links.js";
-import { ROOT } from "./vocabulary.js";
 
 /** @import { Page } from "./page.js" */
 
@@ -264,10 +263,7 @@ async function layersOf(page, text, signal) {
     await get(path, { f: text, limit: MAX_LAYERS }, signal)
   );
   const title = total > paths.length ? `Layers, the first ${paths.length} of ${count(total)}` : "Layers";
-  const entries = paths.map((module) => ({
-    name: moduleName(module) || ROOT,
-    go: () => visit(page, "layer", { module }),
-  }));
+  const entries = paths.map((module) => ({ name: moduleName(module), go: () => visit(page, "layer", { module }) }));
   return { title, entries };
 }
 

@@ -15,7 +15,7 @@ from hookcore.hooks.backward import Pending
 from hookcore.hooks.modules import runs_already
 from hookcore.recorder.clock.current import TensorHook
 from hookcore.recorder.known.roots import Root
-from hookcore.records import Frame, Kind, Occasion, Phase, Tap
+from hookcore.records import ROOT, Frame, Kind, Occasion, Phase, Tap
 
 MAX_DEPARTED: Final = 10_000
 
@@ -278,6 +278,12 @@ class PlanTable:
         self.departed = Departed()  # of modules that are gone
         self.named: list[Plan] = []  # of tensors that the user named
         self.regions: list[str] = []  # compiled regions that were seen to run, by path
+
+    @property
+    def root(self) -> str:
+        """The class of the model whose path is empty, which events say instead of it."""
+        models = (each.ref() for each in self.roots if not each.name)
+        return next((type(model).__name__ for model in models if model is not None), ROOT)
 
     def live(self) -> list[Plan]:
         """Return the plans of the existing modules. A copy, because another thread may add some."""

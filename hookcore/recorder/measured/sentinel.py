@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from hookcore.recorder.clock.owners import instances_of, spread
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.measured.scalars import is_known, number_of
-from hookcore.records import ROOT, Event, Value
+from hookcore.records import ROOT, Value
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.vocabulary import FOUND_LOSS, NONFINITE_STEP
 
@@ -371,8 +370,7 @@ class Sentinel:
             "captured": captured,
             "late": late,
         }
-        event = Event(onset.step, time.time(), NONFINITE_STEP, message, "error", found.module, about=about)
-        self._context.add_events([event])
+        self._context.emit(NONFINITE_STEP, message, "error", found.module, about, at=onset.step)
         self._context.cadence.alarm(f"step {onset.step} had non-finite values")
 
     # Devices

@@ -130,6 +130,12 @@ class Incident:
     source: Source = "capture"
     where: str = ""  # the line of code that a replay found, such as "norm.py:14"
     unsaved: str = ""  # why its first step can't be repeated, if the training said so
+    root: str = ROOT  # what sentences call the root module
+
+    def calling(self, root: str) -> Incident:
+        """Return the incident with the class of the model in its sentences, instead of a word for an empty path."""
+        known, message = self.known.replace(ROOT, root), self.message.replace(ROOT, root)
+        return replace(self, root=root, known=known, message=message)
 
     @property
     def id(self) -> str:
@@ -224,7 +230,7 @@ class Incident:
         if tap.kind == "param" and self.source == "check":
             name = ".".join(filter(None, (tap.module, tap.index)))
             return f"{what} was in the parameter {name} before the model ran, {when}"
-        begun = f"{what} first appeared in the {KIND_WORDS[tap.kind]} of {tap.module or ROOT}, {when}"
+        begun = f"{what} first appeared in the {KIND_WORDS[tap.kind]} of {tap.module or self.root}, {when}"
         if self.source == "replay":
             return f"{begun}, as the replay of the step found{f' in {self.where}' if self.where else ''}"
         return f"{begun}; the replay of the step leads to {self.where}" if self.where else begun
@@ -247,7 +253,7 @@ class Incident:
 
     def _place(self) -> str:
         """Name the module, unless the message does."""
-        module = self.culprit.tap.module or ROOT
+        module = self.culprit.tap.module or self.root
         is_said = self.rule in _WITHOUT_PLACE or self.rule.startswith(OWN_RULE) or is_named(module, self.message)
         return "" if is_said else f", in {module}"
 

@@ -1,7 +1,7 @@
 /** A pinned chart of the board, or one of a scalar, for the page's run and steps. */
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { tapWords } from "../format.js";
+import { tapWords, titled } from "../format.js";
 import { fanOf, shortOf } from "../layer/plan.js";
 import { lineOf as curveOf } from "../live/curve.js";
 import { isPassing, Refresh } from "../live/refresh.js";
@@ -57,7 +57,7 @@ export function linesOf(many) {
 
 /** @param {Series} series @param {number} taps @param {number} stats @param {boolean} inside one module */
 function nameOf({ name, tap }, taps, stats, inside) {
-  if (!tap || taps === 1) return name;
+  if (!tap || taps === 1) return titled(name);
   const words = inside ? shortOf(tap) : tapWords(tap);
   return stats === 1 ? words : `${words} ${name}`;
 }
@@ -81,7 +81,7 @@ export class PinnedChart {
     this.path = /** @type {"series" | "scalars"} */ (path);
     this.asked = queryOf(query);
     this.chart = new LineChart(page, figure, {
-      title: name,
+      title: titled(name),
       captured: path === "series",
       y: { title: "", scale: scaleOf(String(this.asked.stat ?? "")) },
       query: () => ({ path: this.path, query: this.query }),

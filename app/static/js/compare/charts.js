@@ -2,12 +2,11 @@
 import { get, only } from "../api.js";
 import { bitsOf, INFINITE, MISSING, NAN } from "../canvas/columns.js";
 import { Finder } from "../finder.js";
-import { count, counted, kindWords, streamWords } from "../format.js";
+import { count, counted, kindWords, moduleName, streamWords } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { lineOf as curveOf } from "../live/curve.js";
 import { failedWords } from "../live/refresh.js";
 import { LineChart } from "../plot/plot.js";
-import { ROOT } from "../vocabulary.js";
 
 /** @import { Series } from "../answers.js"
  * @import { Line } from "../plot/thin.js"
@@ -112,7 +111,7 @@ export class Overlay {
   /** @param {string} module its name in A @param {AbortSignal} signal */
   async show(module, signal) {
     const { kind, stat } = this.asked();
-    const about = `${module || ROOT}: ${stat} of ${kindWords(kind)}`;
+    const about = `${moduleName(module)}: ${stat} of ${kindWords(kind)}`;
     this.heading.textContent = about;
     try {
       const query = { ...this.asked(), match: null, ...only(module), points: 1, limit: MAX_TAPS };

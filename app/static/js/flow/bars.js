@@ -6,7 +6,6 @@ import { moduleName, number } from "../format.js";
 import { rect, words } from "../heat/picture.js";
 import { groupsOf } from "../heat/rows.js";
 import { sharedBy, shortPath } from "../paths.js";
-import { ROOT } from "../vocabulary.js";
 
 /** @import { Profile } from "./profile.js"
  * @import { Mark } from "../heat/picture.js" */
@@ -158,7 +157,7 @@ export function blockMarks(box, layers, page) {
     const [left, right] = [from, to].map((place) => box.x + (place / layers.length) * box.w);
     if (groups.length) marks.push(rect(left, y, Math.max(1, right - left - 1), 3, place % 2 ? page.quiet : page.line));
     const letters = Math.floor(Math.max(LABEL_PX, right - left) / 6.1);
-    const text = shortPath(name || ROOT, ({ length }) => length <= letters, shared);
+    const text = shortPath(name || moduleName(""), ({ length }) => length <= letters, shared);
     const [middle, half] = [(left + right) / 2, text.length * 3.1];
     if (middle - half <= free || middle + half >= box.x + box.w + RIGHT) continue;
     marks.push(words(middle, y + 11, text, page.quiet, "center", { mono: true }));

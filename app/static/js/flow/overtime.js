@@ -172,7 +172,7 @@ export class PickedLine {
     figure.hidden = module === NONE;
     if (module === NONE || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
     this.#shownAt = performance.now();
-    const name = module || moduleName("") || ROOT;
+    const name = module || moduleName("");
     const address = page.address("layer", {
       module,
       ...(page.state.get("step") ? { step: page.state.get("step") } : {}),

@@ -5,7 +5,6 @@ import { drawMarks, svgOf as svgOfMarks, titledPng, titledSvg } from "../canvas/
 import { count, moduleName, number } from "../format.js";
 import { sharedBy, shortPath } from "../paths.js";
 import { ticks } from "../scale.js";
-import { ROOT } from "../vocabulary.js";
 import { axisName, boxOf, groupsOf, labelOf, onsets, xOf } from "./rows.js";
 
 /** @import { Along } from "../along.js"
@@ -80,7 +79,7 @@ function rowMarks(layout, rows, grouped, page) {
   const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
   const named =
     groups.length && !readable
-      ? groups.map(({ name, from, to }) => ({ text: name || ROOT, place: from, middle: (from + to - 1) / 2 }))
+      ? groups.map(({ name, from, to }) => ({ text: name || moduleName(""), place: from, middle: (from + to - 1) / 2 }))
       : null;
   let free = -Infinity;
   for (let place = 0; place < (named?.length ?? rest.length); place += 1) {

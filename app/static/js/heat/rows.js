@@ -22,7 +22,7 @@ export function labelOf({ module, kind, label = "" }) {
 
 /** The same as the axis shows it. @param {{module: string, kind: string, label?: string}} row */
 export function axisName(row) {
-  return moduleName(row.module) + labelOf(row).slice((row.module || ROOT).length) || ROOT;
+  return moduleName(row.module) + labelOf(row).slice((row.module || ROOT).length);
 }
 
 /** A row that is no tap, such as a rank. @param {number} number @param {string} module its name @returns {Row} */

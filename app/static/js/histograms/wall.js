@@ -173,7 +173,7 @@ export class Wall {
     for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
-      const name = h("a", { href: address }, moduleName(layer.module) || ROOT);
+      const name = h("a", { href: address }, moduleName(layer.module));
       const element = h(
         "article",
         { class: "tile" },
@@ -200,7 +200,7 @@ export class Wall {
   #shorten(tiles) {
     if (!tiles.length) return;
     const [room, pen] = [tiles[0].element.clientWidth - TYPE_PX, penLike(tiles[0].name)];
-    for (const { layer, name } of tiles) write(name, cut(pen, moduleName(layer.module) || ROOT, room, this.#shared));
+    for (const { layer, name } of tiles) write(name, cut(pen, moduleName(layer.module), room, this.#shared));
   }
 
   /** @param {IntersectionObserverEntry[]} entries */

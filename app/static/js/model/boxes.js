@@ -3,7 +3,6 @@ import { badness, isBad, MAGNITUDE, MANTISSA, MISSING, worse } from "../canvas/c
 import { bytes, counted, number as format, inUnits, kindWords, moduleName, ofParameters } from "../format.js";
 import { cut } from "../paths.js";
 import { SANS } from "../theme.js";
-import { ROOT } from "../vocabulary.js";
 import { cellsOf, HEAD, LINE, STRIP, signOf } from "./tree.js";
 /** @import { ModelBox as Box } from "../answers.js"
  * @import { Rect } from "./arrange.js"
@@ -360,7 +359,7 @@ export function tipOf(picture, number) {
   const name =
     box.kind === "repeat"
       ? `${tree.titleOf(number)} \u00d7${box.parts.length / box.period}`
-      : box.module || moduleName("") || ROOT;
+      : box.module || moduleName("");
   const value = values ? valueWords(values, tree, number) : "";
   const lines = [
     `${name}${box.call ? ` call ${box.call}` : ""}`,
@@ -391,7 +390,7 @@ export function tableOf(picture) {
   const rows = shown.map((number) => {
     const box = tree.boxes[number];
     const isKnown = values.known[number] !== NONE && values.bits[number] !== MISSING;
-    const name = `${box.module || moduleName("") || ROOT}${box.call ? ` call ${box.call}` : ""}`;
+    const name = `${box.module || moduleName("")}${box.call ? ` call ${box.call}` : ""}`;
     return [
       name,
       box.type,

@@ -1,6 +1,5 @@
 /** The boxes of a model: how they are nested, their names and sizes, and which are open. Pure. */
 import { moduleName } from "../format.js";
-import { ROOT } from "../vocabulary.js";
 /** @import { Model, ModelBox as Box } from "../answers.js" */
 
 export const OUTSIDE = -1; // the place around all boxes
@@ -66,7 +65,7 @@ export class Tree {
   /** The path of a module as it stands in the box around it. @param {number} number @returns {string} */
   shortOf(number) {
     const { module, inside } = this.boxes[number];
-    if (!module) return moduleName("") || ROOT;
+    if (!module) return moduleName("");
     const outer = inside === null ? "" : this.#moduleAround(inside);
     const rest = outer && module.startsWith(outer) ? module.slice(outer.length).replace(/^[./]/, "") : module;
     return rest || module;

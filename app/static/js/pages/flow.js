@@ -4,12 +4,11 @@ import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { NONE, OverTime, PickedLine } from "../flow/overtime.js";
 import { Profile } from "../flow/profile.js";
-import { count, counted } from "../format.js";
+import { count, counted, moduleName } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { listenToLinks, Parts } from "../live/parts.js";
 import { Feed } from "../live/subscription.js";
 import { open } from "../page.js";
-import { ROOT } from "../vocabulary.js";
 
 const page = open({
   kind: "output_grad",
@@ -118,7 +117,7 @@ function walk(by) {
   const place = names.indexOf(state.get("module"));
   const next = names[place < 0 ? 0 : Math.min(names.length - 1, Math.max(0, place + by))];
   state.set({ module: next });
-  page.announce(next || ROOT);
+  page.announce(moduleName(next));
 }
 
 /** Turns a choice to its next value. @param {string} name @param {Record<string, string>} words of its values */

@@ -17,8 +17,8 @@ function draw() {
     if (drawn.has(name)) continue;
     drawn.add(name);
     const query = new URLSearchParams({ name }).toString();
-    const heading = h("header", {}, h("h2", { title: name }, ...breakable(titled(name))));
-    const data = { "data-name": name, "data-path": "scalars", "data-query": query, "aria-label": name };
+    const heading = h("header", {}, h("h2", { title: titled(name) }, ...breakable(titled(name))));
+    const data = { "data-name": name, "data-path": "scalars", "data-query": query, "aria-label": titled(name) };
     const figure = h(
       "figure",
       { class: "card chart", id: `chart-${name}`, ...data },

@@ -1,7 +1,7 @@
 /** The charts of the list of runs: values over steps, settings against results, and what differs. */
 import { get, numberOf } from "../api.js";
 import { byId, h, write } from "../dom.js";
-import { count, counted, shorten } from "../format.js";
+import { count, counted, shorten, titled } from "../format.js";
 import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { FreeChart } from "../plot/free.js";
@@ -220,7 +220,7 @@ export class RunCharts {
       const own = this.#lineOf(line);
       return (line.run === null ? own : this.clock.moved(own, line.run)) ?? [];
     });
-    this.axis.title = answer.what;
+    this.axis.title = titled(answer.what);
     this.overlay.figure.options.captured = !this.#isLogged;
     if (lines.length) this.overlay.show(lines, this.#about);
     else this.overlay.say(emptyWords(answer, this.#isLogged, this.page.follow.range !== null));
@@ -380,7 +380,9 @@ function offer(select, options, chosen) {
   const text = JSON.stringify(offered);
   if (select.dataset.offered !== text) {
     select.dataset.offered = text;
-    select.replaceChildren(...offered.map(([value, words]) => h("option", { value, title: value }, words)));
+    select.replaceChildren(
+      ...offered.map(([value, words]) => h("option", { value, title: titled(value) }, titled(words))),
+    );
   }
   select.value = chosen;
 }

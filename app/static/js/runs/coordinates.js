@@ -1,6 +1,6 @@
 /** Runs as lines over their settings, and as points of one setting against a result: figures for Plotly. Pure. */
 import { numberOf } from "../api.js";
-import { count, number, shorten } from "../format.js";
+import { count, number, shorten, titled } from "../format.js";
 import { escaped } from "../plot/library.js";
 import { ticks as evenly, Scale } from "../scale.js";
 import { SANS } from "../theme.js";
@@ -151,7 +151,7 @@ export function parallel({ runs, settings, result, colorOf }) {
       ? [
           {
             axis: resultAxis(
-              result,
+              titled(result),
               runs.map((run) => resultOf(run, result)),
             ),
             of: (/** @type {Run} */ run) => resultOf(run, result),
@@ -241,7 +241,7 @@ function layoutOf(axes, colors, width) {
 export function scatter({ runs, result, colorOf }, setting) {
   const across = axisOf(setting.name, Object.values(setting.values));
   const up = resultAxis(
-    result,
+    titled(result),
     runs.map((run) => resultOf(run, result)),
   );
   const there = runs.filter(
@@ -285,7 +285,7 @@ export function scatter({ runs, result, colorOf }, setting) {
             [
               `<b>${escaped(shorten(nameOf(run), 40))}</b>`,
               `${escaped(setting.name)}: ${escaped(wordsOf(setting.values[run.id]))}`,
-              `${escaped(result)}: ${wordsOf(resultOf(run, result))}`,
+              `${escaped(titled(result))}: ${wordsOf(resultOf(run, result))}`,
             ].join("<br>"),
           ),
           hoverinfo: "text",

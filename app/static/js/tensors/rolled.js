@@ -2,9 +2,8 @@
 import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { count, counted, number, percent, stepWords } from "../format.js";
+import { count, counted, moduleName, number, percent, stepWords } from "../format.js";
 import { failedWords, Refresh } from "../live/refresh.js";
-import { ROOT } from "../vocabulary.js";
 import { showScale, Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
 
@@ -53,7 +52,7 @@ export function squareOf(positions) {
 
 /** @param {RolloutLayer[]} layers */
 function namesOf(layers) {
-  const names = layers.map((layer) => layer.tap.module || ROOT);
+  const names = layers.map((layer) => moduleName(layer.tap.module));
   return names.length <= LISTED ? names.join(", ") : `${names[0]} to ${names[names.length - 1]}`;
 }
 
