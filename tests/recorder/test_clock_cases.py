@@ -372,6 +372,24 @@ def test_a_parameter_that_was_replaced_in_its_group_is_captured() -> None:
         assert _steps_of(watcher, "0", "param_grad", "weight") == list(range(6))
 
 
+@pytest.mark.parametrize("how", ["the optimizer gets its parameters", "a new optimizer steps it"])
+def test_a_layer_that_replaces_all_that_an_optimizer_owns_is_stepped_though_nothing_is_captured(how: str) -> None:
+    model = _net()
+    first, last = sgd(model[0].parameters()), sgd(model[2].parameters())
+    with watch(model, every=50) as watcher:
+        for step in range(90):
+            if step == 70:
+                model[2] = nn.Linear(5, 1)
+                if how.startswith("a new"):
+                    last = sgd(model[2].parameters())
+                else:
+                    last.param_groups[0]["params"] = list(model[2].parameters())
+            model.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            (first, last)[step % 2].step()
+        assert watcher.current_step == 90
+
+
 def test_parameters_can_be_swapped_while_they_are_watched() -> None:
     model = _net()
     optimizer = sgd(model.parameters())

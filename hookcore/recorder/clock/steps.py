@@ -114,7 +114,12 @@ class Steps:
     # Calls from the clock
 
     def find_model(self, optimizer: Optimizer, may_run: bool) -> bool:
-        """Look for a model that no hook has seen, since all of it runs compiled. Return whether there is one."""
+        """Look for the layers or the model of an optimizer. Return whether its tensors may be known now.
+
+        No hook has seen a layer that was put in while nothing is captured, nor a model that runs compiled as a whole.
+        """
+        if self._models.check():
+            return True
         if not self._models.discovers:
             return False
         steps = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}

@@ -154,8 +154,8 @@ class Models:
 
     # -- changes of the tree ----------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Look the paths up again if a module was added, removed, renamed, wrapped, or exchanged."""
+    def check(self) -> bool:
+        """Look the paths up again if a module was added, removed, renamed, wrapped, or exchanged. Return if one was."""
         if self.unsure:
             self.unsure = False
             self._gone.clear()
@@ -166,6 +166,7 @@ class Models:
         if changed:
             self.plans.changes += 1
             self.send()
+        return bool(changed)
 
     def _follow(self, root: Root) -> None:
         """Update the plans of a model to its tree. Captured data keeps its name."""
