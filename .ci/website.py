@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ ABOUT = "Watches a PyTorch training run from inside: every module's activations 
 REFERENCE = "reference/"
 # The pages in groups, in the order of the navigation. Sphinx refuses a page that is in none of them.
 GROUPS = {
-    "Start": ("installing", "guide", "frameworks", "troubleshooting", "versions", "coming-from", "comparison"),
+    "Start": (
+        *("installing", "guide", "questions", "frameworks", "troubleshooting", "versions", "coming-from"),
+        "comparison",
+    ),
     "Cookbook": ("cookbook/index", "cookbook/*"),
     "Guides": (
         *("patterns", "rules", "capsules", "timeline", "model", "dataflow", "machine", "runs", "report", "keep"),
@@ -41,6 +45,11 @@ TOP = {"README": "index", "CHANGELOG": "changelog", "CONTRIBUTING": "contributin
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 _INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+# Sphinx's search finds the pages that have all words of a question, in the order of the alphabet.
+_SPHINX_SEARCH = re.compile(
+    r'(\s*<script src="(_static/searchtools|_static/language_data|searchindex)\.js"></script>){3}'
+)
+_SEARCH = '\n<script src="searchindex.js"></script>\n<script src="_static/search.js"></script>'
 SETTINGS: dict[str, Any] = {
     "project": "hookcore",
     "version": hookcore.__version__,
@@ -78,12 +87,15 @@ def main(build: Path) -> None:
     app.build()
     if app.statuscode:
         raise SystemExit("the site is not built: Sphinx's warnings above say why")
-    for leftover in (".buildinfo", "objects.inv", *site.glob("_static/*/*.map")):
+    sphinx_search = ("_static/searchtools.js", "_static/language_data.js")
+    for leftover in (".buildinfo", "objects.inv", *sphinx_search, *site.glob("_static/*/*.map")):
         (site / leftover).unlink(missing_ok=True)
     shutil.rmtree(site / "_sources", ignore_errors=True)
     (site / "_images").rename(site / "pictures")  # where the Markdown has them, too
+    sections = [section for name in pages for section in Sections.of((site / f"{name}.html").read_text(), name)]
+    _write(site / "searchindex.js", f"window.hookcoreSections = {json.dumps(sections, ensure_ascii=False)};\n")
     for page in site.rglob("*.html"):
-        html = _without_inline_scripts(page.read_text(), site, page)
+        html = _SPHINX_SEARCH.sub(_SEARCH, _without_inline_scripts(page.read_text(), site, page))
         _write(page, html.replace('src="_images/', 'src="pictures/').replace("../_images/", "../pictures/"))
     for name, text in pages.items():
         _write(site / f"{name}.md", text)
@@ -147,6 +159,47 @@ def _without_inline_scripts(html: str, site: Path, page: Path) -> str:
         return f'<script src="{posixpath.relpath(name, page.parent.relative_to(site).as_posix())}"></script>'
 
     return _INLINE.sub(move, html)
+
+
+class Sections(HTMLParser):
+    """The sections of a page: their anchors, headings, and texts, without those of sections inside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[str], list[str]]] = []
+        self._open: list[tuple[str, list[str], list[str]]] = []
+        self._in_heading = False
+
+    @classmethod
+    def of(cls, html: str, page: str) -> Iterator[tuple[str, ...]]:
+        """Yield for each section its page, the page's title, its anchor, its heading, and its text."""
+        parser = cls()
+        parser.feed(html)
+        texts = [(anchor, *(" ".join("".join(each).split()) for each in parts)) for anchor, *parts in parser.found]
+        for place, (anchor, heading, text) in enumerate(texts):
+            yield page, texts[0][1], anchor if place else "", heading, text
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin a section or a heading. Words of two blocks stay two words."""
+        if tag == "section":
+            self._open.append((dict(attrs).get("id") or "", [], []))
+            self.found.append(self._open[-1])
+        elif self._open and re.fullmatch("h[1-6]", tag):
+            self._in_heading = True
+        elif self._open and tag in ("p", "li", "td", "th", "pre", "div", "br"):
+            self._open[-1][2].append(" ")
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a section or a heading."""
+        if tag == "section":
+            self._open.pop()
+        elif re.fullmatch("h[1-6]", tag):
+            self._in_heading = False
+
+    def handle_data(self, data: str) -> None:
+        """Add a text to its section, without the signs that are links to headings."""
+        if self._open and data != "\N{PILCROW SIGN}":
+            self._open[-1][1 if self._in_heading else 2].append(data)
 
 
 def title_of(text: str) -> str:

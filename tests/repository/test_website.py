@@ -11,7 +11,7 @@ import sys
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 import pytest
 
@@ -92,9 +92,50 @@ def test_a_page_loads_nothing_from_another_host_and_has_no_inline_script(site: P
         assert all(each.startswith("data:") or (style.parent / each).is_file() for each in addresses), style.name
 
 
-def test_the_search_index_is_a_script_so_that_it_works_from_files(site: Path) -> None:
-    assert 'src="searchindex.js"' in (site / "search.html").read_text()
-    assert (site / "searchindex.js").read_text().startswith("Search.setIndex(")
+# As somebody asks who doesn't know the pages, with those that have the whole answer.
+QUESTIONS = {
+    "my loss is NaN, which layer?": {"questions", "cookbook/loss-is-nan"},
+    "how do I see gradients of one layer from a script?": {"questions", "guide"},
+    "does it work with FSDP?": {"questions", "ranks"},
+    "what does it cost?": {"questions", "index"},
+    "how do I keep it behind a password?": {"questions", "security"},
+    "how do I compare two runs?": {"questions", "runs"},
+    "how do I limit memory?": {"questions", "keep"},
+    "does it change my training?": {"questions"},
+    "how do I use it in a notebook?": {"questions", "frameworks"},
+    "how do I send from another machine?": {"questions"},
+    "why does my loss not go down?": {"cookbook/loss-is-flat"},
+    "can I export the data to pandas?": {"guide"},
+    "how do I look at a checkpoint?": {"imports"},
+}
+
+
+def test_the_search_finds_an_answer_to_each_question_among_the_first_three_without_a_server(site: Path) -> None:
+    missed = {}
+    with chromium() as browser, browser.new_context() as context:
+        page = context.new_page()
+        for question, answers in QUESTIONS.items():
+            page.goto(f"{(site / 'search.html').as_uri()}?{urlencode({'q': question})}")
+            links = page.locator("#search-results ol.search a")
+            links.first.wait_for()
+            found = [link.get_attribute("href") or "" for link in links.all()[:3]]
+            if not answers & {re.sub(r"\.html.*", "", link) for link in found}:
+                missed[question] = found
+    assert not missed
+
+
+def test_what_is_found_leads_to_its_section_and_a_question_in_no_page_says_so(site: Path) -> None:
+    with chromium() as browser, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{(site / 'search.html').as_uri()}?q=xyzzy")
+        assert "No page has a word of" in page.locator(".search-summary").inner_text()
+        page.get_by_label("Search").first.fill("notebook <b>jupyter</b>")
+        page.get_by_label("Search").first.press("Enter")
+        link = page.locator("#search-results ol.search a").first
+        name, _, anchor = (link.get_attribute("href") or "").partition("#")
+        assert f'id="{anchor}"' in (site / name).read_text()
+        assert page.locator("#search-results mark").count()
+        assert not page.locator("#search-results b").count()  # what was asked is a text
 
 
 def test_the_list_for_language_models_has_each_page_with_a_description(site: Path) -> None:
