@@ -33,7 +33,8 @@ from hookcore.records.vocabulary import KIND_TITLES, OWN, counted
 from . import questions
 from .analysis.numerals import shown
 from .analysis.tiles import colors_of
-from .questions import MAX_ROWS, Told, Until, Waiting, id_of, labeled, link, named, quoted, span_words, table, told
+from .questions import Until, Waiting, id_of, link, span_words
+from .telling import MAX_ROWS, Told, labeled, named, quoted, table, told
 
 Ask = Callable[[Client], "Told | Waiting"]
 RANK: Final = {"type": "integer", "minimum": 0, "description": "one rank of a distributed training; default: their sum"}
@@ -104,6 +105,18 @@ def compare(
     """Say what differs: between two runs (`other`), some steps and the others (`first`, `last`), or ranks (`ranks`)."""
     spans = first, last, other_first, other_last
     return lambda client: questions.compare(client, run, other, ranks, *spans, kind, stat, limit)
+
+
+def resume_check(
+    *,
+    run: Run = None,
+    earlier: Annotated[
+        str | None,
+        Field(description="the run that was saved; default: the one most like it", max_length=1000),
+    ] = None,
+) -> Ask:
+    """Say whether a restarted training went on as it was saved: weights, optimizer, learning rate, random numbers."""
+    return lambda client: questions.check_resume(client, run, earlier)
 
 
 def layers(
@@ -207,7 +220,7 @@ def save_step(*, run: Run = None) -> Ask:
     return lambda client: _commanded(client, run, lambda id: client.save_step(run=id))
 
 
-QUESTIONS: Final = (runs, status, why, compare, layers, values, histogram, picture, coverage, wait)
+QUESTIONS: Final = (runs, status, why, compare, resume_check, layers, values, histogram, picture, coverage, wait)
 COMMANDS: Final = (change_capture, capture_tensor, save_step)
 
 

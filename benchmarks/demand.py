@@ -21,7 +21,7 @@ from hookcore.store.segments import STAT_SCHEMA
 from hookcore_app.clickhouse.cluster.shared import FULL
 from hookcore_app.clickhouse.schema import LEVELS, SKETCH_LEVELS
 from hookcore_app.collector.cutter import MAX_BYTES, MIN_ROWS
-from hookcore_app.collector.inserter import LOOK_S
+from hookcore_app.collector.sending import LOOK_S
 
 Floats = NDArray[np.float64]
 SCALARS: Final = 3  # of a frame: the loss, its time, and its duration

@@ -34,8 +34,7 @@ from hookcore_app.clickhouse.schema import (
     day_of,
     number_of_run,
 )
-from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block, without_key
+from hookcore_app.clickhouse.writing import Names, Piece, Sign, blocks_of, names_block, signs_block, without_key
 from tests.clickhouse.nodes import running
 
 SERIES_MS: Final = 50.0

@@ -42,7 +42,7 @@ from benchmarks.demand import (
 )
 from benchmarks.ranks import Ranks
 from hookcore_app.clickhouse.schema import ITEMS, LEVELS, ROLLUPS, ROWS, SKETCH_LEVELS, SKETCH_ROLLUPS, SKETCHES
-from hookcore_app.collector.inserter import LOOK_S
+from hookcore_app.collector.sending import LOOK_S
 from tests.clickhouse.nodes import DATABASE, Cluster, Node, running
 
 TOLERANCE: Final = 0.20

@@ -25,6 +25,7 @@ from ..analysis.comparison import ComparisonQuery, Differences, Pairs, Side, com
 from ..analysis.comparison import differences as differences_of
 from ..analysis.distributed import SpreadSort, every_store_of, layers_of, map_of, ranks_of, spreads_of, stores_at
 from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
+from ..analysis.resume import alike, check_resume, verdict_of
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Joint, Run
@@ -185,6 +186,67 @@ def _table(layers: Sequence[answers.ComparedLayer]) -> Table:
         parts = [getattr(layer, name) for layer in layers]
         columns[name] = np.concatenate(parts) if parts else np.empty(0, kind)
     return Table(columns)
+
+
+MAX_EARLIER: Final = 8  # runs in which a saved state is looked for
+
+
+@router.reads("/resume", "Whether a run went on as another one was saved")
+def resume(
+    runs: RunsParam,
+    run: RunParam,
+    earlier: Annotated[
+        str | None,
+        Query(
+            pattern=RUN_PATTERN,
+            max_length=MAX_RUN_ID,
+            description="the run that saved the state; default: the one before it whose state is most like it",
+        ),
+    ] = None,
+) -> answers.ResumeCheck:
+    """Compare the first steps after a restart with the state that an earlier run has saved.
+
+    Before an optimizer's first step, whenever its `state_dict()` is called, and at the end, a watched training notes
+    hashes and norms of weights, buffers, and states, the learning rates, and the random generators. Of a distributed
+    training, ask for one rank.
+    """
+    _require_rank(run)
+    source = _earlier_of(runs, run) if earlier is None else run_named(runs, earlier)
+    _require_rank(source)
+    step, parts = check_resume(run.store, source.store)
+    return answers.ResumeCheck(run.id, source.id, step, *verdict_of(parts), tuple(parts))
+
+
+def _require_rank(run: Run) -> None:
+    if run.is_derived:
+        raise ArgumentError(
+            f"the run {run.id} adds up several ranks, and each has a state of its own: ask for one rank"
+        )
+
+
+def _earlier_of(runs: RunsParam, run: Run) -> Run:
+    """Return the run before this one whose saved state is most like its beginning; else the newest with its name."""
+    here = run.info
+    rank = None if here.place is None else here.place.rank
+    before = [
+        each
+        for each in runs.every()
+        if each.info.started_s < here.started_s
+        and (each.info.name == here.name or each.info.script == here.script)
+        and not each.is_derived
+        and (None if each.info.place is None else each.info.place.rank) == rank
+    ]
+    named = [each for each in before if each.info.name == here.name]
+    known = [(alike(run.store, runs.read(each).store), each) for each in before[:MAX_EARLIER]]
+    most, found = max(known, key=lambda each: each[0], default=(0, None))
+    if most and found is not None:
+        return found
+    if not named:
+        raise ArgumentError(
+            f"no run before {run.id} has its name {here.name!r}, or saved what it began with: say which run was saved, "
+            "as in earlier=RUN"
+        )
+    return runs.read(named[0])
 
 
 @router.get(

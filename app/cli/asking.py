@@ -1,4 +1,4 @@
-"""Questions about runs in a terminal: `runs`, `why`, `layers`, `compare`, `wait`, `check`, and `report`."""
+"""Questions about runs in a terminal: their answers, a check for CI, and the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hookcore.reading.answers import Findings, Incident, Incidents, OwnRule, RunRules
     from hookcore.records import Failure
 
-    from ..questions import Told
+    from ..telling import Told
 
 # Answers of a few lines, or the answers of REST. What makes them is imported when it is needed, as it takes a while.
 
@@ -57,6 +57,11 @@ COMPARE_EXAMPLES: Final = """
   hookcore compare --from 1000                     the steps from 1,000 on with those before
   hookcore compare --ranks                         the ranks of a distributed training
 """
+RESUME_EXAMPLES: Final = """
+  hookcore resume-check                            the newest run, after the one that was saved before it
+  hookcore resume-check --run again --earlier first
+                                                   two runs
+"""
 WAIT_EXAMPLES: Final = """
   hookcore wait                                    until the newest run has an incident, or is over
   hookcore wait --until step --step 1000 --seconds 600
@@ -76,6 +81,18 @@ def add_questions(commands: Commands) -> None:
         _add(commands, "compare", "Say what differs between two runs, two spans of steps, or the ranks of a run.",
              COMPARE_EXAMPLES, _compare)
     )  # fmt: skip
+    resume = _add(
+        commands,
+        "resume-check",
+        "Say whether a restarted training went on as it was saved. The exit code is 1 if it did not, or if that isn't "
+        "known.",
+        RESUME_EXAMPLES,
+        _resume,
+    )
+    resume.add_argument(
+        "--earlier",
+        help="id or name of the run that was saved (default: the one most like it)",
+    )
     wait = _add(
         commands,
         "wait",
@@ -183,6 +200,13 @@ def _compare(client: Client, given: argparse.Namespace) -> Told:
         client, given.run_id, given.other, given.ranks, given.first, given.last, *others, given.kind, given.stat,
         given.limit,
     )  # fmt: skip
+
+
+def _resume(client: Client, given: argparse.Namespace) -> tuple[Told, int]:
+    from .. import questions
+
+    told = questions.check_resume(client, given.run_id, given.earlier)
+    return told, int(told.answers["resume"].outcome != "resumed")
 
 
 def _wait(client: Client, given: argparse.Namespace) -> tuple[Told, int]:

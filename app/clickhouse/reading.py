@@ -23,8 +23,7 @@ from .client import Shard
 from .native import Lists
 from .questions import in_steps, portions
 from .schema import END, FLOW, FRAME, LABELS, MERGED, SCALARS, SNAPSHOT
-from .segments import item_of
-from .writing import Sign
+from .writing import Sign, item_of
 
 MAX_ROWS: Final = 400_000  # of the frames that are read at once
 MAX_BYTES: Final = 128 * 2**20  # of the snapshots

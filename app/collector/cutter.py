@@ -13,10 +13,11 @@ from ..clickhouse.client import Cluster, Shard, UnreachableError
 from ..clickhouse.cluster.sharing import commands_after
 from ..clickhouse.questions import portions
 from ..clickhouse.schema import DESCRIPTIONS, LANES, ROWS, RUNS, Inlet, Table, rank_shards
-from ..clickhouse.segments import Piece, blocks_of
 from ..clickhouse.writing import (
     Names,
+    Piece,
     Sign,
+    blocks_of,
     descriptions_block,
     is_stored,
     names_block,

@@ -21,8 +21,7 @@ from hookcore.records.wire import EndItem, FrameItem, Item, decode_batch, frame_
 from ..clickhouse.client import Shard
 from ..clickhouse.cluster.sharing import versions_of
 from ..clickhouse.schema import CLAIMS, RUNS, day_of, number_of_run
-from ..clickhouse.segments import Piece
-from ..clickhouse.writing import BEGUN, Claim, are_stored, begun_elsewhere, claims_block, claims_of, known_of
+from ..clickhouse.writing import BEGUN, Claim, Piece, are_stored, begun_elsewhere, claims_block, claims_of, known_of
 from .lanes import Lane
 from .spool import Record, SpoolError
 

@@ -24,9 +24,8 @@ from ..clickhouse.schema import connect
 from ..main import make_app
 from ..serving.server import Lifetime, complete, listen, moved, prepare, server_of, url_of
 from ..settings import CollectorSettings, ServerSettings
-from .forwarder import Forwarder
-from .inserter import Inserter
 from .lanes import FullError, Lanes, WrongKeyError
+from .sending import Forwarder, Inserter
 from .spool import SpoolError
 
 RETRY_S: Final = 2

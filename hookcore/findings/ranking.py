@@ -14,8 +14,7 @@ from hookcore.findings.depth import find_depth, find_equal, find_scale
 from hookcore.findings.finding import SPARK, Finding, with_unseen
 from hookcore.findings.keyfigures import Course, course_of
 from hookcore.findings.losses import HIGH, Losses, find_loss, find_loss_spikes, find_progress, find_rate
-from hookcore.findings.magnitudes import find_clipped, find_sizes, find_updates
-from hookcore.findings.nonfinite import find_nonfinite
+from hookcore.findings.magnitudes import find_clipped, find_nonfinite, find_sizes, find_updates
 from hookcore.findings.outputs import (
     find_dead,
     find_drift,

@@ -90,6 +90,12 @@ def on_optimizer_step(optimizer: Optimizer | None, fn: Hook) -> HookHandle:
         return HookHandle("step", (register(fn),), loops=STEP_LOOP)
 
 
+def on_optimizer_saved(optimizer: Optimizer, fn: Hook) -> HookHandle:
+    """Call `fn(optimizer, state_dict)` after each `optimizer.state_dict()`; it returns None, and changes nothing."""
+    with registering():
+        return HookHandle("state dict", (optimizer.register_state_dict_post_hook(fn),))
+
+
 def _require_optimizer(optimizer: object) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(

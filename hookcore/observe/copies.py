@@ -1,10 +1,10 @@
-"""Copies of tensors for snapshots: bounded, plain, and made without waiting for a device."""
+"""Copies and hashes of tensors: bounded, plain, and made without waiting for a device."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookcore.hooks.internals import copy_together, is_wrapped
-from hookcore.observe.plain import _COMPRESSED, INSIDE_FUNC, _has_memory, _make_strided, kept_elsewhere, unseen
+from hookcore.observe.plain import (
+    _COMPRESSED,
+    INSIDE_FUNC,
+    _has_memory,
+    _make_strided,
+    kept_elsewhere,
+    make_plain,
+    unseen,
+)
 
 # Waiting for a device while the training may capture a CUDA graph.
 #
@@ -171,6 +179,53 @@ def start_copy(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Any]:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
     return values, done
+
+
+# Hashes, which recognize the same values after a restart.
+
+HASHED: Final = 65_536  # values of a tensor, the first ones
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FACTOR: Final = 0x9E3779B1
+
+
+def hash_of(tensor: Tensor) -> Tensor | str:
+    """Return the hash and the norm of a tensor's first values, or the reason why not. Within `unseen()` only.
+
+    They are two int64s on its device; the norm is the bits of a float64. The order of the values in memory doesn't
+    matter, and neither does the device.
+    """
+    plain = make_plain(tensor.detach())
+    if isinstance(plain, str):
+        return plain
+    first = _first_values(plain)
+    values = torch.view_as_real(first).reshape(-1) if first.is_complex() else first
+    bits = values.view(_BITS[values.dtype.itemsize]).to(torch.int64)
+    places = torch.arange(1, len(bits) + 1, device=bits.device)
+    hashed = bits.sum() * _FACTOR + (bits * places).sum()  # whole numbers: the same in any order
+    norm = values.to(torch.float64).square().sum().sqrt()
+    return torch.stack((hashed, norm.view(torch.int64)))
+
+
+def _first_values(tensor: Tensor) -> Tensor:
+    while tensor.dim() and tensor.numel() > HASHED:
+        row = tensor.numel() // tensor.shape[0]
+        tensor = tensor[: HASHED // row] if row <= HASHED else tensor[0]
+    return tensor.reshape(-1)
+
+
+def read_hashes(hashes: Sequence[Tensor]) -> Callable[[], list[list[int]]]:
+    """Start to read hashes, all of one device. The function waits for them; call it on another thread."""
+    together = torch.stack(list(hashes))
+    if not together.is_cuda:
+        return together.tolist
+    values, done = start_copy(together, together.dtype)
+
+    def wait() -> list[list[int]]:
+        wait_for(done)
+        found: list[list[int]] = values.tolist()
+        return found
+
+    return wait
 
 
 # Copies that stay on the device of their tensors.

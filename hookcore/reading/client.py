@@ -489,6 +489,13 @@ class Client(Reader):
         judged = {"rename": rename, "tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
         return self._get(answers.Comparison, "/api/v1/compare", {**query, **judged})
 
+    def resume_check(self, run: str | None = None, earlier: str | None = None) -> answers.ResumeCheck:
+        """Compare the first steps of a run with the state that an earlier run saved.
+
+        Without `earlier`, it is the run before it whose saved state is most like its beginning.
+        """
+        return self._get(answers.ResumeCheck, "/api/v1/resume", {"run": run or self._run, "earlier": earlier})
+
     def compare_heatmap(
         self,
         one: str,

@@ -14,6 +14,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.place import Ranks, Replicas
 from hookcore.recorder.leaving.frames import Collector
+from hookcore.recorder.measured.moments import Moments
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import MediaQueue
 
@@ -31,6 +32,6 @@ class Capture:
         self.collector = Collector(context, Replicas(context, ranks), sampler_of(context))
         self.observers = Observers(context, self.dispatcher, self.collector, self.placement)
         self.sentinel = Sentinel(context, self.keeping)
-        self.media = MediaQueue(context.errors)
+        self.media, self.moments = MediaQueue(context.errors), Moments(context)
         self.commands = Commands(context, self.models, self.observers.snapshots, self.keeping)
         self.control = Control(context, self.commands, self.models, self.observers, self.placement)

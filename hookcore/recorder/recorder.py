@@ -109,7 +109,9 @@ class Recorder:
             capture.observers.probes.channels.end_step()
         with contextlib.suppress(Exception):
             context.parameters.look()
+        capture.moments.end()
         capture.placement.detach()
+        capture.moments.close()
         self.worker.close(timeout_s)
         with contextlib.suppress(Exception):
             self.description.send_coverage()
@@ -155,6 +157,7 @@ class Recorder:
         """Stop in a forked child: never capture, never send."""
         self.closed = True
         self.capture.placement.detach()
+        self.capture.moments.close()
 
 
 def _take_apart(part: object, whole: set[int]) -> None:

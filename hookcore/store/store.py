@@ -35,6 +35,7 @@ from hookcore.records import (
 )
 from hookcore.records.flow import REPLAYED, Flow
 from hookcore.records.masks import no_masks
+from hookcore.records.moments import Moment, unpack_moment
 from hookcore.records.sketch import MAX_EXPONENT, rows_of
 from hookcore.records.vocabulary import CAPSULE_MISSED, GRAD_SCALE, NONFINITE_STEP, SYSTEM
 from hookcore.store import checks
@@ -472,7 +473,7 @@ class Store:
         if snapshot.tap.kind == PROBE:
             self.parts.channels.add(snapshot)
             return
-        log = self.parts.media if snapshot.is_media else self.parts.snapshots
+        log = self.parts.log_for(snapshot)
         if snapshot.values.nbytes > log.max_bytes:
             what = snapshot.tap.module if snapshot.is_media else "a snapshot"
             self._report("snapshot-refused", f"{what} of {snapshot.values.nbytes} bytes is above the store's limit")
@@ -671,6 +672,10 @@ class Store:
         """Return the logged images, texts, tables, and figures, by their position in the log."""
         taken, kept = self.parts.media.items_after(0)
         return list(enumerate(kept, taken - len(kept)))
+
+    def moments(self) -> list[tuple[int, Moment]]:
+        """Return what the run had when it began, and whenever its state was saved, with the steps ended until then."""
+        return [(each.step, unpack_moment(each.values)) for each in self.parts.moments.items_after(0)[1]]
 
     def modules(self) -> list[ModuleRecord]:
         return self.parts.modules.items()

@@ -19,7 +19,7 @@ from hookcore_app.clickhouse.client import Shard
 from hookcore_app.clickhouse.native import Answer
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.schema import number_of_run
-from hookcore_app.clickhouse.segments import Piece, blocks_of
+from hookcore_app.clickhouse.writing import Piece, blocks_of
 from hookcore_app.runs.assembly import Assembly
 from tests.build import frame
 

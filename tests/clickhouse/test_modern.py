@@ -11,7 +11,7 @@ from hookcore.records.wire import frame_item
 from hookcore_app.clickhouse.client import Cluster, ClusterAddress
 from hookcore_app.clickhouse.native import encode
 from hookcore_app.clickhouse.schema import OF_RUNS, connect, number_of_run
-from hookcore_app.clickhouse.segments import Piece, blocks_of
+from hookcore_app.clickhouse.writing import Piece, blocks_of
 from tests.clickhouse.nodes import Cluster as Nodes
 from tests.clickhouse.world import TAPS, a_frame, count_once, database_of, new_database
 

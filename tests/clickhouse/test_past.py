@@ -29,7 +29,7 @@ from hookcore_app.clickhouse.rankrows import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.runpast import Recent, RunPast, rows_of
 from hookcore_app.clickhouse.schema import LEVELS, number_of_run
-from hookcore_app.clickhouse.segments import Piece, blocks_of
+from hookcore_app.clickhouse.writing import Piece, blocks_of
 from tests.build import frame
 from tests.clickhouse.ranks import (
     BATCH,

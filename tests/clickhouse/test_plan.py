@@ -36,7 +36,7 @@ from hookcore.store import Store
 from hookcore_app.clickhouse.cluster.shared import FULL
 from hookcore_app.clickhouse.schema import LEVELS
 from hookcore_app.collector.cutter import MIN_ROWS
-from hookcore_app.collector.inserter import LOOK_S
+from hookcore_app.collector.sending import LOOK_S
 from tests.build import frame, stats_of
 
 demands = st.builds(

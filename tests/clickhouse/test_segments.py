@@ -40,10 +40,10 @@ from hookcore_app.clickhouse.schema import (
     number_of_run,
     rank_shards,
 )
-from hookcore_app.clickhouse.segments import Piece, blocks_of, head_of, item_of
+from hookcore_app.clickhouse.writing import Piece, blocks_of, head_of, item_of
 from hookcore_app.collector.cutter import Job
 from hookcore_app.collector.feed import Cut, Cuts, Share, ranges_of
-from hookcore_app.collector.inserter import ShardSlot
+from hookcore_app.collector.sending import ShardSlot
 from tests.build import frame
 from tests.lanes import examples
 

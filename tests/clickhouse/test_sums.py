@@ -40,7 +40,7 @@ from hookcore_app.clickhouse.schema import (
     connect,
     number_of_run,
 )
-from hookcore_app.clickhouse.segments import Piece, blocks_of
+from hookcore_app.clickhouse.writing import Piece, blocks_of
 from tests.clickhouse.ranks import LENGTHS, Ranks, ask_again, batches, counts_of, past_of, reads_of, store_parts
 
 pytestmark = pytest.mark.slow

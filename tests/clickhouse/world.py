@@ -33,9 +33,8 @@ from hookcore_app.clickhouse.schema import (
     day_of,
     number_of_run,
 )
-from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block
-from hookcore_app.collector.inserter import Inserter
+from hookcore_app.clickhouse.writing import Names, Piece, Sign, blocks_of, names_block, signs_block
+from hookcore_app.collector.sending import Inserter
 from hookcore_app.collector.service import create_collector
 from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.build import frame

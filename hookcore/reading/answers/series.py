@@ -378,6 +378,31 @@ class Comparison(Page, frozen=True):
     only_in: Annotated[dict[str, tuple[Tap, ...]], Meta(description="taps of one run only, at most 1,000 of each")]
 
 
+# Whether a run went on where another one was saved.
+
+PartOutcome = Literal["same", "differs", "unknown"]
+ResumeOutcome = Literal["resumed", "broken", "unknown"]
+
+
+class ResumedPart(Answer, frozen=True):
+    """A part that a restart brings back: weights, buffers, optimizer, learning rate, random generators, ..."""
+
+    name: str
+    outcome: PartOutcome
+    message: str
+
+
+class ResumeCheck(Answer, frozen=True):
+    """The first steps of a run against what an earlier run says about the state that it saved."""
+
+    run: str
+    earlier: Annotated[str, Meta(description="the id of the run that saved the state")]
+    step: Annotated[int | None, Meta(description="how many steps the earlier run had made then; null: not known")]
+    outcome: ResumeOutcome
+    message: str
+    parts: tuple[ResumedPart, ...]
+
+
 class DifferenceRow(Row, frozen=True):
     """A tap of both runs, or a group of neighbors starting with it."""
 

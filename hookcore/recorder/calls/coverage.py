@@ -23,7 +23,7 @@ from hookcore.hooks.internals import no_forward
 from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.known.roots import Root, joined
 from hookcore.recorder.measured.sizes import forward_of
-from hookcore.recorder.measured.taps import TapTable, is_shard, words_of
+from hookcore.recorder.measured.statistics import TapTable, is_shard, words_of
 from hookcore.records import ROOT, Coverage, Kind, ModuleRecord
 
 # Why no call of a module was observed.

@@ -341,6 +341,7 @@ class Owner:
     was_read: bool = False  # whether the gradients of this step were read inside it
     runs_passes: bool = False  # whether it runs backward passes without having been given a closure
     inside: bool = False  # whether it steps inside the backward pass
+    is_noted: bool = False  # whether its state before its first step was noted
     steps: int = 0
     ended: int = 0  # steps of the run that it ended; it joined another one's in the rest of its own
     rates: list[Any] | None = None  # of its groups in its last step: numbers, or of which version of which tensor

@@ -92,7 +92,7 @@ class OptimizerSteps(EndsSteps):
     def __init__(self, context: Context, capture: Capture, clock: Clock) -> None:
         super().__init__(context, capture, clock)
         self._parameters, self._observers = context.parameters, capture.observers
-        self.states = States(context.statistics)
+        self.states, self._moments = States(context.statistics), capture.moments
         self._ship = self._collector.queue.put
         self.waiting = Waiting(context, self._collector)
         self.last_captured = False  # whether the step that ended last was captured
@@ -110,6 +110,9 @@ class OptimizerSteps(EndsSteps):
         if with_gradients and not owner.late and current_graph_task() == -1:
             self._sentinel.look_before_step(self.clock)
         self.read_rates(owner, optimizer)
+        if not owner.is_noted:
+            owner.is_noted = True
+            self._moments.begin(owner, optimizer)
         self._times.enter(TIME_OPTIMIZER)
         if owner.owned:
             self._parameters.forget_attempt(owner.owned)

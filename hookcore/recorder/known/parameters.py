@@ -16,8 +16,7 @@ from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.measured.statistics import Statistics
-from hookcore.recorder.measured.taps import is_shard
+from hookcore.recorder.measured.statistics import Statistics, is_shard
 from hookcore.records import PROBE, Kind, Tap
 from hookcore.records.vocabulary import DECAY_SHARE, STEP_NUMBERS
 

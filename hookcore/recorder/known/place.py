@@ -20,7 +20,7 @@ from hookcore.hooks.internals import default_store
 from hookcore.recorder.calls.plans import Plan
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.measured.taps import Layout, axes_of, is_shard
+from hookcore.recorder.measured.statistics import Layout, axes_of, is_shard
 from hookcore.records import ACTIVATION_KINDS, GRADIENT_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
 
 if TYPE_CHECKING:

@@ -64,7 +64,8 @@ class Rounds:
         self._context, self._steps, self._shipper, self._description = context, steps, shipper, description
         self._commands, self._queue, self._sentinel = capture.commands, capture.collector.queue, capture.sentinel
         observers = capture.observers
-        self._outgoing: tuple[Outgoing[Any], ...] = observers.snapshots.copies, observers.probes.channels, capture.media
+        waiting = observers.snapshots.copies, observers.probes.channels, capture.media, capture.moments
+        self._outgoing: tuple[Outgoing[Any], ...] = waiting
         self._idle = Idle(context, capture, steps.steady)
 
     def ship(self, raws: list[RawFrame | Light]) -> None:
