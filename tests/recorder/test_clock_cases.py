@@ -390,6 +390,20 @@ def test_a_layer_that_replaces_all_that_an_optimizer_owns_is_stepped_though_noth
         assert watcher.current_step == 90
 
 
+def test_a_model_that_only_runs_in_steps_that_are_not_captured_is_found_by_its_optimizer() -> None:
+    models = [nn.Sequential(_net()) for _ in range(2)]
+    optimizers = [sgd(model.parameters()) for model in models]
+    with watch(every=50) as watcher:
+        for step in range(60):
+            model, optimizer = models[step % 2], optimizers[step % 2]
+            optimizer.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            optimizer.step()
+        assert watcher.current_step == 60
+        paths = [module.path for module in watcher.store.modules()]
+        assert sum(path.endswith("0.2") for path in paths) == 2, paths  # each is watched as a whole
+
+
 def test_parameters_can_be_swapped_while_they_are_watched() -> None:
     model = _net()
     optimizer = sgd(model.parameters())

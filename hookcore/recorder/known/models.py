@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence, Set
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -29,6 +29,7 @@ from hookcore.recorder.calls.coverage import (
 )
 from hookcore.recorder.calls.plans import Plan
 from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.owners import instances_of
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root, joined, unique_root_name
 from hookcore.records import Coverage, HookRecord, Kind, ModuleRecord
@@ -72,8 +73,36 @@ class Registrations:
                 yield module
 
 
+def _tops_having(parameters: Set[int], known: Set[int]) -> list[nn.Module]:
+    """Return the outermost live modules around these parameters, given by id, without a known module. It takes a while.
+
+    That finds models that were made before anything was registered and that no hook sees.
+    """
+    owners: dict[int, nn.Module] = {}
+    having = []
+    for module in instances_of(nn.Module):
+        if is_dynamo_graph(module):
+            continue
+        parts = module.__dict__  # an unfinished module lacks some
+        if type(module).__name__ != "OptimizedModule":
+            owners |= {id(child): module for child in parts.get("_modules", {}).values() if child is not None}
+        if not parameters.isdisjoint(map(id, parts.get("_parameters", {}).values())):
+            having.append(module)
+    tops: dict[int, nn.Module] = {}
+    for module in having:
+        seen = {id(module)}
+        while (owner := owners.get(id(module))) is not None and id(owner) not in seen:
+            if any(id(part) in known for _, part in walk(owner)):
+                break
+            seen.add(id(owner))
+            module = owner
+        tops[id(module)] = module
+    return list(tops.values())
+
+
 Choice = list[tuple[Plan, str]]  # each plan with "", or the reason why its module is left out
 
+_MAX_SEARCHES: Final = 8  # a loop may make an optimizer of tensors of no module for every batch
 _NO_KINDS: frozenset[Kind] = frozenset()
 _BOUNDARY_KINDS: frozenset[Kind] = frozenset(("output", "output_grad"))
 
@@ -92,6 +121,7 @@ class Models:
         self.wants_inputs = _wants_inputs(context.settings)  # whether the inputs of any module are requested
         self.refused: dict[str, str] = {}  # discovered models that could not be planned, by name, and why
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
+        self._searches = 0  # among all live modules
         self.registrations = Registrations(context.errors)
 
     # -- planning ---------------------------------------------------------------------------------------------------
@@ -294,6 +324,11 @@ class Models:
         before = len(self.plans.roots)
         for module in self.registrations.having(parameters):
             self.found(module)
+        if len(self.plans.roots) == before and self._searches < _MAX_SEARCHES:
+            self._searches += 1
+            with self._lock:
+                for module in _tops_having(parameters, self.plans.by_id.keys()):
+                    self._discover(module)
         return len(self.plans.roots) > before
 
     def _discover(self, top: nn.Module) -> None:
