@@ -45,7 +45,7 @@ SLOW = $(filter-out $(SCHEMA),$(shell grep -rl 'mark\.slow' $(FILES)))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow rest schema matrix gpu docs site bench image release format clean
+.PHONY: help demo test test-all others lint lint-python lint-scripts types types-python types-scripts types-elsewhere scripts quick pages slow rest schema matrix gpu docs site bench image release format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -61,6 +61,7 @@ test:  ## everything that CI checks, including all setup
 
 test-all:  ## all tests, all cross products: before each release
 	$(MAKE) --no-print-directory test ALL=--all
+	$(MAKE) --no-print-directory types-elsewhere
 
 # In this order: what is one process, while the pages' browsers take most of a core; then all other tests.
 others:
@@ -79,6 +80,10 @@ types: types-python types-scripts  ## types: mypy --strict, and tsc over the scr
 
 types-python: $(STAMP)
 	$(BIN)/mypy --strict
+
+types-elsewhere: $(STAMP)  ## types as Python has them on macOS and on Windows
+	$(BIN)/mypy --strict --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --strict --platform win32 --cache-dir .mypy_cache/win32
 
 types-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/tsc

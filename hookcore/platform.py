@@ -1,24 +1,36 @@
-"""What differs between operating systems: locks, priorities, limits, and the owner of a file.
+"""What differs between operating systems: locks, priorities, limits, processes, and how files are opened.
 
-All tests run on Linux. macOS has the same calls, except for the priority of a thread, and Windows has others: neither
-was run.
+All tests run on Linux. macOS has the same calls, except for a few, and Windows has others: neither was run. Both are
+checked by mypy (`make types-elsewhere`), which knows what each system's Python has.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import IO, Any, Final
 
 if sys.platform == "win32":
     import msvcrt
+
+    PLAIN: Final = os.O_BINARY
+    FOLDER: Final = 0
 else:
     import fcntl
     import resource
 
+    PLAIN: Final = os.O_NOFOLLOW | os.O_NONBLOCK  # for files: no links, and no waiting for the writer of a pipe
+    FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW
+
+OPENS_FOLDERS: Final = os.open in os.supports_dir_fd  # whether files can be opened relative to an open folder
 NICENESS: Final = 5
 _FAR: Final = 2**62  # the place of Windows' locks, which are mandatory: nothing is read or written there
 
@@ -67,6 +79,88 @@ def protect(number: int, mode: int) -> None:
     """Set who may use an open file or folder. Windows has no such modes: a file belongs to the folder's users there."""
     if sys.platform != "win32":
         os.fchmod(number, mode)
+
+
+def open_to_lock(folder: Path) -> int:
+    """Open a folder, so that it can be locked. On Windows, a file in it stands for it."""
+    if sys.platform == "win32":
+        return os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    return os.open(folder, os.O_RDONLY)
+
+
+def warn_of_open_folder(folder: Path) -> None:
+    """Warn once that others may read a folder outside of the user's own, on a system without file modes."""
+    if not folder.is_relative_to(Path.home()):
+        warnings.warn(
+            f"hookcore sets no permissions on this system, and {folder} is outside of your home folder: others may "
+            "read the dashboard's token there; set HOOKCORE_HOME to a folder that only you can read",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+if sys.platform == "win32":
+    _reading = threading.Lock()
+
+
+def read_at(number: int, nbytes: int, offset: int) -> bytes:
+    """Read from a place of a file that is only appended to. Other threads may write to it."""
+    if sys.platform == "win32":
+        with _reading:
+            os.lseek(number, offset, os.SEEK_SET)
+            return os.read(number, nbytes)
+    return os.pread(number, nbytes, offset)
+
+
+def write_parts(number: int, parts: Sequence[bytes | bytearray]) -> int:
+    """Write parts at the end of a file, and return how many bytes that was: maybe not all of them."""
+    if sys.platform == "win32":
+        with _reading:
+            return os.write(number, b"".join(parts))
+    return os.writev(number, parts)
+
+
+def sync(number: int) -> None:
+    """Wait until a file's contents are on the disk."""
+    if sys.platform == "linux":
+        os.fdatasync(number)
+    else:
+        os.fsync(number)
+
+
+def is_process(pid: int) -> bool:
+    """Return whether a process of this machine has this number."""
+    if sys.platform == "win32":
+        return bool(import_module("psutil").pid_exists(pid))  # os.kill would end it there
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to another user
+        return True
+    return True
+
+
+def kill_session(pid: int) -> None:
+    """Kill a process that has a session of its own, with what it has started. On Windows, only itself."""
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            os.kill(pid, signal.SIGTERM)  # which isn't a signal there: it ends the process
+        else:
+            os.killpg(pid, signal.SIGKILL)
+
+
+def seconds_of(clock: int) -> float:
+    """Return the time of a thread's clock, which Windows lacks. Raises OSError if the thread has ended."""
+    if sys.platform == "win32":
+        raise OSError("threads have no clocks")
+    return time.clock_gettime(clock)
+
+
+def after_fork(call: Callable[[], None]) -> None:
+    """Call a function in each forked child. Windows doesn't fork."""
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=call)
 
 
 def background(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:

@@ -484,7 +484,7 @@ def _hold(folder: Path) -> int:
     """Lock the folder against other collectors, until this process ends."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        number = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ArgumentError(
             f"spool={str(folder)!r} can't be used: {error}; give a folder that you may write to"

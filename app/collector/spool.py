@@ -21,12 +21,12 @@ from typing import Final, NamedTuple
 
 from hookcore.delivery.dashboard.private import read_regular, whole_file
 from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.platform import PLAIN, read_at, sync, write_parts
 
 # A file of a spool: records one after the other, each a head, the name of a run, and a payload.
 
 _HEAD: Final = struct.Struct("<4sIIHHQQI")
 _UNSEALED: Final = b"hcs1"
-_PLAIN: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no links, and no waiting for the writer of a pipe
 SEAL_BYTES: Final = 16
 
 
@@ -98,7 +98,7 @@ class Record:
 
     def payload(self) -> bytes:
         """Return the file's bytes at a record, which may be damaged."""
-        return os.pread(self.segment.file, self.size, self.offset)
+        return read_at(self.segment.file, self.size, self.offset)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,17 +115,17 @@ class Segment:
     @classmethod
     def found(cls, number: int, path: Path, seal: Seal) -> Segment:
         """Open a segment of an earlier process. Raises OSError for anything but a plain file."""
-        file = os.open(path, os.O_RDWR | os.O_APPEND | _PLAIN)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | PLAIN)
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
             os.close(file)
             raise OSError(f"{path.name} is not a plain file with one name")
-        return cls(number, path, file, UNSEALED if os.pread(file, 4, 0) == _UNSEALED else seal)
+        return cls(number, path, file, UNSEALED if read_at(file, 4, 0) == _UNSEALED else seal)
 
     @classmethod
     def new(cls, number: int, path: Path, seal: Seal) -> Segment:
         """Create a segment. Raises FileExistsError if something has this name."""
-        return cls(number, path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | _PLAIN, 0o600), seal)
+        return cls(number, path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | PLAIN, 0o600), seal)
 
     def close(self) -> None:
         if self.file >= 0:
@@ -134,14 +134,14 @@ class Segment:
 
     def write(self, parts: list[bytes | bytearray]) -> None:
         """Write all parts, however many calls that takes."""
-        written = os.writev(self.file, parts)
+        written = write_parts(self.file, parts)
         left = b"".join(parts)[written:] if written < sum(map(len, parts)) else b""
         while left:
             left = left[os.write(self.file, left) :]
 
     def head_at(self, at: int) -> _Head | None:
         """Return the head that begins here, right or not, if a whole one does."""
-        data = os.pread(self.file, _HEAD.size, at)
+        data = read_at(self.file, _HEAD.size, at)
         return _Head(*_HEAD.unpack(data)) if len(data) == _HEAD.size else None
 
     def may_be_unfinished(self, at: int) -> bool:
@@ -157,12 +157,12 @@ class Segment:
         offset = at + _HEAD.size + head.name
         if offset + head.size > size:
             return None
-        name = os.pread(self.file, head.name, at + _HEAD.size).decode("utf-8", "replace")
+        name = read_at(self.file, head.name, at + _HEAD.size).decode("utf-8", "replace")
         return Record(name, head.first, head.last, head.items, self, offset, head.size, head.checksum)
 
     def next_record(self, at: int, size: int) -> int:
         """Return the start of the next record after a damaged one, or `size`."""
-        data = os.pread(self.file, size - at, at)
+        data = read_at(self.file, size - at, at)
         place = data.find(self.seal.mark, 1)
         while place >= 0:
             record = self.record_at(at + place, size)  # None: the mark is part of a payload
@@ -226,7 +226,7 @@ class Spool:
             try:
                 segment.write([head, payload])
                 if self._sync_s == 0:
-                    os.fdatasync(segment.file)
+                    sync(segment.file)
             except OSError as error:
                 with contextlib.suppress(OSError):
                     os.ftruncate(segment.file, begin)
@@ -313,7 +313,7 @@ class Spool:
             self._unsynced.clear()
         for number, file in files:
             try:
-                os.fdatasync(file)
+                sync(file)
             except OSError:
                 self.sync_errors += 1
                 with self._lock:

@@ -16,7 +16,7 @@ from hookcore.delivery.archive import SUFFIX, Archive, is_held, load_into, read_
 from hookcore.delivery.dashboard.private import make_folder
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.findings import changes_in, follow
-from hookcore.platform import lock_file
+from hookcore.platform import lock_file, open_to_lock
 from hookcore.reading import Quiet
 from hookcore.records import Event, Severity
 from hookcore.store import StepRange, Store
@@ -300,7 +300,7 @@ class PageFiles:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other servers while the block runs, but don't wait for long."""
-    number = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    number = open_to_lock(folder)
     try:
         until = time.monotonic() + LOCK_S
         while time.monotonic() < until:

@@ -107,8 +107,8 @@ def is_elastic(agent: int, given: Mapping[str, str]) -> bool:
 def has_terminal() -> bool:
     """Return whether this process belongs to a terminal, whatever its input and output are."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except (OSError, AttributeError):  # Windows has neither
+        os.close(os.open("/dev/tty", os.O_RDONLY | getattr(os, "O_NOCTTY", 0)))
+    except OSError:  # Windows has none
         return False
     return True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 import threading
 import weakref
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
 from hookcore.hooks.internals import MODULE_CALL, PACKAGE_EXPORT
+from hookcore.platform import after_fork
 
 _new_id = itertools.count(1).__next__
 
@@ -109,7 +109,7 @@ class _Registry:
 
 
 registry = _Registry()
-os.register_at_fork(after_in_child=registry.renew_lock)
+after_fork(registry.renew_lock)
 
 
 def take_free_number(module: nn.Module) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Final
 import msgspec
 
 from hookcore.delivery.dashboard.capsules import MAX_EXPLANATION, Saved, explanation_of, keep_explanation
-from hookcore.platform import lock_file
+from hookcore.platform import kill_session, lock_file
 from hookcore.reading import answers
 from hookcore.records import Event, Value
 from hookcore.records.flow import EXPLAINED, REPLAYED, ReplayedTap, packed
@@ -191,8 +191,7 @@ def _numbers(layer: answers.ReplayedLayer) -> tuple[float, ...]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_session(process.pid)
     process.wait()
 
 

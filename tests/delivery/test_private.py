@@ -159,7 +159,7 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path, monkeypatch:
 
     with PrivateFolder(tmp_path / "folder") as folder:
         folder.write("file", b"old")
-        monkeypatch.setattr(private.os, "rename", fail)
+        monkeypatch.setattr(private.os, "replace", fail)
         with pytest.raises(OSError, match="no space"):
             folder.write("file", b"new")
         assert os.listdir(tmp_path / "folder") == ["file"]

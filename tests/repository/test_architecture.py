@@ -66,10 +66,11 @@ ROOMS: dict[str, set[str]] = {
     },
     "observe": {"hooks.internals", "errors", "records", "config"},
     "hooks.internals": set(),
-    "hooks": {"hooks.internals", "errors", "records"},
+    "hooks": {"platform", "hooks.internals", "errors", "records"},
     "hooks.tracing": {"hooks.internals", "errors", "config", "config.patterns", "observe", "hooks"},
     "recorder.machine": {"records"},
     "recorder": {
+        "platform",
         "hooks.internals",
         "errors",
         "records",

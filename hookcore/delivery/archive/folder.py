@@ -346,7 +346,7 @@ def key_hash(key: str) -> str:
 
 def hold(folder: Path) -> int | None:
     """Lock a run against other writers; None if another process has the lock. It ends with the descriptor."""
-    number = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    number = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         lock_file(number)
     except BlockingIOError:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -15,24 +16,37 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Final
 
-from hookcore.platform import lock_file, protect, user_id
+from hookcore.platform import (
+    FOLDER,
+    OPENS_FOLDERS,
+    PLAIN,
+    is_process,
+    lock_file,
+    protect,
+    user_id,
+    warn_of_open_folder,
+)
 from hookcore.records import plain
 
 MAX_LINKS: Final = 40
 MAX_READ: Final = 65_536
-_FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_SEARCH: Final = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)  # a parent folder may be closed to reading
-_FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe must not block
+_SEARCH: Final = FOLDER | getattr(os, "O_PATH", os.O_RDONLY)  # a parent folder may be closed to reading
 
 
 class PrivateFolder:
     """An open folder that belongs to this user and is closed to others, created if missing.
 
-    All methods raise OSError. The folder stays the same one while it is open, whatever happens to its path.
+    All methods raise OSError. The folder stays the same one while it is open, whatever happens to its path. On Windows,
+    which can't open folders, it is its path, and private as far as its parents are.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._number: int | None = None
+        if not OPENS_FOLDERS:
+            path.mkdir(parents=True, exist_ok=True)
+            warn_of_open_folder(path)
+            return
         self._number = _open_folder(path)
         try:
             about = os.fstat(self._number)
@@ -50,11 +64,16 @@ class PrivateFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._number)
+        if self._number is not None:
+            os.close(self._number)
+
+    def _place(self, name: str) -> str:
+        """Return how the system finds a file, together with the folder's number."""
+        return name if self._number is not None else str(self.path / name)
 
     def open(self, name: str, flags: int) -> int:
         """Open a file and return its descriptor. Links, pipes, and other users' files are rejected."""
-        number = os.open(name, flags | _FILE, 0o600, dir_fd=self._number)
+        number = os.open(self._place(name), flags | PLAIN, 0o600, dir_fd=self._number)
         try:
             about = os.fstat(number)
             if not stat.S_ISREG(about.st_mode) or about.st_uid != user_id() or about.st_nlink > 1:
@@ -83,19 +102,20 @@ class PrivateFolder:
         try:
             with open(self.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(data)
-            os.rename(draft, name, src_dir_fd=self._number, dst_dir_fd=self._number)
+            places = (self._place(draft), self._place(name))
+            os.replace(*places, src_dir_fd=self._number, dst_dir_fd=self._number)
         except OSError:
             self.remove(draft)
             raise
 
     def names(self) -> list[str]:
         """Return the names of all files."""
-        return os.listdir(self._number)
+        return os.listdir(self.path if self._number is None else self._number)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._number)
+            os.unlink(self._place(name), dir_fd=self._number)
 
     def remove_drafts(self, name: str) -> None:
         """Remove drafts of a file that killed writers left."""
@@ -121,7 +141,7 @@ def _open_folder(path: Path) -> int:
                     current = _replaced(current, os.open("/", _SEARCH))
                 rest += [part for part in reversed(target.parts) if part != "/"]
             else:
-                current = _replaced(current, _below(current, name, _SEARCH if rest else _FOLDER | os.O_RDONLY))
+                current = _replaced(current, _below(current, name, _SEARCH if rest else FOLDER | os.O_RDONLY))
     except BaseException:
         os.close(current)
         raise
@@ -219,15 +239,7 @@ def lives_as(pid: int, mark: str) -> bool | None:
 
 def lives(pid: int) -> bool:
     """Return whether a process of this machine has this number."""
-    if not 0 < pid < MAX_PID:
-        return False
-    try:
-        os.kill(pid, 0)  # sends nothing
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to another user
-        return True
-    return True
+    return 0 < pid < MAX_PID and is_process(pid)
 
 
 def _place() -> str:
@@ -236,7 +248,7 @@ def _place() -> str:
         if os.readlink("/proc/self") != str(os.getpid()):  # the /proc of another namespace
             return ""
         # The name, because copies of a virtual machine have one boot.
-        return "/".join((os.uname().nodename, _BOOT.read_text().strip(), *map(_namespace, ("pid", "time"))))
+        return "/".join((socket.gethostname(), _BOOT.read_text().strip(), *map(_namespace, ("pid", "time"))))
     except OSError:
         return ""
 
@@ -280,8 +292,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}{UNFINISHED}")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with os.fdopen(os.open(unfinished, flags | os.O_NOFOLLOW, 0o644), "wb") as file:
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | PLAIN, 0o644), "wb") as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 lock_file(file)
             yield file

@@ -245,6 +245,8 @@ def first_port(environment: Mapping[str, str] = os.environ) -> int:
 def _spawn(
     folder: PrivateFolder, lock: int, listener: socket.socket, token: str, environment: Mapping[str, str]
 ) -> _Detached:
+    if sys.platform == "win32":  # a process can't be given the lock and the socket there
+        raise ServerError("can't start a dashboard on Windows: run `hookcore serve`, and set HOOKCORE_URL")
     if not sys.executable:
         raise ServerError("can't start a dashboard, because sys.executable is not set: use server=None")
     if missing := [package for package in OF_DASHBOARDS if find_spec(package) is None]:

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 import hookcore
+from hookcore.platform import seconds_of
 from hookcore.recorder.calls.plans import PlanTable
 from hookcore.recorder.context import Context, Ended
 from hookcore.recorder.machine import Device, Gpus, Sample, Sampler, open_host, open_nvml
@@ -186,7 +187,7 @@ class Stalls:
     def spent_s(self) -> float:
         """Return the processor time of the training thread; NaN if it isn't known."""
         try:
-            return float("nan") if self._clock is None else time.clock_gettime(self._clock)
+            return float("nan") if self._clock is None else seconds_of(self._clock)
         except OSError:  # the thread has ended
             return float("nan")
 
