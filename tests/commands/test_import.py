@@ -189,6 +189,7 @@ def test_damaged_records_of_tensorboard_are_counted_and_named_and_the_rest_is_im
     events = [event.message for event in client.events(name="import-incomplete").events]
     assert len(events) == 2
     assert all(event.startswith("Not imported: ") for event in events)
+    assert {event.severity for event in client.events(name="import-incomplete").events} == {"warning"}
 
 
 def test_after_a_damaged_length_the_rest_of_an_event_file_is_given_up_by_name(
@@ -355,6 +356,7 @@ def test_what_wandb_has_sampled_of_the_machine_becomes_the_series_of_the_machine
         "gpu0/memory": {1: 2e9},
     }
     assert "system metrics that hookcore has no series for: cpu, gpu.0.smClock (3)" in told
+    assert {event.severity for event in client.events(name="import-incomplete").events} == {"info"}  # no problem
 
 
 def test_a_damaged_block_of_wandb_is_named_and_the_blocks_after_it_are_imported(

@@ -72,6 +72,7 @@ class ImportedRun:
         self.name, self.id = run.name, run.id
         self.found: Counter[str] = Counter()  # what was imported, by its word
         self.missing: Counter[str] = Counter()  # what wasn't, by the reason
+        self._foreign: set[str] = set()  # reasons that are no faults
         self._settings, self._sink, self._window = settings, self._delivery.sink, window
         self._steps: dict[int, _Step] = {}
         self._taps: dict[Tap, int] = {}
@@ -93,6 +94,11 @@ class ImportedRun:
         if error is not None:
             self.missing[f"everything after an error: {error or kind}"] += 1
         self.close()
+
+    def leave_out(self, what: str, many: int = 1) -> None:
+        """Count what is whole in the log, and has no place here."""
+        self.missing[what] += many
+        self._foreign.add(what)
 
     def learn(self, config: object = None, **description: Any) -> None:
         """Add to the run's description: its configuration, tags, or notes."""
@@ -157,7 +163,14 @@ class ImportedRun:
         step = max(0, self._newest)
         # At the time of the last record, not now: the run is as old as its log.
         about = [
-            Event(step, self._shipped_s, DAMAGED, _cut(f"Not imported: {what} ({many:,})"), "warning", count=many)
+            Event(
+                step,
+                self._shipped_s,
+                DAMAGED,
+                _cut(f"Not imported: {what} ({many:,})"),
+                "info" if what in self._foreign else "warning",
+                count=many,
+            )
             for what, many in self.missing.most_common(100)
         ]
         if about or self._new_taps:

@@ -113,7 +113,7 @@ class Log:
             for key, each in value.items():
                 self.add(step, time_s, f"{name}.{key}", each)
         elif value is not None:
-            self.run.missing[f"values of type {type(value).__name__}, such as {name[:80]!r}"] += 1
+            self.run.leave_out(f"values of type {type(value).__name__}, such as {name[:80]!r}")
 
     def _add_typed(self, step: int, time_s: float, name: str, value: Mapping[str, Any]) -> None:
         kind = str(value["_type"]).removeprefix("trackio.")
@@ -134,13 +134,13 @@ class Log:
         elif kind == "plotly-file":
             self._add_figure(step, time_s, name, self._file(_path_of(value)))
         else:
-            self.run.missing[f"values of type {kind[:80]}, such as {name[:80]!r}"] += 1
+            self.run.leave_out(f"values of type {kind[:80]}, such as {name[:80]!r}")
 
     def _add_drawn(self, value: Mapping[str, Any]) -> None:
         """Count what W&B shows with an image."""
         for what, keys in _DRAWN.items():
             if any(value.get(key) for key in keys):
-                self.run.missing[f"{what} of images"] += 1
+                self.run.leave_out(f"{what} of images")
 
     def _add_figure(self, step: int, time_s: float, name: str, data: bytes | None) -> None:
         with suppress(ValueError):
@@ -186,7 +186,7 @@ class Log:
             return
         kind = next((kind for start, kind in _IMAGES if re.match(start, data, re.DOTALL)), None)
         if kind is None:
-            self.run.missing["images that are neither PNG, JPEG, GIF, WebP, nor BMP"] += 1
+            self.run.leave_out("images that are neither PNG, JPEG, GIF, WebP, nor BMP")
         else:
             self.run.add_media(step, time_s, name, kind, data, "image")
 

@@ -151,7 +151,7 @@ class TensorBoard:
     def add(self, event: LogEvent) -> None:
         """Add an event to the run."""
         if event.other:
-            self.log.run.missing[event.other] += 1
+            self.log.run.leave_out(event.other)
         for data in event.values:
             try:
                 self._add_value(event.step, event.time_s, last_of(data))
@@ -175,7 +175,7 @@ class TensorBoard:
         elif 8 in value:
             self._add_tensor(step, time_s, tag, value[8])
         else:
-            self.log.run.missing["audio and other values" if 6 in value else "empty values"] += 1
+            self.log.run.leave_out("audio and other values" if 6 in value else "empty values")
 
     def _add_hyperparameters(self, content: bytes) -> None:
         """Read the protocol buffers of the plugin: what a session started with is a map to typed values."""
@@ -207,7 +207,7 @@ class TensorBoard:
         elif plugin == "text" and texts:
             self.log.run.add_media(step, time_s, tag, TEXT_TYPE, b"\n".join(texts), "text")
         else:
-            self.log.run.missing[f"values of the plugin {plugin[:80] or '(unknown)'}"] += 1
+            self.log.run.leave_out(f"values of the plugin {plugin[:80] or '(unknown)'}")
 
 
 def _tensor_of(data: bytes) -> tuple[NDArray[np.float64], list[bytes]]:
@@ -463,7 +463,7 @@ class WandbLog:
             about = last_of(value)
             self.machine.cores = about.get(17) or about.get(16) or self.machine.cores
         elif number in _UNUSED:
-            self.log.run.missing[f"records of {_UNUSED[number]}"] += 1
+            self.log.run.leave_out(f"records of {_UNUSED[number]}")
 
     def _add_row(self, value: bytes) -> None:
         row = _items(value, 1)
@@ -480,10 +480,10 @@ class WandbLog:
         if self.newest:
             self.machine.flush(self.log.run, *self.newest)
         elif self.machine.waiting:
-            self.log.run.missing["samples of the machine, because there is no step"] += 1
+            self.log.run.leave_out("samples of the machine, because there is no step")
         if others := self.machine.others:
             names = ", ".join(sorted(others))
-            self.log.run.missing[f"system metrics that hookcore has no series for: {names}"] += sum(others.values())
+            self.log.run.leave_out(f"system metrics that hookcore has no series for: {names}", sum(others.values()))
 
 
 # Trackio: the runs of a project in a database.
@@ -534,7 +534,8 @@ def _import_trackio_run(
                 run.missing["rows that can't be read"] += 1
         with suppress(sqlite3.Error):
             (many,) = database.execute(f"SELECT count(*) FROM system_metrics WHERE {key} = ?", (run_id,)).fetchone()
-            run.missing.update({"records of system metrics": many} if many else {})
+            if many:
+                run.leave_out("records of system metrics", many)
     return run
 
 
