@@ -57,6 +57,7 @@ SENSORS_LABEL: Final = "machine sensors"  # the label that says why those of the
 FOUND_LOSS: Final = "backward/loss"  # what `backward()` was called on; with what is stepped, of several optimizers
 LOGGED_LOSS: Final = 1  # the rank of losses that are the training's without doubt
 
+FORMAT: Final = "format"  # the fact that says which files an imported run was made of
 TRAINED: Final = "steps.trained"  # the fact that says how many steps a run had, captured or not
 
 IMAGE_TYPE: Final = "image/png"  # media types of logged images, texts, tables, and figures

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -356,6 +357,9 @@ def test_what_wandb_has_sampled_of_the_machine_becomes_the_series_of_the_machine
         "gpu0/memory": {1: 2e9},
     }
     assert "system metrics that hookcore has no series for: cpu, gpu.0.smClock (3)" in told
+    request = Request(f"{client.url}/runs/{about(told, client).id}", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urlopen(request, timeout=30) as page:
+        assert "This run was imported from W&amp;B. Its log has no layers." in page.read().decode()
     assert {event.severity for event in client.events(name="import-incomplete").events} == {"info"}  # no problem
 
 

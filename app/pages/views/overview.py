@@ -22,6 +22,7 @@ from hookcore.records.vocabulary import (
     DISK_READ,
     DISK_WRITTEN,
     EFFECTIVE_COST,
+    FORMAT,
     FOUND_LOSS,
     KIND_TITLES,
     MACHINE_LABEL,
@@ -522,6 +523,8 @@ def why_empty(run: Run, figures: KeyFigures, span: Span | None) -> str:
         if run.state == "live":
             return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."
         return "No step was captured: the run ended before its first step did."
+    if origin := run.info.facts.get(FORMAT):
+        return "" if figures.taps else f"This run was imported from {origin}. Its log has no layers."
     if figures.taps == 0:
         return "No module has run a forward pass under this watcher. Was the model replaced, or compiled earlier?"
     if figures.gradient_kind is None:

@@ -35,6 +35,7 @@ from hookcore.records.vocabulary import (
     CPU_PROCESS,
     DISK_READ,
     DISK_WRITTEN,
+    FORMAT,
     MEMORY_MACHINE,
     MEMORY_PROCESS,
     NET_RECEIVED,
@@ -233,7 +234,7 @@ def import_tensorboard(folder: Path, settings: Settings) -> Iterator[ImportedRun
         damaged = Counter[str]()
         events = heapq.merge(*(events_in(path, damaged) for path in paths), key=lambda event: event.step)
         first = next(events, None)
-        facts = {"imported from": str(place), "format": "TensorBoard"}
+        facts = {"imported from": str(place), FORMAT: "TensorBoard"}
         chosen = _named(settings, name, len(files) == 1, group=top.name if len(files) > 1 else "")
         with ImportedRun(chosen, first.time_s if first else 0.0, facts) as run:
             board = TensorBoard(Log(run), {}, {})
@@ -409,7 +410,7 @@ def _import_wandb_run(path: Path, file: BinaryIO, settings: Settings, is_only: b
     others = {"tags": tags, **{key: string_of(about.get(number)) for key, number in texts.items()}}
     facts = {
         "imported from": str(path),
-        "format": "W&B",
+        FORMAT: "W&B",
         "project": string_of(about.get(3)),
         "host": string_of(about.get(13)),
     }
@@ -514,7 +515,7 @@ def import_trackio(project: str, settings: Settings, environment: Mapping[str, s
 def _import_trackio_run(
     database: sqlite3.Connection, path: Path, key: str, run_id: Any, chosen: Settings
 ) -> ImportedRun:
-    facts = {"imported from": str(path), "format": "Trackio", "project": path.stem}
+    facts = {"imported from": str(path), FORMAT: "Trackio", "project": path.stem}
     config: dict[str, Any] = {}
     with suppress(sqlite3.Error, ValueError, TypeError):
         (found,) = database.execute(f"SELECT config FROM configs WHERE {key} = ?", (run_id,)).fetchone()

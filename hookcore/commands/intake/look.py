@@ -19,7 +19,7 @@ from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.observe import cpu
 from hookcore.records import STAT_COLUMN, Coverage, ModuleRecord, Tap, Value
-from hookcore.records.vocabulary import counted
+from hookcore.records.vocabulary import FORMAT, counted
 
 PIECE: Final = 1 << 20  # values at a time that are converted
 MAX_RANK: Final = 2048  # the shorter side of a matrix whose rank is computed
@@ -156,7 +156,7 @@ def _send(
     now = time.time()
     name = settings.name if settings.name and len(paths) == 1 else file.path.name
     types = Counter(each.weight.type.name for each in found.values())
-    facts: dict[str, Value] = {"file": str(file.path), "format": file.format, **file.facts}
+    facts: dict[str, Value] = {"file": str(file.path), FORMAT: file.format, **file.facts}
     facts |= {f"type.{kind}": f"{counted(many, 'tensor')}" for kind, many in types.items()}
     if differences:
         facts["updates"] = f"these weights minus those of {paths[0]}"
