@@ -255,9 +255,9 @@ def explain(run: RunParam, request: Request, capsule: CapsuleId) -> Response:
 
 
 @router.reads("/rules", "Rules and thresholds")
-def rules(run: RunParam) -> answers.RunRules:
+def rules(runs: RunsParam, run: RunParam) -> answers.RunRules:
     """Return all rules, whether each is on for this run, and its thresholds with their ranges and meanings."""
-    return rules_of(run)
+    return rules_of(run, runs.later_rules)
 
 
 @router.post("/rules", summary="Change thresholds", responses=answered(answers.RunRules))
@@ -265,10 +265,15 @@ def change_rules(runs: RunsParam, changes: RuleChanges) -> Response:
     """Change thresholds, or switch rules off and on; rules and thresholds that are left out stay as they are.
 
     A change applies to the steps to come: incidents that were found stay. It is an event, and is kept with the run.
+    With `later`, the run stays as it is, and runs that begin from now on have these thresholds, unless their scripts
+    say something else about a rule.
     """
     run = run_named(runs, changes.run)
-    run.change_rules(changes.rules)
-    return StrictJson(rules_of(run))
+    if changes.later:
+        runs.keep_rules(changes.rules)
+    else:
+        run.change_rules(changes.rules)
+    return StrictJson(rules_of(run, runs.later_rules))
 
 
 @router.post("/acknowledgements", summary="Acknowledge a finding or an event", responses=answered(answers.Acknowledged))

@@ -261,8 +261,12 @@ class Annotation(BodyAboutRun, json_schema_extra={"examples": [{"step": 100, "te
 class RuleChanges(
     BodyAboutRun, json_schema_extra={"examples": [{"rules": {"spike": {"factor": 20}, "dead_relu": False}}]}
 ):
-    """Thresholds by rule; false switches a rule off; true or null gives it its defaults."""
+    """Thresholds by rule; false switches a rule off; true or null gives it its defaults.
 
+    With `later`, this run stays as it is, and all runs that begin from now on have them.
+    """
+
+    later: StrictBool = False
     rules: Annotated[dict[str, dict[str, StrictFloat | StrictInt] | StrictBool | None], Field(max_length=200)]
 
 

@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from hookcore.config.patterns import literal
-from hookcore.findings import RULES, SENTENCES, THRESHOLDS, Finding, examine_with, read_choices
+from hookcore.findings import RULES, SENTENCES, THRESHOLDS, Finding, examine, examine_with, read_choices
+from hookcore.findings.follower import words_of
 from hookcore.reading.answers import Mute, RunRule, Threshold
 from hookcore.records import SEVERITIES, Tap
 from hookcore.records.vocabulary import counted
@@ -24,6 +25,7 @@ from ..analysis.modules import finder_of
 from ..analysis.numerals import title_of_rule
 from ..runs import Run
 from ..runs.edits import mutes_of, rules_of
+from ..runs.saved import tried
 from .frame import address_of, no_change_words
 from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
 from .views.events import FINDING, Filter, Line, all_lines, incident_of, markdown_of, names_of, provenance_of
@@ -286,6 +288,8 @@ class Preview:
     problem: str = ""  # with them
     before: int = 0
     found: tuple[Finding, ...] = ()
+    steps: tuple[int | None, int | None] = (None, None)  # that were looked at
+    is_whole: bool = False  # whether they are all of the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +305,7 @@ class RulesPage(RunPage):
 
     def part_rules(self) -> dict[str, Any]:
         """Return the rules by their state."""
-        rules = rules_of(self.run)
+        rules = rules_of(self.run, self.runs.later_rules)
         lines = [self._line(each, found) for each, found in zip(rules.rules, self._found(rules.rules), strict=True)]
         groups: dict[RuleState, list[RuleLine]] = {"found": [], "fine": [], "nothing": [], "off": []}
         for line in lines:
@@ -310,8 +314,15 @@ class RulesPage(RunPage):
             "groups": groups,
             "own_rules": rules.own,
             "changed_rules": self.run.rules,
+            "keep": self.runs.settings.keep if self.runs.settings.keeps else "",
+            "later": {
+                each.rule.title: (each.rule.name, words) for each in lines if (words := self._later(each.rule.name))
+            },
             "no_change_words": no_change_words(self.run),
         }
+
+    def _later(self, rule: str) -> str:
+        return words_of({rule: what}, {}) if (what := self.runs.later_rules.get(rule)) is not None else ""
 
     def part_preview(self) -> dict[str, Any]:
         """Return what the rule in the address would find."""
@@ -350,6 +361,10 @@ class RulesPage(RunPage):
             chosen = read_choices({self.rule: {name: float(text) for name, text in numbers.items()}}, self.run.rules)
         except ValueError as error:  # also ArgumentError
             return Preview(self.rule, numbers, str(error))
+        whole = tried(self.runs, self.run, chosen)
+        after = examine_with(self.run.store, chosen) if whole is None else examine(whole)
+        found = tuple(each for each in after.findings if each.rule == self.rule)
         before = sum(each.rule == self.rule for each in self.run.findings.current())
-        after = examine_with(self.run.store, chosen).findings
-        return Preview(self.rule, numbers, "", before, tuple(each for each in after if each.rule == self.rule))
+        looked = whole.steps() if whole is not None else None
+        steps = (after.scope.first_step, after.scope.last_step) if looked is None else (looked.first, looked.newest)
+        return Preview(self.rule, numbers, "", before, found, steps, whole is not None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 
 import msgspec
 
 from hookcore.errors import ArgumentError
-from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Rule, ScopeOfRule, reach_of
+from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Choices, Rule, ScopeOfRule, reach_of
 from hookcore.reading import Mute, answers
 from hookcore.reading.answers import Number
 from hookcore.records.vocabulary import OWN_RULE_LABEL
@@ -168,10 +169,17 @@ class OwnReport(msgspec.Struct):
     worst_ms: float
 
 
-def rules_of(run: Run) -> answers.RunRules:
+def rules_of(run: Run, later: Choices = MappingProxyType({})) -> answers.RunRules:
+    """Return the rules of a run, and which thresholds are kept for later runs."""
     own = tuple(own_rule for name, text in run.store.labels().items() if (own_rule := _own_of(name, text)) is not None)
     reach = reach_of(run.store)
-    return answers.RunRules(run.id, tuple(_rule_of(run, rule, reach[rule.name]) for rule in RULES.values()), own)
+    return answers.RunRules(
+        run.id, tuple(_rule_of(run, rule, reach[rule.name]) for rule in RULES.values()), own, _plain(later)
+    )
+
+
+def _plain(chosen: Choices) -> dict[str, dict[str, float] | bool]:
+    return {name: dict(what) if isinstance(what, Mapping) else what for name, what in chosen.items()}
 
 
 def _own_of(name: str, text: str) -> answers.OwnRule | None:

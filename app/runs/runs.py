@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
 from hookcore.delivery.facts import joint_id
-from hookcore.findings import chosen_in, follow, started_with
+from hookcore.findings import Choices, chosen_in, follow, read_choices, started_with
+from hookcore.findings.follower import RULES_CHANGED, words_of
 from hookcore.findings.ownrules import OwnRules, rules_in
 from hookcore.records import Event
 from hookcore.records.wire import MAX_TEXT, Place, RunInfo
@@ -23,7 +27,9 @@ from .joint import Joint, joint_in, ranks_in
 from .memory import MIN_RUN_BYTES, Memory, Removals, note_read
 from .parts import Changes, Commands, Edits, OnCommand, Signs
 from .run import Run
-from .shelf import BOARD_FILE, Views
+from .shelf import BOARD_FILE, RULES_FILE, Views
+
+OF_SERVER: Final = "this server begins runs with other thresholds"
 
 
 class Runs:
@@ -36,6 +42,8 @@ class Runs:
         folder = Path(settings.keep) if settings.keeps else None
         changed = self.changes.tell
         self.views, self.board = Views(folder, changed=changed), Views(folder, BOARD_FILE, "chart", changed)
+        self._kept_rules = Views(folder, RULES_FILE, "rule", changed)
+        self.trying = threading.Lock()  # what other thresholds would find: one run at a time is read for that
         self.unlisted = Unlisted()
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock
@@ -118,6 +126,25 @@ class Runs:
         self.read(joint.run)
         return True
 
+    @property
+    def later_rules(self) -> Choices:
+        """The thresholds with which runs begin, unless their scripts say something else about a rule."""
+        said: dict[str, object] = {}
+        for name, text in self._kept_rules.all().items():
+            with contextlib.suppress(ValueError):  # a file that others have edited
+                said[name] = json.loads(text)
+        return chosen_in(said)[0]
+
+    def keep_rules(self, given: Mapping[str, object]) -> None:
+        """Let runs begin with these thresholds from now on. Raises ArgumentError for a wrong name or number."""
+        before = self.later_rules
+        chosen = read_choices(given, before)
+        for name in {*before, *chosen}:
+            if (what := chosen.get(name)) in (None, {}):
+                self._kept_rules.delete(name)
+            elif what != before.get(name):
+                self._kept_rules.save(name, json.dumps(what if what is False else dict(cast("Any", what))))
+
     def open(self, info: RunInfo) -> Run | None:
         """Return a trainer's run, created if needed; None if the server is full of live runs."""
         with self._lock:
@@ -126,7 +153,7 @@ class Runs:
                 return run
             if not self.memory.make_place():
                 return None
-            run = self._made(info, self.store_bytes(info.memory))
+            run = self._made(info, self.store_bytes(info.memory), begins=True)
             self._runs[info.id] = run
             self._join(run, info.place)
         self.balance(spare=run)
@@ -135,7 +162,7 @@ class Runs:
 
     def open_local(self, info: RunInfo, memory: int, on_command: OnCommand) -> Run:
         """Return the run of a trainer in this process, which has its own memory and is never rejected."""
-        run = self._made(info, memory, on_command)
+        run = self._made(info, memory, on_command, begins=True)
         self.add(run)
         return run
 
@@ -169,12 +196,16 @@ class Runs:
         Joint(of_all, lambda: self.disk, self.store_bytes, self.unlisted.unread)
         return of_all
 
-    def _made(self, info: RunInfo, memory: int, local: OnCommand | None = None) -> Run:
-        chosen, ignored = chosen_in(info.settings.get("rules"))
+    def _made(self, info: RunInfo, memory: int, local: OnCommand | None = None, begins: bool = False) -> Run:
+        later = self.later_rules if begins else {}
+        chosen, ignored = chosen_in(info.settings.get("rules"), later)
+        kept = {name: what for name, what in later.items() if chosen.get(name) == what}
         changes = started_with(chosen)
         store = follow(Store(memory), changes, info.rank)
         if ignored:
             store.add_event(Event(0, time.time(), "rules-ignored", ignored, "warning"))
+        if kept:
+            store.add_event(Event(0, time.time(), RULES_CHANGED, f"{OF_SERVER}: {words_of(kept, {})}"))
         return Run(
             info,
             store,

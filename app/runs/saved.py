@@ -15,7 +15,7 @@ from typing import Any, Final
 from hookcore.delivery.archive import SUFFIX, Archive, is_held, load_into, read_archive
 from hookcore.delivery.dashboard.private import make_folder
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.findings import changes_in, follow
+from hookcore.findings import Choices, changes_in, follow, started_with
 from hookcore.platform import lock_file, open_to_lock
 from hookcore.reading import Quiet
 from hookcore.records import Event, Severity
@@ -27,7 +27,7 @@ from .limits import MAX_TAGS, tamed
 from .parts import End
 from .run import Run, emit_event, follow_rules
 from .runs import Runs
-from .shelf import PAGE_FILE, Shelf, is_run, read_json, write_page
+from .shelf import PAGE_FILE, Shelf, bytes_below, is_run, read_json, write_page
 
 # Saved runs: listed with the data in their folder, and loaded on demand.
 
@@ -77,6 +77,24 @@ def load(runs: Runs, run: Run) -> None:
         store.settle()
     run.saved.remember(store)
     run.swap(store, loaded=True)
+
+
+MAX_TRIED: Final = 64_000_000  # bytes of a run on disk that are read to try thresholds
+
+
+def tried(runs: Runs, run: Run, chosen: Choices) -> Store | None:
+    """Read a saved run as if it had begun with other thresholds. None if it isn't saved, or too large."""
+    folder = run.saved.folder
+    if folder is None or bytes_below(folder) > MAX_TRIED:
+        return None
+    with runs.trying, contextlib.suppress(HookcoreError):
+        store = follow(Store(runs.store_bytes(run.info.memory)), started_with(chosen), run.info.rank)
+        load_into(store, read_archive(folder))
+        store.choose(chosen)
+        if run.end.step is not None:
+            store.settle()
+        return store
+    return None
 
 
 def archive_of(run: Run) -> Archive | HookcoreError:

@@ -163,10 +163,12 @@ def _changed_at(path: Path) -> float:
         return 0.0
 
 
-# What readers keep by name: views of the list of runs, and charts on the board. Each is a query string.
+# What readers keep by name: views of the list of runs, and charts on the board, each as a query string; and rules, each
+# as JSON of its thresholds.
 
 VIEWS_FILE: Final = "views.json"  # in the folder of the saved runs
 BOARD_FILE: Final = "board.json"
+RULES_FILE: Final = "rules.json"
 MAX_VIEWS: Final = 100
 MAX_NAME: Final = 100  # characters
 MAX_QUERY: Final = 4000
@@ -196,8 +198,9 @@ class _File:
 
 
 class Views:
-    """The views of a server, or the charts, by name. They last as long as the server, unless they are kept somewhere.
+    """The views of a server, the charts, or the rules for later runs, by name.
 
+    They last as long as the server, unless they are kept somewhere.
     `noun` is what one of them is called. `changed` is called after each change.
     """
 

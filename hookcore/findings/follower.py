@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -199,9 +200,9 @@ def _names() -> Iterator[str]:
         yield from aliases_of(rule)
 
 
-def chosen_in(said: object) -> tuple[Choices, str]:
-    """Return the valid choices in what a trainer or a file says, and why others are ignored."""
-    chosen: Choices = {}
+def chosen_in(said: object, before: Choices = MappingProxyType({})) -> tuple[Choices, str]:
+    """Return the choices after the valid ones in what a trainer or a file says, and why others are ignored."""
+    chosen = before
     why = ""
     for name, what in list(said.items())[:MAX_SAID] if isinstance(said, Mapping) else ():
         try:

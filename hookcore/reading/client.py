@@ -324,13 +324,15 @@ class Client(Reader):
         return self._get(answers.RunRules, "/api/v1/rules", {"run": run})
 
     def change_rules(
-        self, rules: Mapping[str, Mapping[str, float] | bool | None], run: str | None = None
+        self, rules: Mapping[str, Mapping[str, float] | bool | None], run: str | None = None, *, later: bool = False
     ) -> answers.RunRules:
         """Change thresholds, as in `{"spike": {"factor": 20}}`; False switches a rule off, True restores its defaults.
 
-        A change applies to future steps. Returns the rules of the run.
+        A change applies to future steps, or, with `later`, to runs that begin from now on. Returns the run's rules.
         """
-        return self._ask(answers.RunRules, "POST", "/api/v1/rules", body=self._about(run, rules=dict(rules)))
+        return self._ask(
+            answers.RunRules, "POST", "/api/v1/rules", body=self._about(run, rules=dict(rules), later=later)
+        )
 
     def mutes(self, run: str | None = None) -> list[answers.Mute]:
         """Return the mutes of a run, each with the number of findings, incidents, and events that it covers."""

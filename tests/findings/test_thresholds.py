@@ -34,8 +34,8 @@ from hookcore.store import Store
 from hookcore_app.runs.shelf import PAGE_FILE
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
-from tests.archive_world import TAPS, kept_in
-from tests.build import append
+from tests.archive_world import TAPS, keep, kept_in
+from tests.build import append, frame, stats_of_magnitudes
 from tests.keep_world import INFO, batch, start, stop
 from tests.serving import TOKEN, Served, served
 from tests.settings_tables import names_table, rules_table
@@ -233,14 +233,57 @@ def test_a_rule_is_tried_with_other_numbers_without_a_change(world: World) -> No
         text = world.client.get(f"/runs/jump/capture/rules?part=preview&{query}").text
         return " ".join(re.sub(r"<[^>]*>", " ", text).split())
 
-    assert "This would find nothing in this run now." in tried("rule=loss-spike&factor=4")
+    nothing = "This would find nothing in this run. Looked at the newest part of the run, steps 0 to 119."
+    assert nothing in tried("rule=loss-spike&factor=4")
     assert "factor=1.0 is invalid for the rule spike" in tried("rule=spike&factor=1")
     assert "could not convert" in tried("rule=spike&factor=x")
-    found = "This would find 1 problem in this run now; with the present numbers, none. loss jumped to 2.52 at"
-    assert found in tried("rule=loss-spike&factor=2")
+    assert "This would find 1 problem in this run; with the present numbers, none." in tried("rule=loss-spike&factor=2")
+    assert "loss jumped to 2.52 at" in tried("rule=loss-spike&factor=2")
     assert run.store.rules == {}
     page = world.client.get("/runs/jump/capture/rules?rule=loss-spike&factor=2").text
     assert 0 < page.index('id="rule-loss-spike"') < page.index("This would find 1 problem"), "also without a script"
+
+
+def test_a_saved_run_is_tried_from_its_first_step_on(tmp_path: Path) -> None:
+    sink, _ = keep(tmp_path, INFO)
+    for step in range(1500):
+        logged = {"loss": 1.0 + step % 7 / 100 + 1.5 * (step == 100)}
+        new = (Tap("", "output"),) if not step else ()
+        sink.send(frame(step, stats_of_magnitudes([1.0]), new, scalars=logged))
+    sink.close()
+    world = start(ServerSettings(keep=str(tmp_path)), 1)
+    page = world.client.get(f"/runs/{INFO.id}/capture/rules?part=preview&rule=loss-spike&factor=2").text
+    assert "This would find 1 problem in this run; with the present numbers, none." in page
+    assert "Looked at the whole run, steps 0 to 1,499." in page
+    stop(world)
+
+
+def test_rules_for_later_runs_apply_to_runs_that_begin_and_a_broken_file_is_harmless(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    before = open_run(world.runs, "before")
+    given = {"run": "before", "later": True, "rules": {"loss_spike": {"factor": 20}, "dead": False, "vanishing": False}}
+    answer = world.client.post("/api/v1/rules", json=given)
+    assert answer.json()["later"] == {"dead": False, "loss-spike": {"factor": 20.0}, "vanishing": False}
+    assert before.rules == {}
+    assert "later" in world.client.get("/runs/before/capture/rules").text
+    run = open_run(world.runs, "after", settings={"rules": {"dead": True, "spike": {"factor": 9}}})
+    assert run.rules == {"loss-spike": {"factor": 20.0}, "vanishing": False, "spike": {"factor": 9.0}}
+    assert run.store.rules == run.rules
+    event = run.store.events()[-1]
+    assert event.message == "this server begins runs with other thresholds: loss-spike: factor 5 to 20; vanishing off"
+    world.client.post(
+        "/api/v1/rules", json={"run": "before", "later": True, "rules": {"dead": None, "vanishing": True}}
+    )
+    stop(world)
+    world = start(settings, 0)
+    assert world.runs.later_rules == {"loss-spike": {"factor": 20.0}}
+    stop(world)
+    for broken in ("{", '["loss-spike"]', '{"loss-spike": "{", "x": "3", "dead": 3}'):
+        (tmp_path / "rules.json").write_text(broken)
+        world = start(settings, 0)
+        assert open_run(world.runs, "one").rules == {}
+        stop(world)
 
 
 def test_a_run_that_reports_unknown_rules_is_accepted_with_a_note() -> None:

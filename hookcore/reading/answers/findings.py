@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from hookcore import records
 from hookcore.reading.answers.base import Answer, FloatMatrix, Floats, Integers, Number, Tap
@@ -155,6 +155,10 @@ class RunRules(Answer, frozen=True):
     run: str
     rules: tuple[RunRule, ...]
     own: Annotated[tuple[OwnRule, ...], Meta(description="rules of the user")] = ()
+    later: Annotated[
+        dict[str, dict[str, float] | bool],
+        Meta(description="thresholds with which this server begins runs, by rule; false if a rule is off"),
+    ] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RunRule]:
         return iter(self.rules)

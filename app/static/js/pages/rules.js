@@ -19,14 +19,14 @@ function numbersIn(form) {
   return Object.fromEntries(fields.map((field) => [field.name, Number(field.value)]));
 }
 
-/** @param {HTMLFormElement} form @param {Record<string, number> | boolean} chosen */
-async function change(form, chosen) {
-  const choices = { [form.dataset.rule ?? ""]: chosen };
-  const ask = () => send("POST", "rules", { run: page.run, rules: choices });
+/** @param {string} rule @param {Record<string, number> | boolean} chosen @param {boolean} [later] @param {HTMLFormElement}
+ * [form] whose fields show the server's values then, not the entered ones */
+async function change(rule, chosen, later = false, form) {
+  const ask = () => send("POST", "rules", { run: page.run, rules: { [rule]: chosen }, later });
   if (!(await attempt("The rule was not changed", ask))) return;
-  toast("Rule updated. It applies from the next step.");
+  toast(later ? "Rule updated for runs that begin from now on." : "Rule updated. It applies from the next step.");
   await parts.now(["rules"]);
-  form.reset(); // the fields show the server's values, not the entered ones
+  form?.reset();
 }
 
 /** @param {HTMLFormElement} form */
@@ -47,14 +47,24 @@ rules.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
   void preview(/** @type {HTMLFormElement} */ (event.target));
 });
 onClick(
-  "[data-do=apply]",
+  "[data-do=apply], [data-do=keep]",
   (button) => {
     const form = /** @type {HTMLFormElement} */ (button.closest("form"));
     if (!form.reportValidity()) return;
     const on = /** @type {HTMLInputElement | null} */ (form.querySelector("[name=on]"));
     const numbers = numbersIn(form);
-    void change(form, on?.checked === false ? false : Object.keys(numbers).length ? numbers : true);
+    const chosen = on?.checked === false ? false : Object.keys(numbers).length ? numbers : true;
+    const later = button.dataset.do === "keep";
+    void change(form.dataset.rule ?? "", chosen, later, later ? undefined : form);
   },
   rules,
 );
-onClick("[data-default]", (button) => void change(/** @type {any} */ (button.closest("form")), true), rules);
+onClick(
+  "[data-default]",
+  (button) => {
+    const form = /** @type {HTMLFormElement} */ (button.closest("form"));
+    void change(form.dataset.rule ?? "", true, false, form);
+  },
+  rules,
+);
+onClick("[data-forget]", ({ dataset }) => void change(dataset.forget, true, true), rules);
