@@ -19,8 +19,8 @@ function numbersIn(form) {
   return Object.fromEntries(fields.map((field) => [field.name, Number(field.value)]));
 }
 
-/** @param {string} rule @param {Record<string, number> | boolean} chosen @param {boolean} [later] @param {HTMLFormElement}
- * [form] whose fields show the server's values then, not the entered ones */
+/** @param {string} rule @param {Record<string, number> | boolean} chosen @param {boolean} [later]
+ * @param {HTMLFormElement} [form] whose fields show the server's values then, not the entered ones */
 async function change(rule, chosen, later = false, form) {
   const ask = () => send("POST", "rules", { run: page.run, rules: { [rule]: chosen }, later });
   if (!(await attempt("The rule was not changed", ask))) return;
