@@ -109,6 +109,9 @@ def test_a_link_shows_the_same_step_in_another_browser(visit: Open, paths: Paths
         expect(tab.page.locator("#status")).to_have_class("pill live")
         tab.page.get_by_role("button", name="Link").click()
         expect(tab.page.locator(".toast")).to_contain_text("held at step")
+        expect(tab.page.locator(".toast")).to_contain_text("It opens only on this machine")
+        report = tab.page.locator(".toast").get_by_role("link", name="Save report")
+        assert "api/v1/report?run=" in (report.get_attribute("href") or "")
         link = tab.page.evaluate("navigator.clipboard.readText()")
         assert "f=encoder" in link
         assert "theme" not in link

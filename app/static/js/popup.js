@@ -78,7 +78,7 @@ export function toast(text, { undo, done, kind, link } = {}) {
   const leave = () => end(done);
   const wait = () => {
     clearTimeout(timer);
-    timer = setTimeout(leave, undo || kind === "error" ? LONG_MS : SHORT_MS);
+    timer = setTimeout(leave, undo || link || kind === "error" ? LONG_MS : SHORT_MS);
   };
   const element = h(
     "div",

@@ -158,12 +158,24 @@ async function linkOf(page) {
   return { link: url.href, held: words ? `, held at ${words}` : "" };
 }
 
+/** Who can open a link to this server. @param {string} host */
+function opensFor(host) {
+  return /^(localhost|127\..*|\[::1\])$/.test(host)
+    ? "It opens only on this machine: send others the report."
+    : "It opens for those who are logged in here: hookcore link makes a login link.";
+}
+
+/** @param {Page} page */
+function reportOf(page) {
+  return { words: "Save report", href: `api/v1/report?${new URLSearchParams({ run: page.run ?? "" })}` };
+}
+
 /** @param {Page} page */
 function startLink(page) {
   const button = byId("link");
   const copy = async () => {
     const { link, held } = await linkOf(page);
-    if (await copyText(link)) toast(`Link copied${held}`);
+    if (await copyText(link)) toast(`Link copied${held}. ${opensFor(location.hostname)}`, { link: reportOf(page) });
     else toast(`Your browser blocked copying. The link is ${link}`, { kind: "error" });
   };
   button.hidden = false;
