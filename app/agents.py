@@ -147,6 +147,21 @@ def values(
     return lambda client: _values(client, name, run, stat, first, last, points)
 
 
+def precision(
+    *,
+    run: Run = None,
+    format: Annotated[str, Field(description="bf16, fp16, e5m2, e4m3, or e2m1", max_length=10)] = "e4m3",
+    scale: Annotated[str, Field(description="max or p99.9: what becomes the largest value", max_length=10)] = "max",
+    kind: KindOrAll = None,
+    match: Match = None,
+    first: First = None,
+    last: Last = None,
+    limit: Limit = 10,
+) -> Ask:
+    """Say which layers should stay in bf16: what a cast to a format of low precision would make of their values."""
+    return lambda client: questions.precision(client, run, format, scale, kind, match, first, last, limit)
+
+
 def histogram(
     *,
     tensor: Tensor,
@@ -220,7 +235,8 @@ def save_step(*, run: Run = None) -> Ask:
     return lambda client: _commanded(client, run, lambda id: client.save_step(run=id))
 
 
-QUESTIONS: Final = (runs, status, why, compare, resume_check, layers, values, histogram, picture, coverage, wait)
+LOOKS: Final = (layers, values, histogram, precision, picture)
+QUESTIONS: Final = (runs, status, why, compare, resume_check, *LOOKS, coverage, wait)
 COMMANDS: Final = (change_capture, capture_tensor, save_step)
 
 

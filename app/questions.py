@@ -446,6 +446,40 @@ def span_words(first: int | None, last: int | None) -> str:
 # What is captured, and what it costs.
 
 
+def precision(
+    client: Client,
+    run: str | None = None,
+    format: str = "e4m3",
+    scale: str = "max",
+    kind: Kind | None = None,
+    match: str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    limit: int = 10,
+) -> Told:
+    """Say which layers a cast to a format of low precision would harm."""
+    run = id_of(client, run)
+    found = client.precision(format, scale, match, kind, first, last, MAX_ROWS, run=run)
+    rows = [
+        (labeled(each), *(_share_words(share) for share in (cast.underflow, cast.subnormal, cast.saturated)),
+         percent(cast.noise), "yes" if cast.fits else "no")
+        for each in found.taps[:limit]
+        for cast in (each.formats[format],)
+    ]  # fmt: skip
+    stay = [each for each in found.taps if not each.formats[format].fits]
+    some = f"{'at least ' if len(stay) == MAX_ROWS else ''}{counted(len(stay), 'tensor')}"
+    lines = [f"{some} of {found.total:,} should stay in bf16 rather than {format}, the worst first:"]
+    lines += table(("cast to " + format, "to zero", "subnormal", "too large", "noise", "fits"), rows) if rows else []
+    sampled = sum(each.sampled for each in found.taps)
+    covers = f"{counted(len(found.taps), 'tensor')}, {sampled:,} of them sampled, scaled by {scale}"
+    return told([*lines, f"Covers: {covers}{span_words(first, last)}.", *link(client, run, "/flow")], precision=found)
+
+
+def _share_words(share: answers.Estimate) -> str:
+    usual, least, most = map(percent, share)
+    return usual if least == most else f"{usual} ({least} to {most})"
+
+
 def coverage(client: Client, run: str | None = None) -> Told:
     """Say which modules are captured, why the others aren't, and what watching costs."""
     run = id_of(client, run)

@@ -15,9 +15,10 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.reading.answers import PinnedChart
 from hookcore.reading.answers.series import MAX_CHOSEN, MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SCALARS, MAX_SERIES
+from hookcore.reading.local import MAX_CAST, SCALES
 from hookcore.reading.pictures import cells_of, cut
 from hookcore.records import KINDS, Kind
-from hookcore.records.sketch import BINS
+from hookcore.records.sketch import BINS, FORMATS
 from hookcore.records.vocabulary import KIND_WORDS, OWN
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import quantile_of, require, unknown
@@ -161,6 +162,26 @@ def channels(
     if tap is None:
         return run.reader.channel_taps(match)
     return run.reader.channels(tap, span.first, span.last, columns, rows)
+
+
+@router.reads("/precision", "What casts to low precision would make of each tensor")
+def precision(
+    run: RunParam,
+    match: MatchParam,
+    span: SpanParam,
+    format: Annotated[str, Query(max_length=10, description="the format to sort by", examples=[*FORMATS])] = "e4m3",
+    scale: Annotated[
+        str,
+        Query(max_length=10, description="what becomes the largest value of a scaled format", examples=[*SCALES]),
+    ] = "max",
+    kind: OfKind = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_CAST, description="maximum number of taps in this answer")] = 100,
+) -> answers.Precision:
+    """Return the shares of values that would become zero, subnormal, or too large, by the histograms of these steps.
+
+    Each share has its least and largest possible value: bins that a limit cuts, and samples, leave it open.
+    """
+    return run.reader.precision(format, scale, match, kind, span.first, span.last, limit)
 
 
 @router.reads("/latest", "The newest values", ARRAYS)

@@ -57,6 +57,11 @@ COMPARE_EXAMPLES: Final = """
   hookcore compare --from 1000                     the steps from 1,000 on with those before
   hookcore compare --ranks                         the ranks of a distributed training
 """
+PRECISION_EXAMPLES: Final = """
+  hookcore precision                               which tensors a cast to float8 (E4M3) would harm
+  hookcore precision --kind output_grad --format e5m2 --scale p99.9
+                                                   gradients, in the other float8 format
+"""
 RESUME_EXAMPLES: Final = """
   hookcore resume-check                            the newest run, after the one that was saved before it
   hookcore resume-check --run again --earlier first
@@ -81,6 +86,13 @@ def add_questions(commands: Commands) -> None:
         _add(commands, "compare", "Say what differs between two runs, two spans of steps, or the ranks of a run.",
              COMPARE_EXAMPLES, _compare)
     )  # fmt: skip
+    precision = _add(commands, "precision", "Say which layers should stay in bf16.", PRECISION_EXAMPLES, _precision)
+    precision.add_argument("--format", default="e4m3", help="bf16, fp16, e5m2, e4m3, or e2m1 (default: e4m3)")
+    precision.add_argument("--scale", default="max", help="what becomes the largest value: max or p99.9 (default: max)")
+    precision.add_argument("--kind", choices=KINDS, help="only tensors of this kind (default: all)")
+    precision.add_argument("--match", help="only modules that match a pattern (docs/patterns.md)")
+    _add_steps(precision)
+    _add_limit(precision, 10)
     resume = _add(
         commands,
         "resume-check",
@@ -200,6 +212,13 @@ def _compare(client: Client, given: argparse.Namespace) -> Told:
         client, given.run_id, given.other, given.ranks, given.first, given.last, *others, given.kind, given.stat,
         given.limit,
     )  # fmt: skip
+
+
+def _precision(client: Client, given: argparse.Namespace) -> Told:
+    from .. import questions
+
+    about = given.format, given.scale, given.kind, given.match, given.first, given.last, given.limit
+    return questions.precision(client, given.run_id, *about)
 
 
 def _resume(client: Client, given: argparse.Namespace) -> tuple[Told, int]:

@@ -705,6 +705,20 @@ class Client(Reader):
     def channel_taps(self, match: str | None = None, run: str | None = None) -> answers.ChannelTaps:
         return self._get(answers.ChannelTaps, "/api/v1/channels", {"match": match, "run": run})
 
+    def precision(
+        self,
+        format: str = "e4m3",
+        scale: str = "max",
+        match: str | None = None,
+        kind: Kind | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        limit: int = 100,
+        run: str | None = None,
+    ) -> answers.Precision:
+        query = {"format": format, "scale": scale, "match": match, "kind": kind, "from": first, "to": last}
+        return self._get(answers.Precision, "/api/v1/precision", {**query, "limit": limit, "run": run})
+
     def latest(
         self,
         match: str | None = None,

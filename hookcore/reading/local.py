@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,10 +16,12 @@ from hookcore.reading.answers.base import TapName
 from hookcore.reading.pictures import cut
 from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader
-from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
+from hookcore.records import PROBE, Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
+from hookcore.records.sketch import FORMATS, Cast, Magnitudes
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.checks import matcher, quantile_of, require_kind, unknown
 from hookcore.store.incidents import Incident
+from hookcore.store.unlike import Sample
 
 _SAME: Final = ("path", "parent", "type", "parameters", "trainable", "aliases", "source")  # as in the record
 
@@ -182,6 +184,28 @@ class StoreReader(Reader):
         numbered, bounds = [self._find(tap) for tap in taps], (first, last, columns, bins)
         return [answers.Histograms.of(named, self._store.histograms(number, *bounds)) for number, named in numbered]
 
+    def precision(
+        self,
+        format: str = "e4m3",
+        scale: str = "max",
+        match: str | None = None,
+        kind: Kind | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        limit: int = 100,
+    ) -> answers.Precision:
+        for what, given, allowed in (("format", format, FORMATS), ("scale", scale, SCALES)):
+            if given not in allowed:
+                raise ArgumentError(unknown(what, given, list(allowed)))
+        store, sample = self._store, self._store.sample(first, last)
+        wanted = store.taps(match, kind)
+        wanted = wanted.at([place for place, tap in enumerate(wanted.taps) if tap.kind != PROBE])
+        found = [each for each in _casts_of(store, sample, wanted, SCALES[scale], first, last) if each.values]
+        found.sort(key=lambda each: _harm(each.formats[format]), reverse=True)
+        return answers.Precision(
+            self._run, sample.first, sample.last, format, scale, len(wanted.taps), tuple(found[:limit])
+        )
+
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
     ) -> answers.Channels:
@@ -312,6 +336,50 @@ class StoreReader(Reader):
         if snapshot is None:
             raise ArgumentError(f"there is no snapshot {number} of the run {self._run}; snapshots() lists them")
         return cut(snapshot.values, slice)
+
+
+SCALES: Final = {"max": 1.0, "p99.9": 0.999}  # the share of values that fit
+MAX_CAST: Final = 1000  # taps of an answer
+MOST_LOST: Final = 0.01  # of the values, if a format fits
+MOST_NOISE: Final = 0.1
+
+
+def _casts_of(
+    store: Store, sample: Sample, taps: TapList, share: float, first: int | None, last: int | None
+) -> Iterator[answers.PrecisionTap]:
+    """Yield what casts would make of the values of taps in some steps."""
+    numbers = taps.numbers[:MAX_CAST].astype(np.int64)
+    largest = np.full(len(numbers), np.nan)
+    for stat in ("min", "max"):
+        rows = store.rows(numbers, stat, first, last)
+        for side in (rows.low, rows.high):
+            largest = np.fmax.reduce([largest, *np.abs(side)])
+    counted, sketched = (store.rows(numbers, stat, first, last).mean for stat in ("count", "sketched"))
+    whole = np.logical_and.reduce(np.nan_to_num(sketched) >= np.nan_to_num(counted), axis=0)
+    sums = sample.sums(numbers)
+    for place, (number, tap) in enumerate(taps.at(range(len(numbers)))):
+        size = float(largest[place])
+        values = Magnitudes.of(sums[place], size, bool(whole[place]))
+        total = values.total
+        casts = {name: values.cast(each, share, size) for name, each in FORMATS.items()} if total else {}
+        formats = {name: _cast_to(each) for name, each in casts.items()}
+        yield answers.PrecisionTap.of(number, tap, values=int(total), sampled=not whole[place], formats=formats)
+
+
+def _cast_to(cast: Cast) -> answers.CastTo:
+    fits = cast.underflow[0] + cast.saturated[0] <= MOST_LOST and cast.noise <= MOST_NOISE
+    underflow, subnormal, saturated = map(_estimate, (cast.underflow, cast.subnormal, cast.saturated))
+    return answers.CastTo(underflow, subnormal, saturated, Number(cast.error), Number(cast.noise), fits)
+
+
+def _estimate(share: tuple[float, float, float]) -> answers.Estimate:
+    usual, least, most = map(Number, share)
+    return usual, least, most
+
+
+def _harm(cast: answers.CastTo) -> tuple[bool, float, float]:
+    """Return a key that sorts casts by how much they harm."""
+    return not cast.fits, cast.underflow[0] + cast.saturated[0], cast.noise
 
 
 def _named(taps: TapList) -> tuple[answers.Tap, ...]:

@@ -92,6 +92,22 @@ class Reader(Protocol):
     ) -> list[answers.Histograms]:
         """Return the distributions of several taps; each has its own edges."""
 
+    def precision(
+        self,
+        format: str = "e4m3",
+        scale: str = "max",
+        match: str | None = None,
+        kind: Kind | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        limit: int = 100,
+    ) -> answers.Precision:
+        """Return what casts to fp16, bf16, and scaled e5m2, e4m3, and e2m1 would make of each tap, the worst first.
+
+        `format` is the one to sort by. `scale` says which value becomes the largest one of a scaled format: "max", or
+        "p99.9", above which 0.1 % of the values are.
+        """
+
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
     ) -> answers.Channels:

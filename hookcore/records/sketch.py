@@ -1,4 +1,4 @@
-"""Mergeable histograms with fixed signed-log bins, and the layout of these bins for all kernels.
+"""Mergeable histograms with fixed signed-log bins, their layout for all kernels, and what casts make of their values.
 
 A bin is one eighth of a power of two, so a quantile's value is at most 5.9 % from any value of its bin. Bins ascend
 with the value: negative magnitudes from large to small, zero, positive magnitudes from small to large. Values outside
@@ -239,3 +239,148 @@ def shifted_rows(block: SketchBlock, rows: NDArray[np.bool_], steps: int) -> Ske
     start = np.zeros(len(lengths) + 1, np.uint32)
     np.cumsum(np.bincount(row[first], minlength=len(lengths)), out=start[1:])
     return SketchBlock(start, moved[first].astype(np.uint16), counts)
+
+
+# Formats of low precision: what a cast makes of the values of a histogram.
+
+_POINTS: Final = np.arange(1, 17) * 0.6180339887 % 1.0  # of a bin, at which a cast is computed: on no format's grid
+_SIGMAS: Final = 3.0  # of what sampling may have changed
+_LEAST: Final = 2.0**-149  # the smallest magnitude below the range
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """A floating-point format: its largest value, the exponent of its smallest normal one, and bits of its mantissa."""
+
+    name: str
+    largest: float
+    exponent: int
+    bits: int
+    is_scaled: bool  # whether tensors are scaled before a cast to it
+
+    @property
+    def _limits(self) -> tuple[float, float, float]:
+        """Magnitudes up to which a value becomes zero, below which it is subnormal, and above which it is too large."""
+        least = np.ldexp(1.0, self.exponent - self.bits)
+        ulp = np.ldexp(1.0, int(np.floor(np.log2(self.largest))) - self.bits)
+        return float(least / 2), float(np.ldexp(1.0, self.exponent) - least / 2), float(self.largest + ulp / 2)
+
+    def unit(self, magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how far its values are apart at these magnitudes."""
+        exponents = np.maximum(np.frexp(magnitudes)[1] - 1, self.exponent)
+        unit: NDArray[np.float64] = np.ldexp(1.0, exponents - self.bits)
+        return unit
+
+    def round(self, magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the nearest magnitudes that it has, ties to even; the largest one for larger ones."""
+        unit = self.unit(magnitudes)
+        return np.minimum(np.rint(magnitudes / unit) * unit, self.largest)
+
+    def fates(self, magnitudes: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return what each becomes: 0 for zero, 1 for a subnormal value, 2 for a normal one, 3 if it is too large."""
+        return np.searchsorted(np.array(self._limits), magnitudes)
+
+
+FORMATS: Final = {
+    each.name: each
+    for each in (
+        NumberFormat("bf16", float(np.ldexp(255.0, 120)), -126, 7, False),
+        NumberFormat("fp16", 65504.0, -14, 10, False),
+        NumberFormat("e5m2", 57344.0, -14, 2, True),
+        NumberFormat("e4m3", 448.0, -6, 3, True),
+        NumberFormat("e2m1", 6.0, 0, 1, True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """What a cast makes of a tensor's nonzero finite values: shares, with their least and largest possible value."""
+
+    underflow: tuple[float, float, float]  # share that becomes zero
+    subnormal: tuple[float, float, float]
+    saturated: tuple[float, float, float]  # share above the largest value
+    error: float  # the mean relative error of a value
+    noise: float  # the root mean square of the errors, relative to that of the values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Magnitudes:
+    """The nonzero finite magnitudes of a histogram: filled bins from `low` to `high`, and their counts."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    is_whole: bool  # whether all values are counted, not only a sample
+
+    @classmethod
+    def of(cls, counts: NDArray[np.float64], largest: float, is_whole: bool) -> Magnitudes:
+        """Take them from a row of bins. `largest` is the largest magnitude; NaN if it is unknown."""
+        one, two = counts[NEG_FIRST:NEG_UNDER][::-1], counts[POS_FIRST:POS_OVER]
+        ends = counts[[NEG_UNDER, NEG_OVER]] + counts[[POS_UNDER, POS_OVER]]
+        every = np.concatenate([ends[:1], one + two, ends[1:]])
+        filled, edges = np.flatnonzero(every), _magnitude_edges()
+        low = np.concatenate([[_LEAST], edges])[filled]
+        high = np.concatenate([edges, [np.fmax(largest, 2.0 * edges[-1])]])[filled]
+        if len(high) and low[-1] <= largest < high[-1]:
+            high[-1] = largest
+        return cls(low, high, every[filled], is_whole)
+
+    @property
+    def total(self) -> float:
+        """The number of values."""
+        return float(self.counts.sum())
+
+    def level(self, share: float, largest: float) -> tuple[float, float, float]:
+        """Return the magnitude below which this share lies: as estimated, and its least and largest possible value."""
+        if share >= 1.0:
+            known = largest >= self.low[-1]
+            return (largest,) * 3 if known else (float(self.high[-1]), float(self.low[-1]), float(self.high[-1]))
+        ends = np.cumsum(self.counts)
+        rank = share * ends[-1]
+        spread = 0.0 if self.is_whole else _SIGMAS * float(np.sqrt(rank * (1 - share)))
+        at, least, most = np.minimum(np.searchsorted(ends, [rank, rank - spread, rank + spread]), len(ends) - 1)
+        part = 1 - (ends[at] - rank) / self.counts[at]
+        value = self.low[at] + part * (self.high[at] - self.low[at])
+        return float(value), float(self.low[least]), float(self.high[most])
+
+    def cast(self, to: NumberFormat, share: float, largest: float) -> Cast:
+        """Cast them. `share` of them fit below the largest value of a format that is scaled."""
+        level = self.level(share, largest) if to.is_scaled else (to.largest,) * 3
+        scale, most, least = (to.largest / each for each in level)
+        fates_low, fates_high = to.fates(self.low * least), to.fates(np.nextafter(self.high, 0) * most)
+        values = (self.low[:, None] + (self.high - self.low)[:, None] * _POINTS) * scale
+        fates, rounded = to.fates(values), to.round(values)
+        underflow, subnormal, saturated = (
+            self._share(
+                (fates == fate).mean(axis=1),
+                (fates_low == fate) & (fates_high == fate),
+                (fates_low <= fate) & (fates_high >= fate),
+            )
+            for fate in (0, 1, 3)
+        )
+        # In a bin with many values of the format, each error up to half a unit is equally likely.
+        unit = to.unit(values)
+        is_fine = ((self.high - self.low)[:, None] * scale >= 4 * unit) & (values <= to.largest)
+        errors = np.where(is_fine, unit / 4, np.abs(rounded - values)) / values
+        peak = float(values[-1, :].max())  # its square may be too large for a float
+        squares = np.where(is_fine, (unit / peak) ** 2 / 12, ((rounded - values) / peak) ** 2)
+        error, lost, power = (
+            float((each.mean(axis=1) * self.counts).sum()) for each in (errors, squares, (values / peak) ** 2)
+        )
+        return Cast(underflow, subnormal, saturated, error / self.total, float(np.sqrt(lost / power)))
+
+    def _share(
+        self, usual: NDArray[np.float64], surely: NDArray[np.bool_], maybe: NDArray[np.bool_]
+    ) -> tuple[float, float, float]:
+        """Return a share of the values: as estimated, and its least and largest possible value."""
+        share, low, high = (float((self.counts * each).sum()) / self.total for each in (usual, surely, maybe))
+        return share, self._sampled(low, -1), self._sampled(high, 1)
+
+    def _sampled(self, share: float, sign: int) -> float:
+        """Return the end of Wilson's interval for a share that was found in a sample."""
+        if self.is_whole:
+            return share
+        n, z = self.total, _SIGMAS
+        middle, width = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+        return float(np.clip((middle + sign * width) / (1 + z * z / n), 0.0, 1.0))

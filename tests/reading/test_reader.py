@@ -89,6 +89,14 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "bins": st.integers(5, 30),
         **steps,
     },
+    "precision": {
+        "format": st.sampled_from(["e4m3", "e2m1", "fp8"]),
+        "scale": st.sampled_from(["max", "p99.9", "p50"]),
+        "match": matches,
+        "kind": maybe(kinds),
+        "limit": points,
+        **steps,
+    },
     "channels": {"tap": st.just(CHANNELS), "columns": points, "rows": points, **steps},
     "channel_taps": {"match": matches},
     "latest": {

@@ -93,6 +93,40 @@ def _series_columns(many: Sequence[Series], *, stats: bool = False) -> dict[str,
     return columns
 
 
+Estimate = tuple[Number, Number, Number]  # a share, and its least and largest possible value
+
+
+class CastTo(Answer, frozen=True):
+    """What a cast to a format makes of a tensor's nonzero finite values."""
+
+    underflow: Annotated[Estimate, Meta(description="share that becomes zero, with its least and largest value")]
+    subnormal: Annotated[Estimate, Meta(description="share that becomes subnormal, and keeps fewer digits")]
+    saturated: Annotated[Estimate, Meta(description="share above the largest value of the format")]
+    error: Annotated[Number, Meta(description="mean relative error of a value")]
+    noise: Annotated[Number, Meta(description="root mean square of the errors, relative to that of the values")]
+    fits: Annotated[bool, Meta(description="few values are lost, and the noise is low")]
+
+
+class PrecisionTap(Tap, frozen=True):
+    """A tap, and what casts would make of it."""
+
+    values: Annotated[int, Meta(description="nonzero finite values in its histograms of these steps")]
+    sampled: Annotated[bool, Meta(description="whether the histograms have only some of the tensor's values")]
+    formats: dict[str, CastTo]
+
+
+class Precision(Answer, frozen=True):
+    """Which tensors casts to formats of low precision would harm, the worst first."""
+
+    run: str
+    first_step: int | None
+    last_step: int | None
+    format: str
+    scale: str
+    total: Annotated[int, Meta(description="taps with values, which may exceed those looked at")]
+    taps: tuple[PrecisionTap, ...]
+
+
 class Scalars(Page, Tabular, frozen=True):
     """The names of the scalars, and the requested series; `scalars["loss"]` is one of them."""
 

@@ -1,0 +1,75 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Which layers of a training a cast to low precision would harm, against casts of their tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookcore.errors import ArgumentError
+from hookcore.reading.answers import PrecisionTap
+from hookcore.reading.local import StoreReader
+from tests.harness import seed_all, watch
+
+
+class Outliers(nn.Module):
+    """Multiplies one channel, as massive activations do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.cat([torch.full((1,), 1e6), torch.ones(63)])
+
+
+def trained(sketch_values: int | None) -> tuple[StoreReader, list[Tensor]]:
+    """Return a reader of a short training, and the output of its layer with outliers in each step."""
+    seed_all()
+    model = nn.Sequential(nn.Linear(16, 64), Outliers(), nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-12)
+    seen: list[Tensor] = []
+    model[1].register_forward_hook(lambda _module, _args, output: seen.append(output.detach().clone()))
+    with watch(model, sketch_values=sketch_values) as watcher:
+        for _ in range(3):
+            model(torch.randn(256, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return StoreReader(watcher.store), seen
+
+
+def tap_of(reader: StoreReader, scale: str, label: str = "1 output") -> PrecisionTap:
+    return next(each for each in reader.precision("e4m3", scale).taps if each.label == label)
+
+
+@pytest.mark.parametrize("scale", ["max", "p99.9"])
+@pytest.mark.parametrize("sketch_values", [None, 2048])
+def test_the_layer_with_outliers_is_the_worst_and_has_the_shares_of_a_cast(
+    scale: str, sketch_values: int | None
+) -> None:
+    reader, seen = trained(sketch_values)
+    values = torch.cat([each.reshape(-1) for each in seen]).double().abs()
+    found = reader.precision("e4m3", scale)
+    outputs = [each for each in found.taps if each.kind == "output"]
+    assert outputs[0].label == "1 output"
+    assert [each.formats["e4m3"].fits for each in outputs if each.label in ("0 output", "1 output")] == [False, True]
+    tap = tap_of(reader, scale)
+    assert tap.sampled == (sketch_values is not None)
+    level = values.max() if scale == "max" else values.sort().values[math.ceil(0.999 * len(values)) - 1]
+    rounded = (values * 448 / level).float().clamp(max=448.0).to(torch.float8_e4m3fn).double()
+    usual, least, most = tap.formats["e4m3"].underflow
+    assert least <= float((rounded == 0).double().mean()) <= most
+    assert usual == pytest.approx(float((rounded == 0).double().mean()), abs=0.02)
+
+
+def test_an_unknown_format_or_scale_is_an_error_that_names_the_known_ones() -> None:
+    reader, _ = trained(None)
+    with pytest.raises(ArgumentError, match=r"unknown format 'fp8'.*e4m3"):
+        reader.precision("fp8")
+    with pytest.raises(ArgumentError, match=r"unknown scale 'p99'.*p99\.9"):
+        reader.precision(scale="p99")
+
+
+def test_a_kind_without_values_has_no_answer_and_probes_are_left_out() -> None:
+    reader, _ = trained(None)
+    assert reader.precision(kind="input").taps == ()
+    assert reader.precision(kind="probe").total == 0

@@ -1,0 +1,114 @@
+"""What a cast to a format of low precision makes of a histogram's values, against casts of these values by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hookcore.records.sketch import FORMATS, Magnitudes, NumberFormat, Sketch
+
+Values = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Any]
+MANY: Final = 100_000
+TYPES: Final = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e5m2": torch.float8_e5m2,
+    "e4m3": torch.float8_e4m3fn,
+}
+LEVELS: Final = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # of E2M1, to which torch has no cast
+DISTRIBUTIONS: Final[dict[str, Draw]] = {
+    "normal": lambda rng, n: rng.normal(size=n),
+    "uniform": lambda rng, n: rng.uniform(-3, 3, n),
+    "laplace": lambda rng, n: rng.laplace(size=n),
+    "lognormal": lambda rng, n: rng.lognormal(0, 3, n),
+    "heavy tails": lambda rng, n: rng.standard_t(2, n),
+    "tiny": lambda rng, n: 1e-7 * rng.normal(size=n),
+    "half zero": lambda rng, n: np.maximum(rng.normal(size=n), 0),
+    "outliers": lambda rng, n: np.where(rng.random(n) < 1e-3, 1e3, 1.0) * rng.normal(size=n),
+}
+WITH_FEW: Final = frozenset({"lognormal", "heavy tails", "outliers"})  # a few values have most of the power
+
+
+def drawn(name: str, many: int = MANY, seed: int = 0) -> Values:
+    values = DISTRIBUTIONS[name](np.random.default_rng(seed), many).astype(np.float32)
+    found: Values = np.abs(values[values != 0]).astype(np.float64)
+    return found
+
+
+def cast(scaled: Values, to: NumberFormat) -> tuple[Values, NDArray[np.bool_]]:
+    """Return what torch makes of magnitudes, too large ones as the largest, and which these are."""
+    limit = to.largest + to.unit(np.array([to.largest]))[0] / 2
+    too_large = scaled >= limit if to.name in ("e5m2", "fp16", "bf16") else scaled > limit
+    if to.name == "e2m1":
+        found = LEVELS[np.abs(scaled[:, None] - LEVELS).argmin(axis=1)]
+    else:
+        found = torch.from_numpy(scaled).float().to(TYPES[to.name]).double().numpy()
+    return np.where(too_large, to.largest, found), too_large
+
+
+def truth_of(values: Values, to: NumberFormat, share: float) -> dict[str, float]:
+    level = values.max() if share == 1 else np.sort(values)[int(np.ceil(share * len(values))) - 1]
+    scaled = values * (to.largest / level if to.is_scaled else 1.0)
+    found, too_large = cast(scaled, to)
+    return {
+        "underflow": float((found == 0).mean()),
+        "subnormal": float(((found > 0) & (found < 2.0**to.exponent)).mean()),
+        "saturated": float(too_large.mean()),
+        "error": float(np.abs(found / scaled - 1).mean()),
+        "noise": float(np.sqrt(((found - scaled) ** 2).sum() / (scaled**2).sum())),
+    }
+
+
+@pytest.mark.parametrize("share", [1.0, 0.999], ids=["max", "p99.9"])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_shares_and_errors_are_those_of_a_cast(distribution: str, name: str, share: float) -> None:
+    values, to = drawn(distribution), FORMATS[name]
+    largest = float(values.max())
+    counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), largest, is_whole=True)
+    found, truth = counted.cast(to, share, largest), truth_of(values, to, share)
+    for what in ("underflow", "subnormal", "saturated"):
+        usual, least, most = getattr(found, what)
+        assert least - 1e-12 <= truth[what] <= most + 1e-12, what
+        assert least <= usual <= most
+    assert found.error == pytest.approx(truth["error"], rel=0.04)
+    factor = 2.0 if distribution in WITH_FEW else 1.06
+    assert truth["noise"] / factor <= found.noise <= truth["noise"] * factor
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_sample_says_how_far_it_may_be_off(distribution: str, name: str) -> None:
+    values, to = drawn(distribution), FORMATS[name]
+    largest, inside = float(values.max()), 0
+    for seed in range(6):
+        some = np.random.default_rng(seed).choice(values, 2000, replace=False)
+        counted = Magnitudes.of(Sketch.of(some).counts.astype(np.float64), largest, is_whole=False)
+        found, truth = counted.cast(to, 1.0, largest), truth_of(values, to, 1.0)
+        bounds = [(truth[what], *getattr(found, what)[1:]) for what in ("underflow", "subnormal", "saturated")]
+        inside += all(least <= share <= most for share, least, most in bounds)
+    assert inside == 6
+
+
+def test_a_histogram_without_the_largest_value_is_less_sure_of_a_scale() -> None:
+    values, to = drawn("lognormal"), FORMATS["e4m3"]
+    counts = Sketch.of(values).counts.astype(np.float64)
+    known, unknown = (
+        Magnitudes.of(counts, largest, is_whole=True).cast(to, 1.0, largest) for largest in (values.max(), np.nan)
+    )
+    truth = truth_of(values, to, 1.0)["subnormal"]
+    assert known.subnormal[2] - known.subnormal[1] < unknown.subnormal[2] - unknown.subnormal[1]
+    assert unknown.subnormal[1] <= truth <= unknown.subnormal[2]
+
+
+def test_values_beyond_the_range_of_a_histogram_have_a_fate_too() -> None:
+    values = np.array([1e-40, 1.0, 1e300])
+    counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), 1e300, is_whole=True)
+    found = counted.cast(FORMATS["fp16"], 1.0, 1e300)
+    assert found.underflow == found.saturated == pytest.approx((1 / 3,) * 3)
