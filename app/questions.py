@@ -472,7 +472,8 @@ def precision(
     lines += table(("cast to " + format, "to zero", "subnormal", "too large", "noise", "fits"), rows) if rows else []
     sampled = sum(each.sampled for each in found.taps)
     covers = f"{counted(len(found.taps), 'tensor')}, {sampled:,} of them sampled, scaled by {scale}"
-    return told([*lines, f"Covers: {covers}{span_words(first, last)}.", *link(client, run, "/flow")], precision=found)
+    page = link(client, run, "/flow/precision", kind=kind, format=format, scale=scale, f=match)
+    return told([*lines, f"Covers: {covers}{span_words(first, last)}.", *page], precision=found)
 
 
 def _share_words(share: answers.Estimate) -> str:

@@ -6,7 +6,7 @@ from .. import assets
 from .compare import ComparePage, DifferencesPage
 from .frame import compile_templates
 from .home import BoardPage, MetricsPage, RunsPage
-from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage
+from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage, PrecisionPage
 from .overview import CapturePage, HooksPage, OverviewPage, SystemPage, TimelinePage
 from .page import router_of
 from .problems import EventsPage, IncidentPage, RulesPage
@@ -23,6 +23,7 @@ router = router_of(
         LayerPage,
         HistogramsPage,
         DifferencesPage,
+        PrecisionPage,
         RanksPage,
         TensorsPage,
         MetricsPage,

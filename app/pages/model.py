@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Model, ModelBox
+from hookcore.reading.local import MAX_CAST
 from hookcore.records import KINDS, TENSOR_KINDS, Kind, Phase
 from hookcore.store import STAT_NAMES, checks
 from hookcore.store.incidents import Incident
@@ -380,6 +381,58 @@ class HistogramsPage(RunPage):
             "total": len(fitting),
             "types": types,
             "column": {name: place for place, name in enumerate(latest.stats)},
+        }
+
+
+# The page Precision: what casts to formats of low precision would make of the values of layers.
+
+CAST_ROWS: Final = 50  # of the table on one page
+FORMAT_TITLES: Final = {"e4m3": "E4M3", "e5m2": "E5M2", "e2m1": "E2M1", "fp16": "fp16", "bf16": "bf16"}
+SCALE_TITLES: Final = {"max": "largest value", "p99.9": "99.9th percentile"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPage(RunPage):
+    """Layers by formats. Invalid query parameters fall back to defaults."""
+
+    name = "precision"
+    parts = ("layers",)
+
+    kind: str = ""
+    format: str = ""
+    scale: str = ""
+    f: FindText = ""
+    row: RowNumber = 0
+
+    def values(self) -> dict[str, Any]:
+        return {"formats": FORMAT_TITLES, "scales": SCALE_TITLES, "asked": self.asked}
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What is shown."""
+        return {
+            "kind": self.kind if self.kind in KINDS else "",
+            "format": self.format if self.format in FORMAT_TITLES else next(iter(FORMAT_TITLES)),
+            "scale": self.scale if self.scale in SCALE_TITLES else next(iter(SCALE_TITLES)),
+            "f": self.f,
+        }
+
+    def part_layers(self) -> dict[str, Any]:
+        asked, span = self.asked, self.span
+        first, last = (None, None) if span is None else (span.first, span.last)
+        if span is not None and span.step is not None:
+            first = last = span.step
+        kind = cast(Kind, asked["kind"]) or None
+        found = self.run.reader.precision(asked["format"], asked["scale"], None, kind, first, last, MAX_CAST)
+        fits = finder_of(self.run, self.f).fits
+        layers = [each for each in found.taps if fits(each.module)]
+        table = TablePage.at(self.row, CAST_ROWS, len(layers))
+        return {
+            "found": found,
+            "layers": table.cut(layers),
+            "table": table,
+            "stay": sum(not each.formats[asked["format"]].fits for each in layers),
+            "most": MAX_CAST,
         }
 
 

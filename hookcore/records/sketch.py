@@ -362,6 +362,7 @@ class Magnitudes:
         # In a bin with many values of the format, each error up to half a unit is equally likely.
         unit = to.unit(values)
         is_fine = ((self.high - self.low)[:, None] * scale >= 4 * unit) & (values <= to.largest)
+        unit = np.where(is_fine, unit, 0.0)  # others may be too large to be squared
         errors = np.where(is_fine, unit / 4, np.abs(rounded - values)) / values
         peak = float(values[-1, :].max())  # its square may be too large for a float
         squares = np.where(is_fine, (unit / peak) ** 2 / 12, ((rounded - values) / peak) ** 2)

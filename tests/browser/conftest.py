@@ -84,6 +84,7 @@ def paths_of(site: Site, name: str) -> dict[str, str]:
         "layer": f"runs/{run}/model/layers?module=encoder.layers.1.linear1",
         "histograms": f"runs/{run}/flow/histograms",
         "differences": f"runs/{run}/flow/changes",
+        "precision": f"runs/{run}/flow/precision",
         "tensors": f"runs/{run}/model/tensors",
         "media": f"runs/{run}/metrics/media",
         "board": f"runs/{run}/metrics/pinned",

@@ -16,6 +16,7 @@ PAGES = (
     "layer",
     "histograms",
     "differences",
+    "precision",
     "tensors",
     "media",
     "board",

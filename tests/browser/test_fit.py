@@ -22,8 +22,8 @@ SETTLE_MS = 150
 PATIENCE = 12  # the number of looks before misfits count
 OF_A_RUN = (
     "", "model", "model/layers", "model/layers?module={module}", "model/tensors?module={module}", "flow",
-    "flow/histograms", "flow/changes", "metrics", "metrics/media", "metrics/pinned", "performance", "performance/ranks",
-    "capture", "capture/rules", "capture/hooks", "problems",
+    "flow/histograms", "flow/changes", "flow/precision", "metrics", "metrics/media", "metrics/pinned", "performance",
+    "performance/ranks", "capture", "capture/rules", "capture/hooks", "problems",
 )  # fmt: skip
 OTHERS = (
     "",

@@ -121,7 +121,7 @@ def test_the_menu_of_a_run_has_seven_entries_and_marks_that_of_each_page(world: 
         assert re.findall(r'data-title="([^":]*)[^"]*" aria-current', menu) == [entry.title]
         assert f"<title>{tab.title}" in text
         assert len(re.findall("<h1", text)) == 1, page
-    assert len({tab.key for tab in frame.TABS.values() if tab.key}) == 16
+    assert len({tab.key for tab in frame.TABS.values() if tab.key}) == 17
 
 
 def test_the_layers_of_a_model_are_a_tree_with_lines_of_their_activations_and_gradients(world: World) -> None:
@@ -153,6 +153,7 @@ def test_the_tabs_of_an_entry_keep_the_steps_the_filter_and_the_kind(world: Worl
         f"runs/new/flow?{kept}": "Gradient flow",
         f"runs/new/flow/histograms?{kept}": "Histograms",
         f"runs/new/flow/changes?{kept}": "What changed",
+        f"runs/new/flow/precision?{kept}": "Precision",
     }
     assert "runs/new/model/tensors?module=a" in _tabs(world, "/runs/new/model/layers?module=a")
 

@@ -90,8 +90,8 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         **steps,
     },
     "precision": {
-        "format": st.sampled_from(["e4m3", "e2m1", "fp8"]),
-        "scale": st.sampled_from(["max", "p99.9", "p50"]),
+        "format": st.sampled_from(["e4m3", "e2m1", "fp16"]),
+        "scale": st.sampled_from(["max", "p99.9"]),
         "match": matches,
         "kind": maybe(kinds),
         "limit": points,

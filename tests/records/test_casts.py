@@ -107,6 +107,13 @@ def test_a_histogram_without_the_largest_value_is_less_sure_of_a_scale() -> None
     assert unknown.subnormal[1] <= truth <= unknown.subnormal[2]
 
 
+def test_a_sample_that_lacks_the_largest_value_is_cast_with_its_scale() -> None:
+    values = np.linspace(1.0, 2.0, 100)
+    counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), 1e300, is_whole=False)
+    found = counted.cast(FORMATS["e4m3"], 1.0, 1e300)
+    assert (found.underflow[0], found.noise) == (1.0, 1.0)
+
+
 def test_values_beyond_the_range_of_a_histogram_have_a_fate_too() -> None:
     values = np.array([1e-40, 1.0, 1e300])
     counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), 1e300, is_whole=True)

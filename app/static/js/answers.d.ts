@@ -9,6 +9,7 @@ export type Around = { name: string; steps: Array<number>; values: Array<Number>
 export type Board = { charts: Array<PinnedChart> };
 export type Capsule = { id: string; step: number; reason: string; model: string; weights: string; time_s: Number; size: number; path: string; state: "explained" | "failed" | "running" | "saved"; failure: string; explanation: Explanation | null; incident: string };
 export type Capsules = { run: string; total: number; capsules: Array<Capsule> };
+export type CastTo = { underflow: [Number, Number, Number]; subnormal: [Number, Number, Number]; saturated: [Number, Number, Number]; error: Number; noise: Number; fits: boolean };
 export type ChannelTaps = { run: string; taps: Array<Tap> };
 export type Channels = { run: string; tap: Tap; first_step: Array<number>; last_step: Array<number>; channel: Array<number>; channels: number; values: Array<Array<Number>> };
 export type Command = { number: number; name: string; changes: Record<string, unknown> };
@@ -75,6 +76,8 @@ export type OwnRule = { name: string; where: string; off: string; calls: number;
 export type PartUsage = { nbytes: number; limit: number };
 export type Parting = { step: number; tap: Tap };
 export type PinnedChart = { name: string; path: string; query: string };
+export type Precision = { run: string; first_step: number | null; last_step: number | null; format: string; scale: string; total: number; taps: Array<PrecisionTap> };
+export type PrecisionTap = { number: number | null; module: string; kind: "exp_avg" | "exp_avg_sq" | "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "raw_grad" | "state" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; values: number; sampled: boolean; formats: Record<string, CastTo> };
 export type Problem = { error: string };
 export type Rank = { rank: number; run: string; state: "crashed" | "ended" | "live" | "lost" | "stopped" | "waiting"; host: string; device: string; local_rank: number; axes: Record<string, [number, number]>; newest_step: number | null; behind: number | null; seconds_per_step: Number; wait_s: Number; wait_share: Number; after_first_s: Number; was_last: number; late: number; missed: number; unknown_rows: number; samples_per_second: Number | null; tokens_per_second: Number | null };
 export type RankMap = { run: string; tap: Tap | null; name: string; ranks: Array<number>; first_step: Array<number>; last_step: Array<number>; values: Array<Array<Number>>; newest: RankSpread | null };
@@ -88,6 +91,8 @@ export type RemovedRuns = { total: number; runs: Array<RemovedRun> };
 export type ReplayedLayer = { module: string; kind: "output" | "output_grad"; index: string; call: number; values: Array<number | null> };
 export type RequestedMaps = { run: string; asked: Array<RequestedSnapshot>; left_out: number; look: string };
 export type RequestedSnapshot = { number: number; tap: Tap };
+export type ResumeCheck = { run: string; earlier: string; step: number | null; outcome: "broken" | "resumed" | "unknown"; message: string; parts: Array<ResumedPart> };
+export type ResumedPart = { name: string; outcome: "differs" | "same" | "unknown"; message: string };
 export type Rollout = { run: string; step: number | null; steps: Array<number>; sample: number; samples: number; fuse: string; discard: number; gradient: boolean; layers: Array<RolloutLayer>; tokens: Array<string>; label: string; matrix: Array<Array<Number>> };
 export type RolloutLayer = { number: number; tap: Tap; heads: number; gradient: number | null };
 export type Row = { number: number | null; module: string; kind: "exp_avg" | "exp_avg_sq" | "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "raw_grad" | "state" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number };
@@ -166,9 +171,11 @@ export type AnswerOf<P extends string> =
   P extends `notifications` ? Notifications :
   P extends `overlay` ? Overlay :
   P extends `overview` ? Overview :
+  P extends `precision` ? Precision :
   P extends `ranks` ? Ranks :
   P extends `removed-runs` ? RemovedRuns :
   P extends `report` ? unknown :
+  P extends `resume` ? ResumeCheck :
   P extends `rules` ? RunRules :
   P extends `runs` ? Runs :
   P extends `scalars` ? Scalars :

@@ -25,6 +25,7 @@ export const PATHS = {
   flow: "flow",
   histograms: "flow/histograms",
   differences: "flow/changes",
+  precision: "flow/precision",
   metrics: "metrics",
   board: "metrics/pinned",
   media: "metrics/media",
