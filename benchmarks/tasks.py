@@ -103,6 +103,12 @@ class Person:
         self.click(link)
         expect(link).to_have_attribute("aria-current", "page")
 
+    def tab(self, title: str) -> None:
+        """Open another tab of the page."""
+        link = self.page.get_by_role("link", name=re.compile(f"^{title}"))
+        self.click(link)
+        expect(link).to_have_attribute("aria-current", "page")
+
     def said(self, selector: str) -> str:
         """Return the first text at a selector, as one line."""
         return " ".join(self.page.locator(selector).first.inner_text().split())
@@ -187,7 +193,7 @@ def vanishing(world: World, person: Person) -> tuple[str, bool]:
     """Read the finding, and then the layers without any gradient."""
     person.click(person.row("sigmoids").locator(".alerts a"))
     message = person.said("#detail")
-    found = re.search(r"the activation gradient shrinks.*?(?= Severity)", message)
+    found = re.search(r"the activation gradient gets.*?(?= Severity)", message)
     place = re.search(r"zero in (\d+)", message)
     right = found is not None and place is not None and int(place[1]) in world.planted["sigmoids"]["zero"]
     return found[0] if found else message[:160], right
@@ -218,11 +224,12 @@ def compare(world: World, person: Person) -> tuple[str, bool]:
 def feature_map(world: World, person: Person) -> tuple[str, bool]:
     """Ask for the output of a convolution of a live run."""
     page = person.page
-    person.open("live", "Tensors")
+    person.open("live", "Model")
+    person.tab("Tensors")
     person.click(page.locator("input[name=module]"))
     person.type("features.0")
     person.press("Enter")
-    expect(page.locator("#viewer-title")).to_have_text("features.0 activation")
+    expect(page.locator("#viewer-title")).to_have_text(re.compile(r"^features\.0 .*activation$"))
     expect(page.locator("#view option:checked")).to_have_text("feature maps")
     expect(page.locator("#panes canvas.tiles")).to_be_visible()
     return person.said("#kept [aria-current]"), "32 \u00d7 16 \u00d7 8 \u00d7 8" in person.said("#kept [aria-current]")
@@ -230,7 +237,8 @@ def feature_map(world: World, person: Person) -> tuple[str, bool]:
 
 def attention(world: World, person: Person) -> tuple[str, bool]:
     """Ask for all attention maps of a live run."""
-    person.open("live", "Tensors")
+    person.open("live", "Model")
+    person.tab("Tensors")
     person.click(person.page.locator("#ask-attention"))
     about = person.page.locator("#rollout-about")
     expect(about).to_contain_text("2 heads, 36 positions", timeout=60_000)
@@ -251,7 +259,7 @@ def back_to_a_step(world: World, person: Person) -> tuple[str, bool]:
     page.wait_for_function("() => /120/.test(document.querySelector('#status-words').innerText)")
     shown = float(loss.get_attribute("value") or "nan")
     held = []
-    for title in ("Gradient flow", "Histograms", "Model"):
+    for title in ("Flow", "Metrics", "Model"):
         person.side(title)
         held.append(page.locator("#step-box").input_value())
     right = abs(shown - truth) < 1e-6 and held == ["120"] * 3
@@ -269,9 +277,9 @@ def zoom(world: World, person: Person) -> tuple[str, bool]:
     person.drag((box["x"] + 0.3 * box["width"], y), (box["x"] + 0.6 * box["width"], y))
     expect(page.locator("#range-chip")).to_be_visible()
     chosen = person.said("#range-words")
-    person.side("Gradient flow")
+    person.side("Flow")
     other = person.said("#range-words")
-    return f"{chosen}, and on Gradient flow {other}", chosen == other != ""
+    return f"{chosen}, and on Flow {other}", chosen == other != ""
 
 
 def only_attention(world: World, person: Person) -> tuple[str, bool]:
@@ -295,7 +303,7 @@ def only_attention(world: World, person: Person) -> tuple[str, bool]:
 def share(world: World, person: Person) -> tuple[str, bool]:
     """Copy a link while the run goes on, and open it elsewhere."""
     page = person.page
-    person.open("live", "Gradient flow")
+    person.open("live", "Flow")
     person.click(page.locator("#link"))
     expect(page.locator(".toast")).to_contain_text("held at step")
     link = page.evaluate("navigator.clipboard.readText()")
@@ -328,7 +336,7 @@ def pandas(world: World, person: Person) -> tuple[str, bool]:
 def change_capture(world: World, person: Person) -> tuple[str, bool]:
     """Capture updates too, while the training runs."""
     page = person.page
-    person.open("live", "Hooks")
+    person.open("live", "Capture")
     person.click(page.get_by_label("updates", exact=True))
     person.click(page.get_by_role("button", name="Apply").first)
     told = page.locator("#capture-told")
@@ -394,11 +402,11 @@ def keyboard(world: World, person: Person) -> tuple[str, bool]:
     person.press("Enter")
     expect(page.locator(".run-name")).to_have_text("nan")
     expect(page.locator("h1")).to_have_text("nan")
-    person.press("g", "a")
-    expect(page.locator("h1")).to_have_text("Events")
+    person.press("g", "p")
+    expect(page).to_have_title(re.compile("^Problems"))
     expect(page.locator("#detail h2")).to_contain_text("NaN or infinity")
     said = person.said("#detail .path")
-    return f"Events, the first finding: {said}", said == world.planted["nan"]["module"] and person.clicks == 0
+    return f"Problems, the first finding: {said}", said == world.planted["nan"]["module"] and person.clicks == 0
 
 
 def crashed(world: World, person: Person) -> tuple[str, bool]:
