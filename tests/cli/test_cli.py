@@ -26,6 +26,7 @@ COMMANDS = (
     "stop",
     "link",
     "logout",
+    "notify-test",
     "report",
     "check",
     "collect",
@@ -35,6 +36,8 @@ COMMANDS = (
     "why",
     "layers",
     "compare",
+    "precision",
+    "resume-check",
     "wait",
     "mcp",
     "skills",
@@ -50,7 +53,7 @@ def test_the_help_names_every_command_and_shows_examples(capsys: pytest.CaptureF
         cli.main(["--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert set(re.findall(r"^    ([a-z]+) ", told, re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^    ([a-z-]+)(?: |$)", told, re.MULTILINE)) == set(COMMANDS)
     assert "examples:" in told
 
 
@@ -68,7 +71,7 @@ def test_every_example_of_the_help_is_valid(command: str, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         cli.main([*([command] if command else []), "--help"])
     examples = capsys.readouterr().out.partition("examples:\n")[2]
-    found = re.findall(r"^ .*?\bhookcore ((?:[a-z]+)(?: \S+)*)", examples, re.MULTILINE)
+    found = re.findall(r"^ .*?\bhookcore ((?:[a-z-]+)(?: \S+)*)", examples, re.MULTILINE)
     assert found
     parser = cli.make_parser()
     for words in found:
