@@ -292,7 +292,8 @@ def _histogram(client: Client, tensor: str, run: str | None, first: int | None, 
         for low, high, count in ends
         if count
     ]
-    lines = table(("values", "count", ""), rows) if rows else ["No finite value was captured in these steps."]
+    none = "No finite value was captured" if len(found.first_step) else "No histogram was counted"
+    lines = table(("values", "count", ""), rows) if rows else [f"{none} in these steps."]
     bad = {"NaN": found.nan, "-Infinity": found.negative_infinity, "Infinity": found.positive_infinity}
     others = ", ".join(f"{int(many.sum()):,} {word}" for word, many in bad.items())
     known = _steps(int(found.first_step[0]), int(found.last_step[-1])) if len(found.first_step) else "none"

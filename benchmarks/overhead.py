@@ -165,6 +165,10 @@ VARIANTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
     "empty": ("empty hooks", lambda training: ModuleHooks(training.model)),
     FLOOR: ("floor: one torch.sum each", lambda training: Floor(training.model)),
     "every": ("every step", lambda training: Watched(training.model, **EVERY_STEP)),
+    "eighth": (
+        "every step, every 8th with histograms",
+        lambda training: Watched(training.model, **EVERY_STEP, sketches=8),
+    ),
     "all": (
         "every step, all values sketched",
         lambda training: Watched(training.model, **EVERY_STEP, sketch_values=None),

@@ -8,7 +8,7 @@ from typing import Any
 
 from hookcore.findings.keyfigures import newest_of
 from hookcore.findings.times import Rates, rates_of, recent
-from hookcore.records.vocabulary import COST, EFFECTIVE_COST, FOLLOWING_COST, STRIDE
+from hookcore.records.vocabulary import COST, EFFECTIVE_COST, FOLLOWING_COST, HISTOGRAM_STRIDE, STRIDE
 from hookcore.store import Store
 
 from ..runs import Run
@@ -25,6 +25,7 @@ class Cost:
     every: int  # as requested
     stride: int  # as captured
     left_out: int | None  # steps that were not captured; None if the run isn't in memory
+    histograms: int = 0  # in every n-th step, histograms are counted; 0 if that is unknown
     allowance: float = 0.0  # seconds a minute that the budget doesn't limit
     following: float = 0.0  # the share that following the steps takes, which can't be left out
     longer: float | None = None  # the share by which a captured step takes longer; None if unknown
@@ -53,7 +54,8 @@ class Cost:
             return "capture paused"
         # The page Performance also shows what a single captured step took, which isn't what hookcore adds to the run.
         longer = f", which takes {self.longer_words}" if self.stride > 1 and self.longer else ""
-        return f"{'captures' if self.is_live else 'captured'} {self.often}{longer}"
+        rarer = f"; {'counts' if self.is_live else 'counted'} {self.histograms_words}" if self.histograms_words else ""
+        return f"{'captures' if self.is_live else 'captured'} {self.often}{longer}{rarer}"
 
     @property
     def average(self) -> str:
@@ -83,6 +85,11 @@ class Cost:
             return f"every {ordinal(self.stride)} step"
         when = "" if not self.left_out else " now" if self.is_live else " at the end"
         return f"every step{when}"
+
+    @property
+    def histograms_words(self) -> str:
+        """In which steps histograms are counted; empty if they are in all captured ones."""
+        return f"histograms in every {ordinal(self.histograms)} step" if self.histograms > self.stride else ""
 
     @property
     def terms(self) -> str:
@@ -115,6 +122,7 @@ def cost_of(run: Run) -> Cost:
         budget=_share(settings.get("budget")),
         every=every,
         stride=stride,
+        histograms=_whole(_newest(store, HISTOGRAM_STRIDE)) or _whole(settings.get("histogram_stride")) or 0,
         left_out=_left_out(run),
         allowance=_share(settings.get("allowance")) or 0.0,
         following=_share(_newest(store, FOLLOWING_COST)) or _share(settings.get("following_cost")) or 0.0,

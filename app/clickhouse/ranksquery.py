@@ -64,18 +64,20 @@ class _Counts:
     owner: NDArray[np.int64]  # -1 if it isn't the same in all rows
     several: NDArray[np.int64]  # steps with several frames
     digest: NDArray[np.uint64]  # of the steps
+    sketched: NDArray[np.uint64]  # of the steps with a histogram
 
     @classmethod
     def of(cls, part: Part, steps: tuple[int, int]) -> _Counts:
         found = part.shard.read(
             "SELECT run, lane, count() AS rows, countIf(owner < 0) AS unowned, min(owner) AS least, "
-            f"max(owner) AS most, countIf(role = {MERGED}) AS several, groupBitXor(intHash64(step)) AS digest "
+            f"max(owner) AS most, countIf(role = {MERGED}) AS several, groupBitXor(intHash64(step)) AS digest, "
+            "groupBitXorIf(intHash64(step), sketched > 0) AS with_sketch "
             f"FROM rows WHERE {part.where(steps)} AND role > {PART} GROUP BY run, lane"
         )
         least, most = (found.numbers(name).astype(np.int64) for name in ("least", "most"))
         rows, unowned, several = (found.numbers(name).astype(np.int64) for name in ("rows", "unowned", "several"))
-        owner, digest = np.where(least == most, least, -1), found.numbers("digest")
-        return cls(part.ranks_of(found), part.lanes_of(found), rows, unowned, owner, several, digest)
+        owner, digests = np.where(least == most, least, -1), map(found.numbers, ("digest", "with_sketch"))
+        return cls(part.ranks_of(found), part.lanes_of(found), rows, unowned, owner, several, *digests)
 
     @classmethod
     def join(cls, parts: Sequence[_Counts]) -> _Counts:
@@ -87,6 +89,7 @@ class _Counts:
     def holders(self, known: NDArray[np.int64]) -> dict[int, frozenset[int]]:
         """Return the ranks whose rows count, by lane, if that is so in all steps, of which each rank has the same.
 
+        Each rank must have histograms in the same ones, too.
         So many ranks know each lane. If there is any doubt about a lane, it is left out.
         """
         begins = begins_of(self.lane)
@@ -97,7 +100,7 @@ class _Counts:
         has_owner = np.isin(self.lane * ranks + self.owner, (self.lane * ranks + self.rank)[own])
         fine = (self.unowned == 0) & (self.several == 0) & (self.owner >= 0) & (self.owner < ranks) & has_owner
         is_sure = np.logical_and.reduceat(fine, begins)
-        for column in (self.rows, self.digest):
+        for column in (self.rows, self.digest, self.sketched):
             is_sure &= np.minimum.reduceat(column, begins) == np.maximum.reduceat(column, begins)
         ends = np.append(begins[1:], len(self.lane))
         is_sure &= ends - begins == known[self.lane[begins]]

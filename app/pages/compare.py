@@ -47,6 +47,7 @@ CHANGING: Final = (
     "name",
     "server",
     "stride",
+    "histogram_stride",
     "cost",
     "effective_cost",
     "following_cost",

@@ -130,6 +130,13 @@ def read_integer(least: int) -> Callable[[object], int]:
     return read
 
 
+def read_sketches(given: object) -> int | str:
+    """Read the number of captured steps from one with histograms to the next, or "auto"."""
+    if isinstance(given, str):
+        return _one_of(given, (AUTO,))
+    return read_integer(1)(given)
+
+
 def read_number(least: float, most: float = math.inf, hint: str = "") -> Callable[[object], float]:
     """Return a reader for numbers from `least` to `most`."""
 
@@ -283,6 +290,11 @@ def _name_of_the_script() -> str:
     script = Path(sys.argv[0] if sys.argv else "")
     name = script.parent.name if script.stem == "__main__" else script.stem
     return name[:MAX_NAME] if name and not name.startswith("-") else "python"
+
+
+def int_or_auto(text: str) -> int | str:
+    """Parse the text of a variable as a number, unless it is "auto"."""
+    return AUTO if text == AUTO else int(text)
 
 
 def or_none(parse: Callable[[str], object] = str) -> Callable[[str], object]:

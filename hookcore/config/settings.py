@@ -22,6 +22,7 @@ from hookcore.config.readers import (
     RulesGiven,
     addresses_of,
     did_you_mean,
+    int_or_auto,
     items_of,
     optional,
     or_none,
@@ -40,6 +41,7 @@ from hookcore.config.readers import (
     read_server,
     read_set,
     read_size,
+    read_sketches,
     read_tags,
     read_text,
     rules_of_text,
@@ -99,6 +101,7 @@ class WatchSettings(TypedDict, total=False):
     compiled: Compiled
     phases: Phase | Iterable[Phase]
     calls: int
+    sketches: int | Literal["auto"]
     sketch_values: int | None
     state_every: int
     server: str | None
@@ -213,6 +216,14 @@ class Settings:
         "How many calls of a module per step are recorded separately. Later calls are merged into the last one.",
         read_integer(1),
         int,
+    )
+    sketches: int | Literal["auto"] = setting(
+        "auto",
+        "an integer of 1 or more, or 'auto'",
+        "Count histograms in every n-th captured step. `auto`: in every captured step, or in as few as every eighth if "
+        "the budget then allows more captured steps. The other stats are in every captured step.",
+        read_sketches,
+        int_or_auto,
     )
     sketch_values: int | None = setting(
         65536,

@@ -12,7 +12,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 8 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 9 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -38,9 +38,10 @@ struct control {
     int64_t jitter;  /* where the sampling stride begins: another place in every step */
     int64_t scratch; /* address of the scratch memory, one part a thread */
     int64_t threads;
-    int64_t fork_call, unused; /* the first is the address of GOMP_parallel in torch's OpenMP runtime */
-    int64_t task_source, task_size, task_code; /* the tensor that the threads share at the moment */
-    int64_t next;                              /* its first part that no thread has taken yet */
+    int64_t fork_call; /* the address of GOMP_parallel in torch's OpenMP runtime */
+    int64_t bad_limit; /* as `limit`, for tensors with non-finite values if `limit` is 0 */
+    int64_t task_source, task_size, task_code, task_limit; /* the tensor that the threads share at the moment */
+    int64_t next;                                          /* its first part that no thread has taken yet */
 };
 
 enum { BLOCK = 2048, MAX_DIMENSIONS = 64, MAX_THREADS = 64 };
@@ -263,13 +264,14 @@ static int64_t stride_of(int64_t n, int64_t limit)
     return stride - 1 + stride % 2;
 }
 
-static struct task new_task(const struct control *control, int64_t source, int64_t n, int64_t code, int64_t row)
+static struct task new_task(const struct control *control, int64_t source, int64_t n, int64_t code, int64_t row,
+                            int64_t limit)
 {
     return (struct task){
         .source = (const char *)source,
         .n = n,
         .code = code,
-        .stride = stride_of(n, control->limit),
+        .stride = stride_of(n, limit),
         .jitter = control->jitter,
         .cells = (double *)row,
         .histogram = (uint32_t *)(row + HISTOGRAM_OFFSET),
@@ -314,7 +316,8 @@ static void run_shares(void *address)
     int64_t parts = control->threads, blocks = (control->task_size + BLOCK - 1) / BLOCK;
     for (int64_t part; (part = __atomic_fetch_add(&control->next, 1, __ATOMIC_RELAXED)) < parts;) {
         int64_t scratch = control->scratch + part * SCRATCH_BYTES;
-        struct task task = new_task(control, control->task_source, control->task_size, control->task_code, scratch);
+        struct task task = new_task(control, control->task_source, control->task_size, control->task_code, scratch,
+                                    control->task_limit);
         task.scratch = (char *)scratch;
         memset(task.cells, 0, CELLS * 8);
         use_copies(&task);
@@ -323,13 +326,14 @@ static void run_shares(void *address)
 }
 
 /* Let the threads of torch's team take the parts, then merge these. */
-static void share(struct control *control, const struct task *task)
+static void share(struct control *control, const struct task *task, int64_t limit)
 {
     typedef void (*fork_function)(void (*)(void *), void *, unsigned, unsigned);
     static const int counts[] = {NAN_COUNT, POS_INF_COUNT, NEG_INF_COUNT, ZERO_COUNT, SKETCHED};
     control->task_source = (int64_t)task->source;
     control->task_size = task->n;
     control->task_code = task->code;
+    control->task_limit = limit;
     control->next = 0;
     ((fork_function)control->fork_call)(run_shares, control, (unsigned)control->threads, 0);
     for (int64_t thread = 0; thread < control->threads; thread++) {
@@ -344,34 +348,40 @@ static void share(struct control *control, const struct task *task)
     }
 }
 
-static void observe(int64_t source, int64_t n, int64_t code, int64_t row, int64_t control_address)
+/* `shape`: the address of the number of axes, their sizes, and their strides in items; 0 for values without gaps. */
+static void measure(int64_t source, int64_t n, int64_t code, int64_t shape, int64_t row, struct control *control,
+                    int64_t limit)
 {
-    struct control *control = (struct control *)control_address;
-    struct task task = new_task(control, source, n, code, row);
+    const int64_t *geometry = (const int64_t *)shape;
+    struct task task = new_task(control, source, n, code, row, limit);
     task.cells[PARTS] += 1;
-    if (n >= PARALLEL_FROM && control->threads > 1) {
-        share(control, &task);
+    if (!shape && n >= PARALLEL_FROM && control->threads > 1) {
+        share(control, &task, limit);
         return;
     }
     if (n >= COPIES_FROM && task.stride > 0)
         use_copies(&task);
-    loops->scan(&task, 0, (n + BLOCK - 1) / BLOCK);
+    if (!shape)
+        loops->scan(&task, 0, (n + BLOCK - 1) / BLOCK);
+    else if (n > 0)
+        loops->scan_strided(&task, geometry + 1, geometry + 1 + geometry[0], geometry[0]);
     if (task.copies)
         fold_copies(task.copies, task.cells, task.cells);
 }
 
-/* `shape`: the address of the number of axes, their sizes, and their strides in items. */
-static void observe_strided(int64_t source, int64_t n, int64_t code, int64_t shape, int64_t row, int64_t control)
+/* In a step without sketches, a tensor that turns out to have non-finite values gets one, if it is the first of its row,
+ * and so do those that follow in the row: a sketch of some parts only would be that of other values. */
+static void observe(int64_t source, int64_t n, int64_t code, int64_t shape, int64_t row, int64_t control_address)
 {
-    const int64_t *geometry = (const int64_t *)shape, dims = geometry[0];
-    struct task task = new_task((struct control *)control, source, n, code, row);
-    task.cells[PARTS] += 1;
-    if (n >= COPIES_FROM && task.stride > 0)
-        use_copies(&task);
-    if (n > 0)
-        loops->scan_strided(&task, geometry + 1, geometry + 1 + dims, dims);
-    if (task.copies)
-        fold_copies(task.copies, task.cells, task.cells);
+    struct control *control = (struct control *)control_address;
+    double *cells = (double *)row;
+    int64_t limit = control->limit ? control->limit : cells[SKETCHED] > 0 ? control->bad_limit : 0;
+    measure(source, n, code, shape, row, control, limit);
+    if (limit || !control->bad_limit || cells[PARTS] > 1 ||
+        cells[NAN_COUNT] + cells[POS_INF_COUNT] + cells[NEG_INF_COUNT] == 0)
+        return;
+    memset(cells, 0, CELLS * 8);
+    measure(source, n, code, shape, row, control, control->bad_limit);
 }
 
 /* -- The end of a step --------------------------------------------------------------------------------------------- */
@@ -585,7 +595,7 @@ static PyObject *call_observe(PyObject *self, PyObject *const *arguments, Py_ssi
     int64_t a[4];
     if (!read_integers(arguments, given, 4, a))
         return NULL;
-    observe(a[0], a[1], FLOAT32, a[2], a[3]);
+    observe(a[0], a[1], FLOAT32, 0, a[2], a[3]);
     return none();
 }
 
@@ -602,7 +612,7 @@ static PyObject *call_observe_other(PyObject *self, PyObject *const *arguments, 
     int64_t a[5];
     if (!read_integers(arguments, given, 5, a) || !is_type(a[2]))
         return NULL;
-    observe(a[0], a[1], a[2], a[3], a[4]);
+    observe(a[0], a[1], a[2], 0, a[3], a[4]);
     return none();
 }
 
@@ -634,7 +644,7 @@ static PyObject *call_observe_strided(PyObject *self, PyObject *const *arguments
     int64_t a[6];
     if (!read_integers(arguments, given, 6, a) || !is_type(a[2]))
         return NULL;
-    observe_strided(a[0], a[1], a[2], a[3], a[4], a[5]);
+    observe(a[0], a[1], a[2], a[3], a[4], a[5]);
     return none();
 }
 

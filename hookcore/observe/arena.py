@@ -142,7 +142,8 @@ class CpuArena:
 
     def __init__(self, capacity: int, sketch_values: int | None) -> None:
         self.capacity = capacity
-        self.sketch_values = sketch_values
+        self._most_sketched = sketch_values  # in steps with histograms
+        self.sketch_values = sketch_values  # in this step
         # Untouched pages cost no memory, so the whole range is reserved at once and addresses never change.
         self._memory = np.zeros(capacity * layout.ROW_BYTES + 64, np.uint8)
         self.base: Final = -(-self._memory.ctypes.data // 64) * 64
@@ -152,7 +153,7 @@ class CpuArena:
         self._bad = self._cells[:, layout.NAN_COUNT : layout.NEG_INF_COUNT + 1]
         self.controls = np.zeros(cpu.CONTROL_CELLS, np.int64)
         self.control: Final = self.controls.ctypes.data
-        self.controls[cpu.LIMIT] = -1 if sketch_values is None else sketch_values
+        self.controls[cpu.LIMIT] = self.controls[cpu.BAD_LIMIT] = -1 if sketch_values is None else sketch_values
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self._packer = Packer()
         self._shape = np.zeros(1 + 2 * _MAX_DIMENSIONS, np.int64)
@@ -168,8 +169,14 @@ class CpuArena:
         self.controls[cpu.FORK_CALL] = fork_call
         self._threads_seen = torch.get_num_threads()
 
-    def begin_step(self) -> None:
-        """Move the sampling stride to another place, and adapt to a change of torch's number of threads."""
+    def begin_step(self, sketched: bool = True) -> None:
+        """Move the sampling stride to another place, and adapt to a change of torch's number of threads.
+
+        `sketched`: whether histograms are counted in the step, and not only of tensors with NaN or infinities. Then,
+        `sketch_values` is as it was given, else 0.
+        """
+        self.sketch_values = limit = self._most_sketched if sketched else 0
+        self.controls[cpu.LIMIT] = -1 if limit is None else limit
         self.controls[cpu.JITTER] = self._random.getrandbits(30)
         if torch.get_num_threads() != self._threads_seen:
             self._use_threads()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hookcore.observe import layout, portable
 from hookcore.records import STATS
 
-INTERFACE: Final = 8  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 9  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
@@ -25,6 +25,7 @@ JITTER: Final = 1  # where the sampling stride begins, which changes in every st
 SCRATCH: Final = 2  # address of the scratch memory, one part per thread
 THREADS: Final = 3
 FORK_CALL: Final = 4  # an address in torch's OpenMP runtime
+BAD_LIMIT: Final = 5  # as LIMIT if that is 0, for tensors with NaN or infinities
 CONTROL_CELLS: Final = 16
 
 # Codes of the element types.

@@ -151,8 +151,9 @@ class DeviceArena:
         """The memory taken on the device."""
         return sum(segment.nbytes for segment in self._segments.values())
 
-    def begin_step(self) -> None:
-        """Move the sampling stride to another place."""
+    def begin_step(self, sketch_values: int | None) -> None:
+        """Move the sampling stride to another place, or count no histograms (0)."""
+        self.sketch_values = sketch_values
         self.offset = self._random.getrandbits(30)
         self._refused = ""
 
@@ -185,8 +186,7 @@ class DeviceArena:
                 zero_all(filled)
 
     def _add_to(self, segment: Segment, place: int, tensor: Tensor) -> None:
-        limit = self.sketch_values
-        stride = reference.stride_of(tensor.numel(), limit)
+        stride = reference.stride_of(tensor.numel(), self.sketch_values)
         rows, histogram = segment.slots[place]
         try:
             with self._here():
@@ -312,10 +312,11 @@ def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: in
     with unseen():
         values = reference.flat(tensor)
         row = reference.measure(values)
-        taken = values[offset % stride :: stride]
-        row[layout.SKETCHED] = taken.numel()
+        if stride:
+            taken = values[offset % stride :: stride]
+            row[layout.SKETCHED] = taken.numel()
+            histogram += reference.bins(taken).to(histogram.dtype)
         rows[0] = reference.combine(torch.stack([rows[0], row]))
-        histogram += reference.bins(taken).to(histogram.dtype)
 
 
 def merge_by_operators(rows: Tensor, merged: Tensor) -> None:

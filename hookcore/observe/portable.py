@@ -22,6 +22,7 @@ MAX_VALUES: Final = 4096  # of a tensor that is looked at in every step
 # By code (see `hookcore.observe.cpu`). NumPy has no bfloat16, so its bits are read.
 _DTYPES: Final = ("f4", "f8", "u2", "f2", "u1", "i1", "i2", "i4", "i8", "u1", "c8", "c16")
 _BFLOAT16: Final = 2
+_BAD: Final = slice(layout.NAN_COUNT, layout.NEG_INF_COUNT + 1)
 _PIECE: Final = 1 << 20  # values at a time, so that the float64 copies stay small
 _HEAD: Final = 2 + layout.CELLS
 
@@ -142,8 +143,18 @@ def _rows(base: int, used: int) -> NDArray[Any]:
 
 
 def _add(values: NDArray[Any], code: int, row: int, control: int) -> None:
-    limit, jitter = _array(control, 2, np.int64).tolist()
+    limit, jitter, *_, bad_limit = _array(control, 6, np.int64).tolist()
     (found,) = _rows(row, 1)
+    cells = found["cells"]
+    if not limit and cells[layout.SKETCHED]:
+        limit = bad_limit
+    _add_values(values, code, found, limit, jitter)
+    if not limit and bad_limit and cells[layout.PARTS] == 1 and cells[_BAD].any():
+        cells[:] = 0
+        _add_values(values, code, found, bad_limit, jitter)
+
+
+def _add_values(values: NDArray[Any], code: int, found: Any, limit: int, jitter: int) -> None:
     cells = found["cells"]
     cells[layout.PARTS] += 1
     stride = _stride_of(values.size, limit)

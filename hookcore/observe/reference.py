@@ -127,7 +127,9 @@ def _zero_where_none(extreme: Tensor, number: Tensor) -> Tensor:
 
 
 def stride_of(values: int, limit: int | None) -> int:
-    """Return the distance between sampled values: 1 up to the limit, then an odd stride."""
+    """Return the distance between sampled values: 1 up to the limit, then an odd stride; 0 for none of them."""
+    if limit == 0:
+        return 0
     if limit is None or values < 2 * limit:
         return 1
     stride = values // limit
@@ -138,7 +140,7 @@ def sample(tensor: Tensor, limit: int | None, offset: int) -> Tensor:
     """Return the values for a sketch. `offset` differs in every step, so that all values get their turn."""
     values = flat(tensor)
     stride = stride_of(values.numel(), limit)
-    return values[offset % stride :: stride]
+    return values[offset % stride :: stride] if stride else values[:0]
 
 
 def bins(tensor: Tensor, limit: int | None = None, offset: int = 0) -> Tensor:

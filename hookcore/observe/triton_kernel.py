@@ -38,7 +38,7 @@ def add(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: in
     """Launch the kernel: add a tensor whose values fill one stretch of memory to a slot.
 
     rows: the slot's float64 [programs, CELLS]; histogram: its int32 [BINS]; stride and offset: how the sketch samples
-    (`hookcore.observe.reference.stride_of`).
+    (`hookcore.observe.reference.stride_of`; 0: no sketch).
     """
     values = tensor
     if tensor.dtype is torch.bool:
@@ -46,7 +46,7 @@ def add(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: in
             values = tensor.view(torch.uint8)
     number, sketch_block = values.numel(), min(block, SKETCH_BLOCK)
     # The sketch takes longer than the moments: of short tensors, each program sketches one block.
-    blocks = max(-(-number // block), -(-(number // stride) // sketch_block))
+    blocks = max(-(-number // block), -(-(number // stride) // sketch_block) if stride else 0)
     constants = {
         "WIDE": values.dtype not in _NARROW,
         "FAR": values.dtype is torch.float64,

@@ -258,7 +258,9 @@ def observe(
     _raise(row, _POS_INF_COUNT, up.to(tl.float64))
     _raise(row, _NEG_INF_COUNT, down.to(tl.float64))
     _raise(row, _ZERO_COUNT, zero.to(tl.float64))
-    taken = _sketch(values, n, stride, offset, histogram, WIDE, SKETCH_BLOCK)
+    taken = n * 0
+    if stride > 0:
+        taken = _sketch(values, n, stride, offset, histogram, WIDE, SKETCH_BLOCK)
     if program == 0:
         _raise(row, _PARTS, 1.0)
         _raise(row, _SKETCHED, taken.to(tl.float64))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hookcore.config import Settings
+from hookcore.config import AUTO, Settings
 from hookcore.delivery.sinks import Sink
 from hookcore.observe import cpu
 from hookcore.recorder.calls.plans import PlanTable
@@ -49,9 +49,10 @@ class Context:
         self.statistics = Statistics(settings, self.current, self.errors)  # the taps and their rows
         self.parameters = Parameters(self.plans, self.statistics, settings.kinds, self.errors)
         self.owners = Owners(self.parameters)  # the optimizers that step them
-        self.cadence = Cadence(
-            settings.every, settings.budget, settings.allowance, settings.state_every
-        )  # which steps are captured
+        sketches = None if settings.sketches == AUTO else settings.sketches
+        self.cadence = Cadence(  # which steps are captured, and which of them with histograms
+            settings.every, settings.budget, settings.allowance, settings.state_every, sketches
+        )
 
     @property
     def step(self) -> int:

@@ -28,6 +28,7 @@ COST: Final = "hookcore/cost"  # of a captured step, as a share of an uncaptured
 EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
 FOLLOWING_COST: Final = "hookcore/following_cost"  # of a step that isn't captured
 STRIDE: Final = "hookcore/every"  # every n-th step is captured
+HISTOGRAM_STRIDE: Final = "hookcore/histograms_every"  # in every n-th step, histograms are counted
 UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence so far
 
 SYSTEM: Final = "hookcore/system/"  # prefix of the values sampled from the machine every two seconds

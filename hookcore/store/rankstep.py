@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -173,8 +173,8 @@ def _are_apart(values: Floats, expected: Floats) -> NDArray[np.bool_]:
 
 MAX_WORLD: Final = 2**15 - 1
 _SKETCHES_AT_ONCE: Final = 16
-_COUNT, _NORM, _RATIO = (STAT_COLUMN[name] for name in ("count", "norm", "ratio"))
-_SAME: Final = [column for column in range(len(STATS)) if column != _RATIO]
+_COUNT, _NORM, _SKETCHED, _RATIO = (STAT_COLUMN[name] for name in ("count", "norm", "sketched", "ratio"))
+_SAME: Final = [column for column in range(len(STATS)) if column not in (_SKETCHED, _RATIO)]
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
 Owners = NDArray[np.int32]
@@ -210,12 +210,16 @@ class StepOfRanks:
 
     An owner's rows count, and those of others are compared with them. If an owner sends none of a tap, another rank's
     rows count when the step is finished.
+
+    A tap has a histogram if all ranks whose rows count have one in this step: without some of its values, it would be
+    that of other values.
     """
 
     def __init__(self, repeated: Repeated) -> None:
         self._repeated = repeated
         self._stats = np.empty((len(STATS), 0))
         self._here = np.zeros(0, bool)
+        self._lacks_sketch = np.zeros(0, bool)  # taps of which some rank has no histogram
         self._turns: dict[int, NDArray[np.uint8]] = {}  # by rank: how often each tap has come
         self._copies: dict[int, Copies] = {}  # by owner
         self._stand_ins: dict[tuple[int, int], int] = {}  # by owner and tap: the rank whose rows count instead
@@ -262,6 +266,7 @@ class StepOfRanks:
         unowned = owners < 0
         self._repeated.add(lanes[shared])
         if unowned.any():
+            self._note_sketches(rows.some(unowned))
             counts[unowned] = self._are_new(keys[unowned], stats[unowned])
         kept = counts & ~unowned & self._repeated.keeps(lanes)
         if self._is_finished:
@@ -272,7 +277,7 @@ class StepOfRanks:
             copies.take(rank, keys[these], rows.some(these), with_sketches=owner != rank)
         taken = rows.some(counts)
         self._sum(taken)
-        return taken
+        return self._with_whole_sketches(taken) if self._is_finished else taken
 
     def finish(self) -> Rows:
         """Return the sum of all rows so far."""
@@ -292,7 +297,24 @@ class StepOfRanks:
         start[np.searchsorted(lanes, block.taps) + 1] = np.diff(block.start.astype(np.int64))
         # More than four billion values in one bin are too many for a frame.
         counts = np.minimum(block.counts, np.iinfo(np.uint32).max).astype(np.uint32)
-        return Rows(lanes, stats, SketchBlock(np.cumsum(start).astype(np.uint32), block.bins, counts))
+        every = Rows(lanes, stats, SketchBlock(np.cumsum(start).astype(np.uint32), block.bins, counts))
+        return self._with_whole_sketches(every)
+
+    def _note_sketches(self, rows: Rows) -> None:
+        """Note which taps have rows without a histogram."""
+        lacks = (rows.stats[:, _COUNT] > 0) & (rows.block.start[1:] == rows.block.start[:-1])
+        self._lacks_sketch[rows.lanes[lacks]] = True
+
+    def _with_whole_sketches(self, rows: Rows) -> Rows:
+        """Return the rows without the histograms of taps of which some rank has none."""
+        lacks = self._lacks_sketch[rows.lanes] & (np.diff(rows.block.start.astype(np.int64)) > 0)
+        if not lacks.any():
+            return rows
+        lengths = np.where(lacks, 0, np.diff(rows.block.start.astype(np.int64)))
+        block = rows_of(rows.block, np.flatnonzero(~lacks))
+        stats = rows.stats.copy()
+        stats[lacks, _SKETCHED] = 0
+        return Rows(rows.lanes, stats, replace(block, start=np.append(0, np.cumsum(lengths)).astype(np.uint32)))
 
     def _count_late(
         self, rank: int, lanes: Lanes, owners: Owners, counts: NDArray[np.bool_], shared: NDArray[np.bool_]
@@ -313,6 +335,7 @@ class StepOfRanks:
         self._base, self._no_base, self._rows = (
             _longer(sums, lanes) for sums in (self._base, self._no_base, self._rows)
         )
+        self._lacks_sketch = _longer(self._lacks_sketch, lanes)
         self._stats = np.concatenate([self._stats, np.full((len(STATS), more), np.nan)], axis=1)
 
     def _turn_of(self, rank: int, lanes: Lanes) -> NDArray[np.int64]:
@@ -337,6 +360,7 @@ class StepOfRanks:
         return new
 
     def _sum(self, rows: Rows) -> None:
+        self._note_sketches(rows)
         lanes, stats = rows.lanes, rows.stats.T
         again = self._here[lanes]
         if again.all():  # as of all ranks but the first

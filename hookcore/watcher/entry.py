@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from torch import nn
 from typing_extensions import Never
@@ -51,6 +51,7 @@ def watch(
     compiled: Compiled = NOT_GIVEN,
     phases: Phase | Iterable[Phase] = NOT_GIVEN,
     calls: int = NOT_GIVEN,
+    sketches: int | Literal["auto"] = NOT_GIVEN,
     sketch_values: int | None = NOT_GIVEN,
     state_every: int = NOT_GIVEN,
     server: str | None = NOT_GIVEN,
@@ -92,6 +93,7 @@ def watch(
     compiled='boundary': What to capture in compiled regions.
     phases=('train',): Which calls to capture: with gradients (`train`), without (`eval`), or both.
     calls=8: How many calls of a module per step are recorded separately.
+    sketches='auto': Count histograms in every n-th captured step.
     sketch_values=65536: How many values of a tensor its histogram counts.
     state_every=50: In every n-th captured step, measure the state of optimizers, too.
     server='auto': Where captured data goes.

@@ -56,6 +56,15 @@ def test_every_page_the_report_and_the_api_show_the_same_sentence() -> None:
     assert (answer["hook_cost"], answer["every"], answer["budget"], answer["steps_left_out"]) == (0.03, 27, 0.05, 195)
 
 
+def test_the_pages_say_in_which_steps_histograms_are_counted_if_not_in_all_captured_ones() -> None:
+    for stride, said in ((27.0, False), (108.0, True)):
+        client = _world({"budget": 0.05}, MEASURED | {"hookcore/histograms_every": stride}).client
+        sentence = client.get("/api/v1/overview?run=one").json()["cost"]
+        assert sentence == SENTENCE + "; counts histograms in every 108th step" * said
+        assert ("Counts histograms in every 108th step." in client.get("/runs/one/capture").text) == said
+    assert _cost({"stride": 4, "histogram_stride": 8}).histograms_words == "histograms in every 8th step"
+
+
 def test_the_pages_say_how_many_steps_were_left_out() -> None:
     world = _world({"budget": 0.05, "every": 1}, MEASURED, 195)
     hooks = world.client.get("/runs/one/capture").text

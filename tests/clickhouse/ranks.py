@@ -169,6 +169,13 @@ def batches(rank: int, steps: Sequence[int], numbers: Sequence[int] = (0,), owne
     return [frame(step, stats, numbers=numbers, **more) for step in steps]
 
 
+def without_histograms(made: Frame) -> Frame:
+    """Return a frame as of a captured step in which no histograms are counted."""
+    stats = made.stats.copy()
+    stats[:, STATS.index("sketched")] = 0
+    return replace(made, stats=stats, sketches=SketchBlock.empty(len(stats)))
+
+
 def store_parts(shard: Shard, run: str, rank: int, parts: Sequence[tuple[Sequence[Frame], dict[str, int]]]) -> None:
     """Insert segments of a run, each given by its frames and by how often blocks of tables are stored, if not once."""
     number, before = 0, -1

@@ -41,7 +41,17 @@ from hookcore_app.clickhouse.schema import (
     number_of_run,
 )
 from hookcore_app.clickhouse.writing import Piece, blocks_of
-from tests.clickhouse.ranks import LENGTHS, Ranks, ask_again, batches, counts_of, past_of, reads_of, store_parts
+from tests.clickhouse.ranks import (
+    LENGTHS,
+    Ranks,
+    ask_again,
+    batches,
+    counts_of,
+    past_of,
+    reads_of,
+    store_parts,
+    without_histograms,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -323,6 +333,34 @@ def test_incomplete_steps_are_not_stored_and_the_others_are(cluster: object, sha
     assert found is not None
     assert found.present.sum() == 136
     assert "because values that rank 1 sent are missing" in past.trouble
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("owner", [None, 0])
+def test_steps_in_which_some_rank_counted_no_histogram_are_in_no_histogram(
+    cluster: object, shards: Sequence[Shard], owner: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, runs = shards[0], [f"lean-{owner}-{rank}" for rank in range(2)]
+    for rank, run in enumerate(runs):
+        made = batches(rank, range(200), owner=owner)
+        made = [without_histograms(each) if rank == 1 and each.step % 4 else each for each in made]
+        store_parts(shard, run, rank, [(made, {})])
+    past = past_of(shard, *runs)
+    steps = range(0, 200, 4 if owner is None else 1)  # of copies, only the owner's count
+    found = past.sketches(0, (0, 199), 1)
+    assert found is not None
+    assert {one.first: one.counts.sum() for one in found} == dict.fromkeys(steps, 128 if owner is None else 64)
+    add_all(past)
+    (attempt,) = past.attempts()
+    assert leaves_of(attempt, RANK_SKETCH_ROLLUPS) == [0, 1, 2, 3]
+    monkeypatch.setattr(rankspast, "MAX_SKETCHES_ADDED", 0)
+    past = past_of(shard, *runs)
+    found = past.sketches(0, (0, 191), 1)
+    assert found is not None
+    before = [step for step in steps if step < 192]
+    assert sum(int(one.counts.sum()) for one in found) == len(before) * (128 if owner is None else 64)
+    assert sum(one.steps for one in found) == len(before)
+    assert not past.trouble
 
 
 @pytest.mark.usefixtures("at_once")

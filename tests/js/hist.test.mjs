@@ -144,7 +144,7 @@ test("the tooltip names the bin under the pointer and its share", () => {
   const shape = shapeOf(answer([4], [[0, 0, 0, 30, 0, 10, 50]], { nan: [10] }));
   assert.equal(say(shape, AXIS, { step: 4, value: 0.5 }), "step 4\n0.1 to 1: 50 of 100, 50.0%\nNaN: 10, 10.0%");
   assert.match(say(shape, AXIS, { step: 4, value: 0 }), /zero, and magnitudes up to 0.01: 30 of 100/);
-  assert.match(say(shape, AXIS, { step: 9, value: 0 }), /not captured/);
+  assert.match(say(shape, AXIS, { step: 9, value: 0 }), /no histogram/);
   assert.equal(binAt(shape, 7), -1);
   assert.deepEqual(tableOf(shape).rows[0], ["4", 10, 0, 0, 0, 0, 0, 30, 0, 10, 50]);
 });

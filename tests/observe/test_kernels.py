@@ -33,6 +33,7 @@ from tests.kernels import (
     floats32,
     floats64,
     measure,
+    use_numpy,
 )
 from tests.lanes import examples
 
@@ -215,6 +216,50 @@ def test_the_sampled_values_change_from_step_to_step() -> None:
         SAMPLED.begin_step()
         sketches.add(measure(values, arena=SAMPLED)[1].tobytes())
     assert len(sketches) > 1
+
+
+@on_cpu
+@pytest.mark.parametrize("is_portable", [False, True])
+def test_without_a_histogram_all_other_stats_are_the_same(is_portable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_portable:
+        use_numpy(monkeypatch)
+    for size in (0, 3, 5000, 100_003):
+        tensor = torch.randn(size, generator=torch.Generator().manual_seed(3))
+        found = []
+        for sketched in (True, False):
+            SAMPLED.begin_step(sketched)
+            found.append(measure(tensor, arena=SAMPLED))
+        (stats, dense), (others, none) = found
+        assert dense.sum() == stats.pop("sketched") >= min(size, 65536)
+        assert none.sum() == others.pop("sketched") == 0
+        np.testing.assert_equal(others, stats)
+
+
+@on_cpu
+@pytest.mark.parametrize("is_portable", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_tensor_with_nan_or_infinities_has_its_histogram_in_every_step(
+    bad: float, is_portable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_portable:
+        use_numpy(monkeypatch)
+    for size in (3, 5000, 70_001):
+        fine = torch.randn(size, 2, generator=torch.Generator().manual_seed(3))
+        broken = fine.clone()
+        broken[size // 2, 0] = bad
+        for parts in ((broken,), (broken, fine), (broken[:, 0], broken.double()), (fine, broken)):
+            found = []
+            for sketched in (True, False):
+                SAMPLED.begin_step(sketched)
+                SAMPLED.controls[cpu.JITTER] = 7
+                found.append(measure(*parts, arena=SAMPLED))
+            (stats, dense), (others, counted) = found
+            if parts[0] is fine:  # part of the values would be other values
+                assert counted.sum() == others.pop("sketched") == 0
+                del stats["sketched"]
+            else:
+                np.testing.assert_array_equal(counted, dense)
+            np.testing.assert_equal(others, stats)
 
 
 @on_cpu

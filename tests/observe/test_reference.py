@@ -70,7 +70,7 @@ def test_an_unusual_tensor_is_measured_by_the_values_it_represents(make, values:
 
 
 @settings(deadline=None, max_examples=examples(60))
-@given(st.integers(0, 5000), st.integers(1, 700), st.integers(0, 2**30))
+@given(st.integers(0, 5000), st.integers(0, 700), st.integers(0, 2**30))
 def test_the_sampled_values_are_those_of_the_cpu_kernel(number: int, limit: int, offset: int) -> None:
     tensor = torch.arange(1, number + 1, dtype=torch.float64) ** 3
     arena = CpuArena(1, limit)
@@ -207,7 +207,7 @@ def no_memory(*arguments: object, **named: object) -> NoReturn:
 
 def test_refused_memory_is_requested_again_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     arena, asked = DeviceArena(CPU, 1000, None), []
-    arena.begin_step()
+    arena.begin_step(None)
     arena.observe(torch.ones(3), 0)
     with monkeypatch.context() as full:
         full.setattr(device.Segment, "on", lambda *_: (asked.append(1), no_memory()))
@@ -219,7 +219,7 @@ def test_refused_memory_is_requested_again_in_the_next_step(monkeypatch: pytest.
         assert len(asked) == 1
         arena.observe(torch.ones(3), 1)  # has its memory
     assert end_step(arena).slots.tolist() == [0, 1]
-    arena.begin_step()
+    arena.begin_step(None)
     arena.observe(torch.ones(3), 500)
     assert end_step(arena).slots.tolist() == [500]
 
@@ -248,12 +248,25 @@ def test_the_sketch_of_a_long_tensor_is_sampled_differently_in_each_step() -> No
     values[::2] = 1.0
     seen = set()
     for _ in range(20):
-        arena.begin_step()
+        arena.begin_step(1024)
         arena.observe(values, 0)
         harvest = end_step(arena)
         assert 1024 <= harvest.cells[0, layout.SKETCHED] == harvest.counts.sum() < 1100
         seen.add(tuple(harvest.counts.tolist()))
     assert len(seen) > 1
+
+
+def test_a_step_without_histograms_on_a_device_has_all_other_stats() -> None:
+    arena, values = DeviceArena(CPU, 10, 1024), torch.randn(5000)
+    rows = []
+    for limit in (0, 1024):
+        arena.begin_step(limit)
+        arena.observe(values, 0)
+        rows.append(end_step(arena))
+    without, with_one = rows
+    assert (without.counts.sum(), with_one.counts.sum()) == (0, with_one.cells[0, layout.SKETCHED])
+    with_one.cells[0, layout.SKETCHED] = 0
+    np.testing.assert_array_equal(without.cells, with_one.cells)
 
 
 class _Counting(TorchDispatchMode):
@@ -272,7 +285,7 @@ def test_a_users_mode_sees_nothing_and_no_random_number_is_drawn() -> None:
     with_gaps = torch.randn(30, 100).T[:, ::2]
     before = torch.get_rng_state()
     with _Counting() as mode:
-        arena.begin_step()
+        arena.begin_step(1024)
         arena.observe(tensor, 0)
         arena.observe(with_gaps, 1)
         end_step(arena)

@@ -193,3 +193,98 @@ def test_a_long_time_without_capturing_brings_the_whole_allowance_back() -> None
 def test_without_a_budget_or_without_an_allowance_nothing_changes() -> None:
     assert captured_steps(Cadence(1, None, 0.3), range(100), 0.004, 0.1, True) == list(range(100))
     assert captured_steps(Cadence(1, 0.05, 0), range(30), 0.004, 0.1, True) == list(range(0, 30, 2))
+
+
+# --- Histograms -----------------------------------------------------------------------------------------------------
+
+
+def sketched_steps(
+    cadence: Cadence, steps: range, moments_s: float, histograms_s: float, plain_s: float = 1.0
+) -> tuple[set[int], set[int]]:
+    """Return the captured steps, and those of them with histograms, if these add so much to a step."""
+    captured, sketched = set[int](), set[int]()
+    for step in steps:
+        elapsed_s = plain_s
+        if is_captured := cadence.wants(step):
+            cadence.begin_captured(step)
+            captured.add(step)
+            elapsed_s += moments_s
+            if cadence.sketched:
+                sketched.add(step)
+                elapsed_s += histograms_s
+        cadence.step_ended(is_captured, elapsed_s)
+    return captured, sketched
+
+
+@pytest.mark.parametrize(
+    ("moments_s", "histograms_s", "strides"),
+    [
+        (0.05, 0.005, (1, 1)),  # within 6 % with all histograms
+        (0.04, 0.1, (1, 8)),  # with an eighth of them
+        (0.5, 0.5, (16, 2)),  # 8 captured steps with histograms would cost as much, but 4 don't fit
+        (0.5, 0.02, (16, 1)),
+        (0.1, 4.0, (16, 8)),
+    ],
+)
+def test_the_budget_leaves_out_histograms_before_it_leaves_out_steps(
+    moments_s: float, histograms_s: float, strides: tuple[int, int]
+) -> None:
+    cadence = Cadence(1, 0.1, sketches=None)
+    sketched_steps(cadence, range(1000), moments_s, histograms_s)
+    every = sketched_steps(Cadence(1, 0.1), range(1000), moments_s, histograms_s)[0]
+    captured, sketched = sketched_steps(cadence, range(1024, 1536), moments_s, histograms_s)
+    stride, thinning = strides
+    assert (cadence.stride, cadence.thinning) == strides
+    assert captured == set(range(1024, 1536, stride)) - ({1055 + 32 * k for k in range(16)} if stride == 1 else set())
+    assert sketched == {step for step in captured if step % (stride * thinning) == 0}
+    assert cadence.cost == pytest.approx(moments_s + histograms_s / thinning, rel=1e-6)
+    assert {step for step in every if step > 500} <= set(range(0, 1000, stride))
+
+
+def test_runs_with_different_costs_share_their_steps_with_histograms() -> None:
+    cheap, dear = (
+        sketched_steps(Cadence(1, 0.05, sketches=None), range(4096), moments_s, histograms_s)[1]
+        for moments_s, histograms_s in ((0.1, 0.2), (0.5, 2.0))
+    )
+    late_cheap, late_dear = ({step for step in steps if step > 100} for steps in (cheap, dear))
+    assert late_dear < late_cheap
+
+
+def test_the_cost_of_histograms_follows_steps_that_become_slower() -> None:
+    cadence = Cadence(1, 0.1, sketches=None)
+    sketched_steps(cadence, range(1024), 0.2, 0.2)
+    before = cadence.stride, cadence.thinning
+    captured, _ = sketched_steps(cadence, range(1024, 6144), 2.0, 2.0, plain_s=10.0)  # ten times as long, all of it
+    assert (cadence.stride, cadence.thinning) == before
+    assert len(captured) < 5120 / 4 + 100  # in between, too
+
+
+def test_steps_from_something_unusual_on_have_histograms() -> None:
+    cadence = Cadence(4, None, sketches=16)
+    assert sketched_steps(cadence, range(128), 0.1, 0.1)[1] == {0, 64}
+    cadence.alarm("the loss jumped")
+    captured, sketched = sketched_steps(cadence, range(129, 256), 0.1, 0.1)
+    assert captured == {129, *range(132, 256, 4)}
+    assert sketched == {129, *range(132, 160, 4), 192}
+
+
+def test_a_training_counts_histograms_in_the_steps_that_were_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, every=2, sketches=3, budget=None) as watcher:
+        for _ in range(24):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert watcher.flush()
+        store = watcher.store
+    for tap in store.taps().taps:
+        counted, rms = store.series(tap, "sketched"), store.series(tap, "rms")
+        with_histogram = [0, 6, 12, 18]
+        assert rms.first_step.tolist() == list(range(0, 24, 2))
+        assert counted.first_step[counted.mean > 0].tolist() == with_histogram
+        histograms = store.histograms(tap)
+        assert histograms.first_step.tolist() == with_histogram
+        assert histograms.counts.sum(axis=1).tolist() == counted.mean[counted.mean > 0].tolist()
+        assert store.quantiles(tap, [0.5]).first_step.tolist() == with_histogram
+        assert not len(store.histograms(tap, 2, 4).first_step)

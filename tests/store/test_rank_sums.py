@@ -199,3 +199,30 @@ def test_many_ranks_take_little_more_memory_than_one() -> None:
     assert sizes[-1] < 2 * sizes[0]
     assert all(later - earlier < stats.nbytes / 8 for earlier, later in pairwise(sizes))
     assert rows.compared == 63 * taps // 2
+
+
+def without_sketch(measured: Measured) -> Measured:
+    return measured[0] | {"sketched": 0.0}, np.zeros_like(measured[1])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_tap_of_which_some_rank_has_no_histogram_has_none(order: tuple[int, ...]) -> None:
+    each, one, rows = measure(torch.tensor([1.0, 2.0])), measure(torch.tensor([4.0])), StepOfRanks(Repeated())
+    for rank in order:
+        mine = without_sketch(each) if rank == 1 else each
+        shared = one if rank == 0 else without_sketch(one)  # its owner has it
+        unknown = without_sketch(one) if rank == 2 else one  # equal on all ranks, and counted once
+        sent = [(0, mine, rank), (1, each, rank), (2, shared, 0), (3, unknown, UNKNOWN_OWNER)]
+        rows.add(rank, *arrays_of(sent))
+    thrice = measure(*[torch.tensor([1.0, 2.0])] * 3)
+    expected = {0: without_sketch(thrice), 1: thrice, 2: one, 3: without_sketch(one)}
+    assert_is(rows.finish(), expected)
+    assert_is(rows.finish(), expected)
+
+
+def test_a_histogram_that_arrives_after_the_sum_does_not_stand_for_ranks_without_one() -> None:
+    rows, each = StepOfRanks(Repeated()), measure(torch.tensor([1.0, 2.0]))
+    rows.add(0, *arrays_of([(0, without_sketch(each), 0), (1, each, 0)]))
+    rows.finish()
+    late = rows.add(1, *arrays_of([(0, each, 1), (1, each, 1)]))
+    assert_is(late, {0: without_sketch(each), 1: each})

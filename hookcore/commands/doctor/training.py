@@ -28,7 +28,7 @@ from hookcore.hooks import on_forward, on_gradient
 from hookcore.hooks.loading import UNSEEN
 from hookcore.observe import cpu
 from hookcore.recorder import Recorder
-from hookcore.recorder.clock.cadence import stride_within
+from hookcore.recorder.clock.cadence import strides_within
 from hookcore.records import ROOT, Coverage, Frame, HookRecord, ModuleRecord, Snapshot, wire
 from hookcore.records.vocabulary import counted
 from hookcore.records.wire import RunInfo
@@ -356,14 +356,19 @@ def _table_of(name: str, found: Mapping[str, NDArray[np.float64]], weights: int)
         low, median, high = np.quantile(added(way, base, 0 if is_own else 1), [0.25, 0.5, 0.75]) * untouched * 1e6
         ends = f"[{low:.0f} to {high:.0f}]"
         lines.append(f"{words:48} {median:10.0f} {ends:>18} {median / untouched / 1e4:9.1f}%")
-    captured, followed = (
+    captured, lean, followed = (
         max(0.0, float(np.median(added(way, "untouched", 0) + added(way, "untouched", 1))))
-        for way in ("captured", "followed")
+        for way in ("captured", "moments", "followed")
     )
     budget = Settings.of({}).budget
-    stride = stride_within(budget, max(0.0, captured - followed), followed) if budget else 1
-    often = "every step" if stride == 1 else f"every {stride}th step" if stride > 2 else "every 2nd step"
+    shares = max(0.0, min(lean, captured) - followed), max(0.0, captured - max(lean, followed)), followed
+    stride, thinning = strides_within(budget, *shares) if budget else (1, 1)
+    often = _every(stride) + (f" ({_every(stride * thinning)} with histograms)" if thinning > 1 else "")
     more = f"; following the steps alone takes more than budget={budget:g}" if budget and followed > budget else ""
     words = f". With budget={budget:g}, {often} is captured once the allowance is used{more}" if budget else ""
     lines += ["", f"A captured step takes {captured:.0%} longer, another one {followed:.1%}{words}."]
     return "\n".join(lines)
+
+
+def _every(stride: int) -> str:
+    return "every step" if stride == 1 else f"every {stride}th step" if stride > 2 else "every 2nd step"

@@ -196,7 +196,10 @@ def shape_cells(answer: Any) -> None:
 
 
 class Histograms(HistogramsTable, Answer, frozen=True, eq=False, omit_defaults=True):
-    """The distribution of a tap: counts[i][j] values of column i are between edges[j] and edges[j + 1]."""
+    """The distribution of a tap: counts[i][j] values of column i are between edges[j] and edges[j + 1].
+
+    Captured steps without histograms are in no column; there, the stat `sketched` is 0.
+    """
 
     tap: Tap
     first_step: Integers

@@ -17,6 +17,10 @@ from hookcore.records.vocabulary import OWN
 #
 # As long as the *allowance* lasts, the stride is the requested one, whatever the budget says. The allowance only makes
 # a stride shorter, so the steps of a run that has used it up are still among those of one that hasn't.
+#
+# A step's histograms cost about as much as all its other numbers, and fewer of them are needed. So the stride is the
+# shortest one that is within the budget with histograms in one of SPARSEST captured steps, and then there are as many
+# histograms as are within it with that stride.
 
 WINDOW: Final = 15  # steps of each sort in the estimate
 TIMED_STEPS: Final = 3  # timed steps before a cost is reported
@@ -30,6 +34,8 @@ TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this
 TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
 ESTIMATE_EVERY: Final = 8  # steps between estimates
 MAX_STRIDE: Final = 1024
+SPARSEST: Final = 8  # captured steps from one with histograms to the next, at most; a power of two
+AROUND: Final = 8  # captured steps that have histograms from something unusual on
 RARE_EVERY: Final = 50  # captured steps from one to the next in which optimizers are measured, unless it is set
 RARE_FIRST: Final = 16
 MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
@@ -45,27 +51,42 @@ class Cadence:
     every step is captured, there is nothing to compare with; then hookcore's own code is timed in a few of them.
     """
 
-    def __init__(self, every: int, budget: float | None, allowance: float = 0.0, rare_every: int = RARE_EVERY) -> None:
+    def __init__(
+        self,
+        every: int,
+        budget: float | None,
+        allowance: float = 0.0,
+        rare_every: int = RARE_EVERY,
+        sketches: int | None = 1,
+    ) -> None:
         self.every = every
         self.rare_every = rare_every
+        self._sketches = sketches  # captured steps from one with histograms to the next; None: as the budget allows
+        self.thinning = sketches or 1  # what it is now
+        self.sketched = True  # whether the running captured step has histograms, or the last one had
+        self._around = 0  # captured steps to come that have them for what was unusual before
         self.budget = budget
         self._allowance = allowance  # seconds of capturing in a minute, which is also what can be saved up
         self._allowed_s = allowance  # what is left of it
         self._is_free = budget is not None and allowance > 0  # whether no budget counts now
-        self.stride = every if budget is None or self._is_free else every * 2
+        self.stride = every
+        self._measuring = True
+        self._seen = 0
+        if budget is not None and not self._is_free:
+            self._alternate()
         self.block = 1  # steps that are captured together
-        # Shares of the time of a step without hookcore: what capturing adds to a step, and what each one takes anyway.
+        # Shares of the time of a step without hookcore: what capturing adds to a step on average, what histograms do in
+        # a step that has them, and what each step takes anyway.
         self.cost = float("nan")
-        self.following = 0.0
+        self._histograms = self.following = 0.0
         self.background_s = self._light_s = 0.0  # processor time of the recorder's thread per captured and other frame
         self.uncaptured = 0  # steps that were skipped
         self.skipped: list[float] = []  # times of skipped steps that ended since the cadence last looked
-        self._seen = 0
-        self._measuring = True
         self.alarmed = ""  # why to capture the next step, whatever its number
         self._reported = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._captured: deque[float] = deque(maxlen=WINDOW)
+        self._lean: deque[float] = deque(maxlen=WINDOW)  # captured without histograms
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._finders: dict[str, JumpFinder] = {}  # by name of a scalar
         # Hookcore's time in steps that weren't captured: those that went the short way, in means, and the others.
@@ -86,7 +107,7 @@ class Cadence:
         """Apply new settings. Earlier measurements stay valid."""
         self.catch_up()
         self.every, self.budget = every, budget
-        self.stride = every
+        self.stride, self.thinning = every, self._sketches or 1
         self._is_free = budget is not None and self._allowed_s > 0
         if budget is not None and not self._is_free:
             self._learn(budget)
@@ -94,9 +115,19 @@ class Cadence:
     def _learn(self, budget: float) -> None:
         """Choose the stride by what is known of the cost."""
         self._estimate(budget)
-        if not self._plain or not self._captured:
-            # Steps of one sort alone don't show the cost: alternate again.
-            self._seen, self._measuring, self.stride = min(self._seen, WARM_UP), True, 2 * self.every
+        if not self._knows_all:
+            self._alternate()
+
+    def _alternate(self) -> None:
+        """Take steps of each sort in turns, because those of one sort alone don't show the cost."""
+        self._seen, self._measuring = min(self._seen, WARM_UP), True
+        self.stride, self.thinning = 2 * self.every, self._sketches or 2
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether there were steps of each sort."""
+        sorts = (self._captured, self._lean)
+        return bool(self._plain) and (any(sorts) if self._sketches else all(sorts))
 
     def take_turns(self, gap: int) -> None:
         """Select steps in blocks in which each optimizer steps; the rarest one steps every `gap` steps."""
@@ -112,6 +143,7 @@ class Cadence:
             vocabulary.EFFECTIVE_COST: self.effective_cost,
             vocabulary.FOLLOWING_COST: self.following,
             vocabulary.STRIDE: float(self.stride),
+            vocabulary.HISTOGRAM_STRIDE: float(self.stride * self.thinning),
             vocabulary.UNCAPTURED_STEPS: float(self.uncaptured),
         }
 
@@ -121,6 +153,7 @@ class Cadence:
         known = self.cost == self.cost
         return {
             "stride": self.stride,
+            "histogram_stride": self.stride * self.thinning,
             "cost": self.cost if known else None,
             "effective_cost": self.effective_cost if known else None,
             "following_cost": self.following if known else None,
@@ -167,7 +200,7 @@ class Cadence:
         self._seen += 1
         self.uncaptured += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
-            (self._captured if captured else self._plain).append(elapsed_s)
+            (self._sort if captured else self._plain).append(elapsed_s)
             if spent_s == spent_s:
                 self._spent.append(spent_s)
                 self._rest.append(max(0.0, elapsed_s - spent_s))
@@ -192,7 +225,7 @@ class Cadence:
     def _conclude(self, is_due: bool, spent_s: float = float("nan")) -> None:
         """Estimate the cost, if an estimate is due."""
         if self.budget is None or self._is_free:
-            if self._captured and self._plain and is_due:
+            if self._plain and is_due and (self._captured or self._lean):
                 self._compare()
             elif spent_s == spent_s and len(self._spent) >= TIMED_STEPS:
                 self._measure(_lower_quartile(self._spent), _lower_quartile(self._rest))
@@ -200,15 +233,15 @@ class Cadence:
         if self._measuring and self._seen < WARM_UP + TRIAL:
             return
         if self._measuring or is_due or self.cost != self.cost:
-            self._measuring = not (self._captured and self._plain)
+            self._measuring = not self._knows_all
             self._estimate(self.budget)
 
     def _price(self, elapsed_s: float, spent_s: float) -> float:
         """Return the seconds that capturing the step took. If they can't be told, it is the whole step."""
         if spent_s == spent_s:
             return spent_s
-        if self._captured and self._plain:
-            return max(0.0, _lower_quartile(self._captured) - _lower_quartile(self._plain))
+        if self._sort and self._plain:
+            return max(0.0, _lower_quartile(self._sort) - _lower_quartile(self._plain))
         if self._spent:
             return _lower_quartile(self._spent)
         return elapsed_s if elapsed_s == elapsed_s else 0.0
@@ -221,12 +254,14 @@ class Cadence:
             self._is_free = False
             self._learn(budget)
         elif not self._is_free and self._allowed_s == self._allowance:  # as after a long evaluation
-            self._is_free, self.stride = True, self.every
+            self._is_free, self.stride, self.thinning = True, self.every, self._sketches or 1
 
     def wants(self, step: int) -> bool:
         """Return whether this step is captured. Called once for each step, when it begins."""
         why, self.alarmed = self.alarmed, ""
         chosen, self.reason = self.chooses(step), ""
+        if why:
+            self._around = AROUND
         if why and not chosen:
             self._reported += 1
             rest = "" if self._reported < MAX_REPORTED else "; later ones of this run aren't reported"
@@ -239,6 +274,17 @@ class Cadence:
         if self.stride == 1:
             return self.budget is None or self._is_free or unit % PROBE_EVERY != PROBE_EVERY - 1
         return unit % self.stride == 0
+
+    def begin_captured(self, step: int) -> None:
+        """Decide whether a captured step has histograms: by its number, or because something is unusual."""
+        by_number = step // self.block % (self.stride * self.thinning) == 0
+        self.sketched = by_number or self._around > 0 or not self.chooses(step)
+        self._around = max(0, self._around - 1)
+
+    @property
+    def _sort(self) -> deque[float]:
+        """The times of captured steps like the last one."""
+        return self._captured if self.sketched else self._lean
 
     def next_chosen(self, step: int) -> int:
         """Return the first step after this one that may be chosen by its number, as far as is known now."""
@@ -265,20 +311,47 @@ class Cadence:
 
     def _compare(self) -> None:
         plain = _lower_quartile(self._plain)
-        extra = _lower_quartile(self._captured) - plain
+        extra, histograms = self._extras(plain)
         ways = zip(self._went, (self._short, self._long), strict=True)
         shares = [many / sum(self._went) * _lower_quartile(times) for many, times in ways if times]
         followed = min(sum(shares), MOST_FOLLOWED * plain)
-        self._measure(extra, plain - followed, followed + self._light_s)
+        self._measure(extra, plain - followed, followed + self._light_s, histograms)
 
-    def _measure(self, extra: float, plain: float, following: float = 0.0) -> None:
+    def _extras(self, plain: float) -> tuple[float, float]:
+        """Return the time that capturing adds to a step on average, and what histograms add to a step with them."""
+        if not (self._captured and self._lean):
+            return _lower_quartile(self._captured or self._lean) - plain, 0.0
+        whole, lean = (max(0.0, _lower_quartile(times) - plain) for times in (self._captured, self._lean))
+        if self.thinning == 1:  # times of lean steps are old
+            return whole, whole - min(whole, lean)
+        histograms = max(0.0, whole - lean)
+        return lean + histograms / self.thinning, histograms
+
+    def _measure(self, extra: float, plain: float, following: float = 0.0, histograms: float = 0.0) -> None:
         self.cost = (max(0.0, extra) + self.background_s) / plain if plain > 0 else 0.0
         self.following = following / plain if plain > 0 else 0.0
+        self._histograms = histograms / plain if plain > 0 else 0.0
 
     def _estimate(self, budget: float) -> None:
-        if self._captured and self._plain:
-            self._compare()
-            self.stride = stride_within(budget, self.cost, self.following, self.every)
+        if not self._knows_all:
+            return
+        self._compare()
+        moments = self.cost - self._histograms / self.thinning
+        self.stride, self.thinning = strides_within(
+            budget, moments, self._histograms, self.following, self.every, self._sketches
+        )
+        self.cost = moments + self._histograms / self.thinning
+
+
+def strides_within(
+    budget: float, moments: float, histograms: float, following: float, every: int = 1, sketches: int | None = None
+) -> tuple[int, int]:
+    """Return the steps from one captured step to the next, and captured steps from one with histograms to the next.
+
+    The shares are what capturing adds to a step without histograms, what these add, and what every step takes.
+    """
+    options = [sketches] if sketches else [1 << power for power in range(SPARSEST.bit_length())]
+    return min((stride_within(budget, moments + histograms / each, following, every), each) for each in options)
 
 
 def stride_within(budget: float, cost: float, following: float, every: int = 1) -> int:

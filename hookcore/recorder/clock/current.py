@@ -28,6 +28,7 @@ class CurrentStep:
 
     number: int = 0
     captured: bool = False
+    sketched: bool = True  # whether histograms are counted in it, if it is captured
     backwards: int = 0  # passes of this step that have ended and reached a watched tensor
     reached: bool = False  # whether the running pass has reached a watched tensor
     began_backward: bool = False  # whether a gradient arrived in this step

@@ -224,6 +224,9 @@ class Steps:
         self._current.meter = Meter(self._now) if self._is_priced or (measured and self._alone) else None
         if measured:
             self._times.begin(self._current.meter)
+        if captured:
+            self._cadence.begin_captured(self.clock.step)
+            self._current.sketched = self._cadence.sketched
         is_rare = captured and self._cadence.is_rare(self.clock.step)
         self.optimizers.states.begin_step(is_rare)
         if is_rare:

@@ -47,9 +47,9 @@ class Devices:
         self._errors = errors
 
     def begin_step(self) -> None:
-        """Let each arena sample other values than in the last step."""
+        """Begin a step as the host's arena did: with or without histograms, which sample other values than before."""
         for arena in list(self.arenas.values()):
-            arena.begin_step()
+            arena.begin_step(self._host.sketch_values)
 
     def begin_transfers(self) -> tuple[Transfer, ...]:
         """Start to copy the measurements to the host. If an arena fails, only its measurements are lost (reported)."""
@@ -129,9 +129,9 @@ class Statistics:
         return plan.wants_output or plan.wants_input
 
     def begin_step(self) -> None:
-        """Let each arena sample other values than in the last step."""
+        """Begin a captured step: with or without histograms, which sample other values than before."""
         self._known = len(self.table.taps)
-        self.arena.begin_step()
+        self.arena.begin_step(self._current.sketched)
         self.devices.begin_step()
 
     def first_bad(self, kinds: Collection[Kind], step: int, is_whole: bool) -> Tap | None:

@@ -4,7 +4,7 @@ import { get, only } from "../api.js";
 import { byId } from "../dom.js";
 import { ofParameters } from "../format.js";
 import { HistProfile } from "../histograms/profile.js";
-import { barsOf } from "../histograms/shape.js";
+import { barsOf, NO_HISTOGRAM } from "../histograms/shape.js";
 import { queryOf, SeriesFeed } from "../layer/charts.js";
 import { linesOf, shortOf } from "../layer/plan.js";
 import { MAX_PAGE, MAX_POINTS } from "../limits.js";
@@ -131,7 +131,7 @@ class DrawerCharts {
     const answer = await get("histograms", query, signal);
     if (!("edges" in answer) || signal.aborted) return;
     const none = !answer.first_step.length;
-    this.#say(none ? "No histogram was captured in these steps." : "");
+    this.#say(none ? NO_HISTOGRAM : "");
     this.histogram.canvas.hidden = none;
     this.histogram.show(answer, span);
   }

@@ -49,7 +49,7 @@ export class HistProfile extends CanvasChart {
   }
 
   /** The column that is read out: the held step, or the newest. Bars are those of the step under the cursor, if there
-   * is one. -1 if it wasn't captured. */
+   * is one. -1 if it has no histogram. */
   get column() {
     const { shape, page, mode } = this;
     if (!shape) return -1;
@@ -62,7 +62,7 @@ export class HistProfile extends CanvasChart {
 
   /** Why there is no value. */
   get #missing() {
-    return `Not captured in step ${count(this.page.follow.held ?? 0)}`;
+    return `No histogram of step ${count(this.page.follow.held ?? 0)}`;
   }
 
   /** @override */

@@ -60,7 +60,12 @@ export function stopsOf({ first, last, columns }) {
   return { find: (step) => countOf(columns, (column) => first[column] <= step) - 1, last: (column) => last[column] };
 }
 
-/** The column that contains a step; -1 if the step was not captured.
+/** What takes the place of an empty picture: other values may have been captured in these steps. */
+export const NO_HISTOGRAM =
+  "No histogram was counted in these steps. A training may count them in fewer steps than it captures (its setting " +
+  "sketches).";
+
+/** The column that contains a step; -1 if no histogram was counted in it.
  * @param {{first: Float64Array, last: Float64Array, columns: number}} shape @param {number} step */
 export function columnAt(shape, step) {
   const column = stopsOf(shape).find(step);
@@ -142,7 +147,7 @@ export function stepsOf({ first, last }, column) {
 /** @param {Shape} shape @param {Scale} axis @param {{step: number, value: number}} at @returns {string} lines */
 export function say(shape, axis, { step, value }) {
   const column = columnAt(shape, step);
-  if (column < 0) return `step ${count(step)}\nnot captured`;
+  if (column < 0) return `step ${count(step)}\nno histogram`;
   const total = shape.totals[column];
   const lines = [stepsOf(shape, column), lineOf(shape, column, axis, value, total)];
   for (const [words, held] of /** @type {[string, number][]} */ ([

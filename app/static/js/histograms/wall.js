@@ -261,7 +261,7 @@ export class Wall {
     if (!answer || !tile.map) return;
     const empty = answer.first_step.length === 0;
     tile.plot.querySelector(".nothing")?.remove();
-    if (empty) tile.plot.append(h("div", { class: "nothing" }, "no data for these steps"));
+    if (empty) tile.plot.append(h("div", { class: "nothing" }, "no histogram in these steps"));
     else tile.map.show(answer, this.span, this.axis);
   }
 

@@ -3,6 +3,7 @@ import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { HistMap } from "../histograms/map.js";
+import { NO_HISTOGRAM } from "../histograms/shape.js";
 import { MAX_HISTOGRAM_COLUMNS } from "../limits.js";
 import { failedWords, Refresh } from "../live/refresh.js";
 import { shortOf } from "./plan.js";
@@ -87,7 +88,7 @@ export class Distributions {
         if (!("edges" in answer)) continue;
         words.hidden = answer.first_step.length > 0;
         map.canvas.hidden = !words.hidden;
-        words.textContent = words.hidden ? "" : "No histogram was captured in these steps.";
+        words.textContent = words.hidden ? "" : NO_HISTOGRAM;
         map.show(answer, this.page.follow.span);
         card.refresh();
       } catch (error) {
