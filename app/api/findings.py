@@ -77,7 +77,7 @@ def overview(run: RunParam, span: SpanParam) -> answers.Overview:
     newest of these steps.
     """
     figures = key_figures_of(run.store, span.first, span.last, is_live=run.state == "live")
-    found = findings_of(run, run.findings.current())
+    found = findings_of(run, [each for each in run.findings.current() if not each.is_part])
     unseen = Counter(each.severity for each in found if not each.acknowledged and not each.muted)
     cost = cost_of(run)
     return answers.Overview(

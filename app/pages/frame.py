@@ -30,7 +30,7 @@ from ..formats import words_of
 from ..runs import Run, Runs, joint_in, why_gone
 from ..runs.joint import local_kinds
 from ..serving.guard.security import is_framed, may_change
-from .views.events import Line, alert_lines
+from .views.events import Line, problem_lines
 from .views.span import SHARED, Shared, ending_of, stop_of, usual_steps
 
 # How templates write times, paths, texts, and numbers.
@@ -377,7 +377,7 @@ class Alerts:
 
 def alerts_of(run: Run) -> Alerts:
     """Return the alerts of a run that its store still has."""
-    lines = alert_lines(run)
+    lines = [line for line in problem_lines(run) if line.is_alert]
     if not lines:
         return Alerts()
     worst = lines[0]

@@ -40,7 +40,7 @@ from ..runs import Run
 from .frame import address_of, no_change_words
 from .page import FindText, PartsPage, RowNumber, RunPage, Short, TablePage
 from .settings import share_of
-from .views.events import every_event, finding_lines, incident_lines
+from .views.events import counts_of, every_event, problem_lines
 from .views.incident import capsules_of
 from .views.layer import nearest_sampled, note_of
 from .views.overview import (
@@ -60,7 +60,7 @@ from .views.timeline import timeline_view
 
 # The page Summary. Its parts can be requested alone.
 
-ALERTS: Final = 8
+ALERTS: Final = 5
 FIRST_POINTS: Final = 500  # of the line that comes with the page
 MAX_LINES: Final = 8  # of losses in the large chart
 MAX_REFRESH_S: Final = 3600
@@ -164,18 +164,15 @@ class OverviewPage(RunPage):
 
     def part_findings(self) -> dict[str, Any]:
         """Return the worst problems."""
-        listed, alerts, notes = shown_alerts(self.run, self.span, ALERTS, capsules_of(self.request, self.run))
-        first, last = self.values_in
-        found = finding_lines(self.run) if last is None else incident_lines(self.run, first, last)
-        muted = sum(line.muted is not None for line in found)
-        claim = claim_of(self.run, self.span)
+        lines = problem_lines(self.run, *self.values_in)
+        (alerts, notes), shown = counts_of(lines), [line for line in lines if not line.is_quiet][:ALERTS]
         return {
-            "listed": listed,
+            "listed": shown_alerts(self.run, shown, capsules_of(self.request, self.run)),
             "alerts_total": alerts,
-            "notes_total": notes,
-            "found_words": found_words,
-            "muted_total": muted,
-            "claim": claim,
+            "count_words": found_words(alerts, notes),
+            "more": alerts + notes - len(shown),
+            "quiet_total": sum(line.is_quiet for line in lines),
+            "claim": claim_of(self.run, self.span),
         }
 
     def part_scalars(self) -> dict[str, Any]:

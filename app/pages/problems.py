@@ -1,4 +1,4 @@
-"""The pages Problems, Incident, and Rules: findings and events, one problem with its cause, and the rules."""
+"""The pages Problems, Problem, and Rules: one list, the page of one of its lines, and what each rule looks for."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from urllib.parse import urlencode
 
 from fastapi import Query
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from hookcore.config.patterns import literal
 from hookcore.findings import RULES, SENTENCES, THRESHOLDS, Finding, examine, examine_with, read_choices
 from hookcore.findings.follower import words_of
 from hookcore.reading.answers import Mute, RunRule, Threshold
 from hookcore.records import SEVERITIES, Tap
-from hookcore.records.vocabulary import counted
-from hookcore.store.incidents import Incident
+from hookcore.records.vocabulary import counted, found_words
 
 from ..analysis.modules import finder_of
 from ..analysis.numerals import title_of_rule
@@ -28,57 +27,66 @@ from ..runs.edits import mutes_of, rules_of
 from ..runs.saved import tried
 from .frame import address_of, no_change_words
 from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
-from .views.events import FINDING, Filter, Line, all_lines, incident_of, markdown_of, names_of, provenance_of
+from .views.events import (
+    EVERYTHING,
+    Around,
+    Filter,
+    Line,
+    all_lines,
+    around_of,
+    counts_of,
+    line_with,
+    markdown_of,
+    names_of,
+    problem_lines,
+)
 from .views.incident import (
     SHOWN,
     IncidentView,
     capsule_for,
     capsule_of,
     capsules_of,
+    cause_of,
     default_stat,
     graph_of,
     source_of,
     view_of,
 )
-from .views.overview import incident_address, layer_address
+from .views.overview import layer_address, problem_address, spark_of_finding
 from .views.span import Shared, usual_steps
 from .views.words import STAT_WORDS
 
-# The page Problems: findings and events, filtered and over steps, and the origin of a finding.
+# The page Problems: one list of problems and notes, and of everything that happened.
 
 ROWS: Final = 100  # per page
 MAX_COPIED: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A line and the addresses it links to."""
-
-    line: Line
-    layer: str
-    here: str  # this page with the line's details
-
-
 @dataclass(frozen=True, kw_only=True)
 class EventsPage(RunPage):
-    """Findings and events, newest first. Empty form fields match everything."""
+    """Problems and notes by severity and step, or everything, newest first. Empty form fields match everything."""
 
     name = "events"
-    parts = ("badge", "mutes", "list", "detail")
+    parts = ("badge", "mutes", "list")
 
     severity: Text = ""
     rule: Annotated[str, Query(alias="name", max_length=1000, description="of an event or a finding's rule")] = ""
     f: FindText = ""
     text: Text = ""
     hide: Annotated[Literal["", "0", "1"], Query(description="1 hides acknowledged and muted lines")] = ""
-    event: Annotated[str, Query(max_length=2300, description="the id of the line whose details are shown")] = ""
+    event: Annotated[str, Query(max_length=2300, description="the id of a line, whose page this leads to")] = ""
     row: RowNumber = 0
     format: Annotated[Literal["", "markdown"], Query(description="the list as a Markdown table")] = ""
 
     @cached_property
-    def lines(self) -> list[Line]:
-        """All lines of the run, or of the steps that the page is about."""
+    def everything(self) -> list[Line]:
+        """All lines of the run, or of the steps that the page is about, newest first."""
         return all_lines(self.run, *self.listed_in)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The lines that can be filtered: problems and notes, unless others are asked for."""
+        return self.everything if self.rule else problem_lines(self.run, *self.listed_in)
 
     @cached_property
     def wanted(self) -> Filter:
@@ -92,44 +100,39 @@ class EventsPage(RunPage):
         return [line for line in self.lines if self.wanted.fits(line)]
 
     @cached_property
-    def chosen(self) -> Line | None:
-        """The line whose details are shown. One that was asked for is found wherever it is."""
-        found = _chosen(self.lines, self.fitting, self.event)
-        if found is None and self.event and self.listed_in != (None, None):
-            return _chosen(all_lines(self.run), [], self.event)
-        return found
-
-    @cached_property
     def asked(self) -> dict[str, str]:
         """The filter in the address."""
         given = {"severity": self.severity, "name": self.rule, "f": self.f, "text": self.text}
         return given | {"hide": self.hide.replace("0", "")}
 
     def respond(self) -> Response:
-        """Render the page or its parts, or the list as Markdown."""
+        """Render the page or its parts, the list as Markdown, or lead to the page of a line."""
+        if self.event and not self.part:
+            address = address_of(self.run, "incident", id=self.event, **dict(self.shared.parts))
+            return RedirectResponse(f"{self.request.scope.get('root_path', '')}/{address}", 307)
         if not self.format:
             return Page.respond(self)
         root, given = str(self.request.base_url).rstrip("/"), self.request.query_params.multi_items()
         query = urlencode([(key, value) for key, value in given if key != "format"])
         address = f"{root}/{address_of(self.run, 'events')}{'?' + query if query else ''}"
-        copied, title = self.fitting[:MAX_COPIED], f"Events of {self.run.name or self.run.id}"
+        copied, title = self.fitting[:MAX_COPIED], f"Problems of {self.run.name or self.run.id}"
         text = markdown_of(copied, title, address, len(self.fitting) - len(copied))
         return PlainTextResponse(text, media_type="text/markdown")
 
     def values(self) -> dict[str, Any]:
         """Return the filter, what there is to choose from, and how much fits."""
         return {
-            "asked": self.asked | {"event": self.event, "row": self.row},
-            "names": names_of(self.lines),
+            "asked": self.asked | {"row": self.row},
+            "names": names_of(self.everything),
             "severities": SEVERITIES,
-            "finding_name": FINDING,
+            "everything": EVERYTHING,
+            "events": len(self.everything),
             "total": len(self.lines),
-            "alerting": sum(line.is_alert for line in self.lines),
+            "count_words": found_words(*counts_of(self.lines)),
             "fitting": len(self.fitting),
-            "muted": sum(line.muted is not None for line in self.lines),
+            "quiet": sum(line.is_quiet for line in self.lines),
             "hidden_seen": sum(line.is_quiet for line in self.lines) if self.wanted.hides_seen else 0,
             "query": urlencode({key: value for key, value in self.asked.items() if value}),
-            "detail": self.chosen,
         }
 
     def part_mutes(self) -> dict[str, Any]:
@@ -139,28 +142,12 @@ class EventsPage(RunPage):
 
     def part_list(self) -> dict[str, Any]:
         """Return one page of the list."""
-        table = TablePage.at(self.row, ROWS, len(self.fitting))
-        return {"rows": [_shown(self.run, line, self.asked) for line in table.cut(self.fitting)], "table": table}
-
-    def part_detail(self) -> dict[str, Any]:
-        """Return the origin of the selected finding."""
-        run, line = self.run, self.chosen
-        finding = line.finding if line is not None else None
-        # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
-        has_origin = finding is not None and not finding.is_of_loss and finding.culprit_known
-        origin = provenance_of(run.store, finding) if finding is not None and has_origin else None
-        incident = line.incident if line is not None else None
-        if finding is not None:
-            incident = incident_of(run.store.incidents(), finding)
-        return {
-            "incident_page": "" if incident is None else address_of(run, "incident", id=incident.id),
-            "capsule": capsule_for(line, capsules_of(self.request, run)) if line is not None else None,
-            "source_of": source_of,
-            "mute_here": literal(line.module) if line is not None and line.module else "",
-            "detail_layer": _layer_of(run, line) if line is not None else "",
-            "origin": origin,
-            "layer_of": lambda tap, step: layer_address(run, tap, step),
-        }
+        table, capsules = TablePage.at(self.row, ROWS, len(self.fitting)), capsules_of(self.request, self.run)
+        rows = [
+            (line, problem_address(self.run, line), _layer_of(self.run, line), cause_of(line, capsules))
+            for line in table.cut(self.fitting)
+        ]
+        return {"rows": rows, "table": table}
 
 
 def _covered_by(mute: Mute) -> str:
@@ -168,95 +155,102 @@ def _covered_by(mute: Mute) -> str:
     return ", ".join(counted(count, word) for count, word in counts if count) or "nothing so far"
 
 
-def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
-    return Shown(line, _layer_of(run, line), address_of(run, "events", **asked, event=line.id))
-
-
 def _layer_of(run: Run, line: Line) -> str:
-    if not line.is_placed:
-        return incident_address(run, line)
+    """Return the address of the layer that a line is about; "" if it is about none."""
     if not line.is_of_layer:
-        return address_of(run, "flow", step=line.step)
+        return ""
     if line.tap is not None:
         return layer_address(run, line.tap, line.step)
     return address_of(run, "layer", module=line.module, step=line.step)
 
 
-def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
-    """Return the requested line, or else the first of the worst findings that are neither acknowledged nor muted.
-
-    A finding is found by its key even if its onset has moved since the link was created.
-    """
-    if key:
-        kept = key.rpartition("@")[0]
-        return next((line for wanted in (key, kept) for line in lines if wanted in (line.id, line.key)), None)
-    findings = [each for each in fitting if not each.is_event and not each.is_quiet]
-    # A bad loss is the consequence, and the problem that began first is nearest to the cause.
-    return min(
-        findings, key=lambda each: (SEVERITIES.index(each.severity), each.name == "loss", each.step), default=None
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class IncidentPage(RunPage):
-    """One incident, named by its id, which stays the same after a restart and in a saved run."""
+    """The page of one line of the list: an incident, by an id that stays the same, or else a finding or an event."""
 
     name = "incident"
     parts = ("about", "cause", "graph", "tensors", "chain")
 
-    id: Annotated[str, Query(max_length=200, description="of the incident")] = ""
+    id: Annotated[str, Query(max_length=2300, description="of the incident, the finding, or the event")] = ""
     stat: Annotated[str, Query(max_length=20, description="the stat that is shown; empty: the usual one")] = ""
 
     @cached_property
-    def incident(self) -> Incident:
-        """The incident with that id. Raises HTTPException if the run has none."""
+    def line(self) -> Line:
+        """The line with that id, with its incident if it has one. Raises HTTPException if the run has none."""
         if not self.id:
-            raise HTTPException(
-                422, "This address lacks the id of an incident. The Problems page lists the run's incidents"
-            )
-        found = next((each for each in self.run.store.incidents() if each.id == self.id), None)
+            raise HTTPException(422, "This address lacks the id of a problem: the Problems page lists them")
+        found = line_with(self.run, self.id)
         if found is None:
-            dropped = "It may have been dropped to make room for later ones"
+            dropped = "It has cleared, or was dropped to make room for later ones"
             why = self.run.partial or f"{dropped}; the Problems page lists the others"
-            raise HTTPException(404, f"This run has no such incident. {why}")
+            raise HTTPException(404, f"This run has no such problem. {why}")
         return found
 
     @property
     def usual(self) -> Shared:
-        """The steps around the first one."""
-        shown, step = self.view, str(self.incident.first_step)
+        """The steps around the first one of an incident."""
+        shown, step = self.view, str(self.line.step)
+        if shown is None:
+            return Shared(usual_steps(self.run))
         if shown.first is None or shown.until is None:
             return Shared(usual_steps(self.run), step)
         return Shared(f"{shown.first}-{max(shown.first, shown.until)}", step)
 
     @cached_property
-    def view(self) -> IncidentView:
-        stat = self.stat if self.stat in SHOWN else default_stat(self.incident)
-        return view_of(self.incident, stat, self.run.state != "live")
+    def view(self) -> IncidentView | None:
+        """What is shown of an incident; None of a finding or an event without one."""
+        incident = self.line.incident
+        if incident is None:
+            return None
+        stat = self.stat if self.stat in SHOWN else default_stat(incident)
+        return view_of(incident, stat, self.run.state != "live")
 
     def values(self) -> dict[str, Any]:
         """Return what all parts show."""
-        incident, module = self.incident, self.incident.culprit.tap.module
-        muted = self.run.edits.quiet.muting(self.run.store)(incident.rule, module)
+        line, incident = self.line, self.line.incident
+        listed = [each.page_id for each in problem_lines(self.run)]
+        place = listed.index(line.page_id) if line.page_id in listed else None
+        rule = next((each for each in rules_of(self.run).rules if each.name == line.name and line.rule), None)
         return {
             "view": self.view,
             "incident": incident,
+            "line": line,
+            "around": self._around,
+            "spark": None
+            if line.finding is None or incident is not None
+            else spark_of_finding(self.run.reader, line.finding),
+            "is_end": line.is_event and self.run.end.failure is not None and self.run.end.failure.outcome == line.name,
+            "layer": _layer_of(self.run, line),
+            "listed": [address_of(self.run, "incident", id=each) for each in listed],
+            "place": place,
+            "rule": rule,
+            "pieces": () if rule is None else pieces_of(rule),
             "stat_words": STAT_WORDS,
             "shown_stats": SHOWN,
-            "usual_stat": default_stat(incident),
-            "acknowledged": self.run.edits.quiet.has_seen(incident.key, incident.first_step),
-            "muted": None if muted is None else muted.match,
-            "mute_here": literal(module) if module else "",
+            "usual_stat": "" if incident is None else default_stat(incident),
+            "mute_here": literal(line.module) if line.module else "",
             "layer_of": self._layer_of,
         }
 
+    @property
+    def _around(self) -> Around | None:
+        """The steps around the onset of a finding without an incident. A loss is not a layer's tensor."""
+        finding, has_incident = self.line.finding, self.line.incident is not None
+        if finding is None or has_incident or finding.is_of_loss or not finding.culprit_known:
+            return None
+        return around_of(self.run.store, finding)
+
     def part_cause(self) -> dict[str, Any]:
-        capsules = capsules_of(self.request, self.run)
-        return {"capsule": capsule_of(self.incident, capsules), "capsule_heading": "h2", "source_of": source_of}
+        """Return the saved step, and what its replay found."""
+        line, capsules = self.line, capsules_of(self.request, self.run)
+        capsule = capsule_for(line, capsules) if line.incident is None else capsule_of(line.incident, capsules)
+        return {"capsule": capsule, "capsule_heading": "h2", "source_of": source_of}
 
     def part_graph(self) -> dict[str, Any]:
-        is_placed = not self.view.is_of_loss and self.incident.culprit_known
-        graph = graph_of(self.incident, self.run.reader) if is_placed else None
+        """Return the modules around the culprit."""
+        incident = self.line.incident
+        is_placed = incident is not None and incident.placed and incident.culprit_known
+        graph = graph_of(incident, self.run.reader) if is_placed and incident is not None else None
         return {"graph": graph, "module_of": lambda path: address_of(self.run, "layer", module=path)}
 
     def _layer_of(self, tap: Tap, step: int) -> str:
@@ -277,6 +271,13 @@ class RuleLine:
     state: RuleState
     words: str  # of the state
     address: str
+
+
+def pieces_of(rule: RunRule) -> tuple[str | Threshold, ...]:
+    """Return the sentence of a rule, cut at its numbers."""
+    named = {each.name: each for each in rule.thresholds}
+    split = re.split(r"\{(\w+)\}", SENTENCES.get(rule.name, RULES[rule.name].help))  # type: ignore[index]
+    return tuple(named[part] if place % 2 else part for place, part in enumerate(split))
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +333,7 @@ class RulesPage(RunPage):
         """Return the findings and incidents of each rule."""
         by_rule: dict[str, list[Line]] = {each.name: [] for each in rules}
         for line in all_lines(self.run):
-            if not line.is_event:
+            if not line.is_event and line.is_problem:
                 by_rule.get(line.name, []).append(line)
         return list(by_rule.values())
 
@@ -349,10 +350,7 @@ class RulesPage(RunPage):
             state, words = "fine", "Fine. The trainer checks it."
         else:
             state, words = "fine", f"Fine. Checks {rule.looks_at:,} of this run's tensors or logged values."
-        named = {each.name: each for each in rule.thresholds}
-        split = re.split(r"\{(\w+)\}", SENTENCES.get(rule.name, RULES[rule.name].help))  # type: ignore[index]
-        pieces = tuple(named[part] if place % 2 else part for place, part in enumerate(split))
-        return RuleLine(rule, pieces, state, words, address_of(self.run, "events", name=rule.name))
+        return RuleLine(rule, pieces_of(rule), state, words, address_of(self.run, "events", name=rule.name))
 
     def _preview(self) -> Preview:
         given, thresholds = self.request.query_params, THRESHOLDS[self.rule]

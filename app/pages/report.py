@@ -102,10 +102,10 @@ class PastIncident:
 
 
 def alerts_of(run: Run, current: Sequence[Finding], view: ReportSteps) -> Sequence[Finding | PastIncident]:
-    """Return today's findings; of a report about some steps, the incidents that touch them, as of the last one."""
+    """Return today's findings, one for each incident; of some steps, the incidents that touch them, as of the last."""
     first, last = view.values
     if last is None:
-        return current
+        return [finding for finding in current if not finding.is_part]
     return [_past(incident, last) for incident in reversed(run.store.incidents()) if incident.touches(first, last)]
 
 

@@ -99,6 +99,7 @@ def _finding_of(run: Run, finding: Finding, muted: bool, type_: str) -> answers.
         last_step=finding.last_step,
         earliest_step=finding.earliest_step,
         culprit_known=finding.culprit_known,
+        incident=finding.incident,
     )
 
 

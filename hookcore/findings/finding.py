@@ -55,6 +55,8 @@ class Finding:
     members: tuple[tuple[int, int], ...] = ()  # the numbers of all affected taps, each with its first step
     culprit_known: bool = True  # if not, the tap is that of the whole model
     placed: bool = True  # whether it is about the tap, if its rule doesn't say so
+    incident: str = ""  # the id of its incident
+    is_part: bool = False  # whether another finding stands for the incident
 
     @property
     def message(self) -> str:

@@ -358,7 +358,7 @@ def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Findin
     )
     since = int(steps[np.flatnonzero(clipped)[0]])
     about = "norm", usual, float("nan"), since, None, message, tuple(totals[-SPARK:].tolist()), 0
-    return [Finding(RULE, RULES[RULE].severity, int(taps.numbers[place]), taps.taps[place], *about)]
+    return [Finding(RULE, RULES[RULE].severity, int(taps.numbers[place]), taps.taps[place], *about, placed=False)]
 
 
 def _clips_of(
@@ -471,6 +471,7 @@ def _nonfinite_finding(
         record.last_step if record is not None and record.is_over else None,
         incident.unseen,
         culprit_known=incident.culprit_known,
+        incident=incident.id,
     )
 
 

@@ -38,7 +38,10 @@ MAX_PAST: Final = 10  # newest incidents that are over
 
 
 def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
-    """Let findings name the tensor and the step of their incident, and add the incidents that no finding is about."""
+    """Let findings name the tensor and the step of their incident, and add the incidents that no finding is about.
+
+    Problems of several tensors that began together are one incident: the other findings are parts of it.
+    """
     # Findings about non-finite values are made of incidents already.
     incidents = [incident for incident in store.incidents() if incident.rule != NONFINITE]
     settled: dict[tuple[str, int], Finding] = {}
@@ -50,7 +53,27 @@ def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
         other for other in others if not other.is_over and not other.short
     ]  # the newest look may have missed them
     past = [other for other in others if other.is_over]
-    return [*settled.values(), *map(_note, lasting), *map(_note, past[-MAX_PAST:])]
+    ids = {(incident.key, incident.first_step): incident.id for incident in incidents}
+    parts = [_part(finding, ids.get(key, ""), incidents) for key, finding in settled.items()]
+    return [*parts, *map(_note, lasting), *map(_note, past[-MAX_PAST:])]
+
+
+def _part(finding: Finding, own: str, incidents: Sequence[Incident]) -> Finding:
+    """Return a finding with the id of its own incident, or of a lasting one that has affected the same tensors.
+
+    Something short, such as a spike, is a part of whatever lasts since before it, as for the incidents themselves.
+    """
+    if own or finding.severity == "info":
+        return replace(finding, incident=own) if own else finding
+    numbers = {finding.number, *(number for number, _ in finding.members)}
+    lasting = (each for each in incidents if not each.is_over and not each.short)
+    if finding.until_step is None:
+        alike = (each for each in lasting if each.rule == finding.rule)
+    else:
+        alike = (each for each in lasting if each.first_step <= finding.since_step)
+    shared = (each for each in alike if numbers & {each.culprit.number, *(link.number for link in each.chain)})
+    incident = next(shared, None)
+    return finding if incident is None else replace(finding, incident=incident.id, is_part=True)
 
 
 def _settle(store: Store, finding: Finding, incidents: Sequence[Incident]) -> Finding:
@@ -118,6 +141,7 @@ def _note(incident: Incident) -> Finding:
         incident.modules,
         unseen=incident.unseen,
         placed=incident.placed,
+        incident=incident.id,
     )
 
 

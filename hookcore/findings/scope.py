@@ -69,7 +69,7 @@ class Scope:
     captured_in_run: int
     layers: int
     uncaptured: int  # modules that the coverage lists as not captured
-    problems: int  # findings that are warnings or errors
+    problems: int  # findings that are warnings or errors, one for each incident
     notes: int  # the others
     evaluated: bool  # whether an evaluation was captured; otherwise, the sentence is about the training only
     unjudged: tuple[Unjudged, ...]
@@ -78,16 +78,20 @@ class Scope:
 def scope_of(store: Store, taps: TapList, sizes: MagnitudeWindow | None, found: Sequence[Finding]) -> Scope:
     """Return how much was examined for these findings."""
     newest = store.steps().newest
+    leading = [each.severity for each in found if not each.is_part]
+    notes = leading.count("info")
+    problems = len(leading) - notes
     uncaptured = sum(not each.captured for each in store.coverage())
     if newest is None or not len(taps.taps) or sizes is None:
         nothing = "No step has been captured: there is nothing to judge."
-        return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, 0, 0, False, ())
+        if found or Losses(store).series:
+            nothing = f"{found_words(problems, notes)} found in logged values; no tensor was captured."
+        known: Verdict = "problems" if problems else "unknown"
+        return Scope(known, nothing, None, newest, 0, 0, 0, 0, uncaptured, problems, notes, False, ())
     first = window_first(store)
     captured, steps = store.captured(first), newest - first + 1
     layers = taps.fact(_layers).number
     unjudged = tuple(each for each in (_growth(sizes), _dead(store, taps.of_kind("output"))) if each is not None)
-    problems = sum(each.severity != "info" for each in found)
-    notes = len(found) - problems
     too_little = any(each.layers > MIN_KNOWN * each.of for each in unjudged)
     verdict: Verdict = "problems" if problems else "unknown" if too_little else "clear"
     window = f"in the last {counted(steps, 'step')} ({captured:,} captured)"

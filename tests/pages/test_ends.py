@@ -10,6 +10,7 @@ import torch
 import hookcore
 from hookcore.records import Failure
 from hookcore.records.wire import EndItem
+from hookcore_app.pages.views.events import problem_lines
 from hookcore_app.pages.views.span import progress_of
 from tests.build import make_info
 from tests.inside import recorder_of
@@ -50,18 +51,24 @@ def part(world: World, name: str) -> str:
     return world.client.get(f"/runs/one?part={name}", headers=HTML).text
 
 
-def test_a_page_names_the_module_and_the_line_that_raised_with_the_traceback_unfolded() -> None:
+def test_a_page_names_the_module_and_the_line_that_raised_with_the_traceback_a_click_away() -> None:
     world = ended(CRASH)
     page = world.client.get("/runs/one", headers=HTML).text
     words = words_of(page)
     assert "The training crashed in step 2: RuntimeError: no In encoder.3, at model.py:14: x = self.up(x)" in words
     assert 'model/layers?module=encoder.3"' in page
-    assert "<details open><summary>Traceback" in page
+    assert "<details><summary>Traceback" in page, "the verdict is to be seen first"
+    line = next(line for line in problem_lines(next(iter(world.runs.all()))) if line.name == "crashed")
+    crash = world.client.get(f"/runs/one/problems/incident?id={line.page_id}", headers=HTML).text
+    assert "<details open><summary>Traceback" in crash
+    assert "x = self.up(x)" in crash
+    assert crash.count("Why the run ended") == 0
 
 
 def test_the_findings_do_not_repeat_how_the_run_ended() -> None:
     world = ended(CRASH)
     assert "RuntimeError" not in part(world, "findings")
+    assert "Crashed" in part(world, "findings"), "the number of problems is that of the list"
     assert "RuntimeError" in world.client.get("/runs/one/problems?part=list").text  # an event as any other
     (event,) = world.client.get("/api/v1/events?run=one&name=crashed").json()["events"]
     assert (event["module"], event["about"]["line"]) == ("encoder.3", 14)

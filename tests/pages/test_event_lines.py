@@ -13,7 +13,7 @@ from hookcore.findings import Finding, RuleName
 from hookcore.records import Event, Kind, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident, Link
-from hookcore_app.pages.views.events import Filter, Line, all_lines, markdown_of, provenance_of
+from hookcore_app.pages.views.events import Filter, Line, all_lines, around_of, markdown_of, problem_lines
 from hookcore_app.pages.views.run_list import summary_of
 from hookcore_app.runs import Run
 from hookcore_app.runs.parts import End
@@ -102,7 +102,8 @@ def test_an_error_is_one_sentence_in_lists_and_has_its_traceback_in_the_details(
         (Filter(severity="error"), True),
         (Filter(severity="warning"), False),
         (Filter(name="hook-error"), True),
-        (Filter(name="finding"), False),
+        (Filter(name="all"), True),
+        (Filter(name="nonfinite"), False),
         (Filter(fits_module=lambda path: path == "net.0"), True),
         (Filter(fits_module=lambda path: path != "net.0"), False),
         (Filter(text="BROKE"), True),
@@ -176,31 +177,18 @@ def test_a_markdown_copy_stays_a_table_whatever_the_messages_contain() -> None:
     assert "No events." in markdown_of([], "Events", "http://box/")
 
 
-def test_the_provenance_names_the_phase_what_came_before_and_what_followed(world: World) -> None:
-    run = _run(world)
-    (finding,) = run.findings.current()
-    found = provenance_of(run.store, finding)
+def test_the_steps_around_a_note_are_shown(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.announce((Tap("relu", "output"),))
+    for step in range(200):  # without a loss, growth is a note
+        run.store.append(frame(step, [60.0 if step >= 120 else 1.0 + step % 3 * 0.01] if step != 119 else []))
+    finding = next(each for each in run.findings.current() if each.rule == "exploding")
+    found = around_of(run.store, finding)
+    assert found is not None
     assert found.phase == "forward"
-    assert found.before == ("Its input was not captured. The one tensor captured before it in that step was finite.")
-    assert [(each.tap.module, each.step) for each in found.followers] == [("layers.2", BAD_FROM)]
-    assert [(each.first, each.last, each.state) for each in found.strip] == [(10, 59, "finite"), (60, 99, "bad")]
+    assert [each.state for each in found.strip if each.first <= 119 <= each.last] == ["unseen"]
     assert found.merged == 1
-
-
-def test_the_provenance_can_be_read_while_more_tensors_follow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, usual = _run(world), Store.rows
-    (finding,) = run.findings.current()
-
-    def rows(self: Store, *given: Any, **others: Any) -> Any:
-        found = usual(self, *given, **others)
-        if self.taps_known == 3:
-            self.append(frame(100, [1.0, math.nan, math.nan, math.nan], new=1, known=3))
-        return found
-
-    monkeypatch.setattr(Store, "rows", rows)
-    assert [each.tap.module for each in provenance_of(run.store, finding).followers] == ["layers.2"]
-    followers = provenance_of(run.store, finding).followers
-    assert [(each.tap.module, each.step) for each in followers] == [("layers.2", BAD_FROM), ("layers.3", 100)]
 
 
 def test_a_page_is_rendered_again_if_its_run_leaves_memory_meanwhile(
@@ -220,7 +208,7 @@ def test_a_page_is_rendered_again_if_its_run_leaves_memory_meanwhile(
     answer = world.client.get("/runs/one/problems")
     assert answer.status_code == 200, answer.text
     assert next(leaves, None) is None
-    assert "The one tensor captured before it in that step was finite." in answer.text
+    assert "NaN or infinity" in answer.text
 
 
 def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: World) -> None:
@@ -235,7 +223,7 @@ def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: W
     overview, page = client.get("/runs/one").text, "runs/one/problems/incident?id=nonfinite-20"
     assert "NaN or infinity; the layer isn&#39;t known" in client.get("/").text.replace("\n", "")
     assert "the first one isn&#39;t known" in overview
-    assert f'data-address="{page}"' in overview
+    assert page in overview
     assert ">layer<" not in overview.partition('id="findings"')[2].partition("</section>")[0]
     assert page in client.get("/runs/one/problems").text
     assert "NaN began between steps 1 and 20; the layer isn&#39;t known." in client.get(f"/{page}").text
@@ -248,45 +236,75 @@ def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: W
     ]
 
 
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [((1,), "Its input was finite in that step: it began here."), ((0, 1), "")],
-)
-def test_the_provenance_says_whether_the_input_was_finite(world: World, bad: tuple[int, ...], words: str) -> None:
-    run = _run(world, ("input", "output"), bad)
-    (finding,) = run.findings.current()
-    found = provenance_of(run.store, finding)
-    assert finding.kind == ("output" if words else "input")
-    if words:
-        assert found.before == words
-    assert found.phase == "forward"
-
-
-def test_the_page_shows_the_worst_finding_and_filters_by_its_address(world: World) -> None:
+def test_the_page_lists_problems_or_everything_and_filters_by_its_address(world: World) -> None:
     run = _run(world)
     run.store.add_event(Event(80, 1.0, "settings-changed", "every 1 -> 2"))
     text = world.client.get("/runs/one/problems").text
-    assert "Affected afterwards" in text
-    assert "2 events" in text
-    assert "1 of 2 events" in world.client.get("/runs/one/problems?severity=info").text
-    assert "1 of 2 events" in world.client.get("/runs/one/problems?f=layers.1").text
-    assert "No events match" in world.client.get("/runs/one/problems?text=nowhere&in=3-4").text
-    assert "No longer available" in world.client.get("/runs/one/problems?event=gone").text
+    assert ">1 problem<" in text
+    assert "Settings changed</a>" not in text
+    everything = world.client.get("/runs/one/problems?name=all").text
+    assert ">2 events<" in everything
+    assert "Settings changed</a>" in everything
+    assert "1 of 2 shown" in world.client.get("/runs/one/problems?name=all&severity=info").text
+    assert "1 of 2 shown" in world.client.get("/runs/one/problems?name=all&f=layers.1").text
+    assert "Nothing matches" in world.client.get("/runs/one/problems?text=nowhere&in=3-4").text
+
+
+def test_each_line_has_one_page_and_older_addresses_lead_to_it(world: World) -> None:
+    run = _run(world)
+    run.store.add_event(Event(80, 1.0, "settings-changed", "every 1 -> 2"))
+    problem, event = problem_lines(run)[0], all_lines(run)[0]
+    assert "The settings changed" not in world.client.get("/runs/one/problems").text
+    for line, words in ((problem, "NaN first appeared in"), (event, "every 1 -&gt; 2")):
+        text = world.client.get("/runs/one/problems/incident", params={"id": line.page_id}).text
+        assert words in text
+        moved = world.client.get("/runs/one/problems", params={"event": line.id}, follow_redirects=False)
+        assert moved.status_code == 307
+        assert words in world.client.get(moved.headers["location"]).text
+    gone = world.client.get("/runs/one/problems/incident?id=gone")
+    assert gone.status_code == 404
+    assert "It has cleared" in gone.text
+
+
+def test_problems_are_listed_by_severity_and_step_and_those_that_were_seen_come_last(world: World) -> None:
+    run = _run(world)
+    run.store.add_event(Event(70, 1.0, "hook-error", "it broke", "error", "layers.0"))
+    run.store.add_event(Event(10, 1.0, "dropped", "some data", "warning"))
+    run.store.add_event(Event(81, 1.0, "settings-changed", "every 1 -> 2"))
+    assert [line.name for line in problem_lines(run)] == ["nonfinite", "hook-error", "dropped"]
+    run.acknowledge(problem_lines(run)[0].key)
+    assert [line.name for line in problem_lines(run)] == ["hook-error", "dropped", "nonfinite"]
+    assert [line.is_alert for line in problem_lines(run)] == [True, True, False]
+
+
+def test_two_findings_of_one_incident_are_one_problem(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.announce((Tap("a", "output"), Tap("b", "output")))
+    for step in range(200):
+        size = 1e5 if step >= 150 else 1.0 + step % 3 * 0.01
+        run.store.append(frame(step, [size, size], scalars={"loss": size}))
+    found = [each.rule for each in run.findings.current() if each.severity != "info"]
+    assert found == ["loss", "exploding", "loss-spike"], "the spike is the beginning of what lasts"
+    incidents = [each for each in run.store.incidents() if each.severity != "info"]
+    assert run.findings.scope().problems == len(incidents) == sum(line.is_alert for line in problem_lines(run))
+    assert ">2<" in world.client.get("/runs/one").text
 
 
 def test_the_value_of_a_finding_is_the_current_one_only_while_the_run_is_live(world: World) -> None:
     run = _run(world, bad=())
     for step in range(100, 140):
         run.store.append(frame(step, [1.0] * 3, scalars={"loss": math.nan}))
-    assert '<dt>loss now</dt><dd><data value="nan">' in world.client.get("/runs/one/problems").text
+    address = f"/runs/one/problems/incident?id={problem_lines(run)[0].page_id}"
+    assert '<dt>loss now</dt><dd><data value="nan">' in world.client.get(address).text
     run.end = End(139)
-    assert '<dt>loss at the end</dt><dd><data value="nan">' in world.client.get("/runs/one/problems").text
+    assert '<dt>loss at the end</dt><dd><data value="nan">' in world.client.get(address).text
 
 
 def test_the_page_hides_acknowledged_lines_on_request(world: World) -> None:
     run = _run(world)
     run.acknowledge(run.findings.current()[0].key)
-    assert "1 event" in world.client.get("/runs/one/problems").text
+    assert "1 acknowledged or muted" in world.client.get("/runs/one/problems").text
     assert "1 acknowledged" in world.client.get("/runs/one/problems?hide=1").text
 
 
@@ -303,22 +321,23 @@ def test_a_run_without_events_says_so(world: World) -> None:
     assert run is not None
     assert "No step has been captured" in world.client.get("/runs/one/problems").text
     run.store.append(frame(0, [1.0], new=1))
-    assert "No events." in world.client.get("/runs/one/problems").text
+    assert "No problems." in world.client.get("/runs/one/problems").text
+    assert "No events." in world.client.get("/runs/one/problems?name=all").text
 
 
 def test_a_long_list_has_pages(world: World) -> None:
     run = _run(world, bad=())
     for number in range(130):
         run.store.add_event(Event(number % 100, float(number), "note", f"note {number}"))
-    first = world.client.get("/runs/one/problems").text
-    last = world.client.get("/runs/one/problems?row=100").text
-    beyond = world.client.get("/runs/one/problems?row=5000").text
+    first = world.client.get("/runs/one/problems?name=all").text
+    last = world.client.get("/runs/one/problems?name=all&row=100").text
+    beyond = world.client.get("/runs/one/problems?name=all&row=5000").text
     assert (first.count('id="row-'), last.count('id="row-'), beyond.count('id="row-')) == (100, 30, 30)
 
 
 def test_a_finding_shows_its_usual_causes_and_what_to_try(world: World) -> None:
     (line,) = all_lines(_run(world))
-    text = world.client.get("/runs/one/problems", params={"event": line.id}).text
+    text = world.client.get("/runs/one/problems/incident", params={"id": line.page_id}).text
     assert line.rule is not None
     assert all(each in text for each in (*line.rule.causes, *line.rule.tries))
     assert _line().rule is None
@@ -333,8 +352,11 @@ def test_the_overview_the_badge_and_the_events_page_count_the_same_alerts(world:
     assert 'id="alerts" data-part="badge">2<' in overview
     assert 'Problems <span class="badge">2</span>' in overview
     events = world.client.get("/runs/one/problems").text
+    assert ">2 problems<" in events
     assert "4 events" in events
-    assert "2 problems, newest first" in events
+    assert "hook-error" in events
+    runs = world.client.get("/").text
+    assert '<span class="badge error">2</span>' in runs
 
 
 def test_notes_are_never_listed_under_the_words_no_problems_found(world: World) -> None:
@@ -366,9 +388,9 @@ def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(wor
     spikes = [line for line in all_lines(run) if line.name == "spike"]
     assert [line.step for line in spikes] == [160, 120]
     assert len({line.id for line in spikes}) == 2
-    text = world.client.get("/runs/one/problems", params={"event": spikes[1].id}).text
-    assert text.count('aria-current="true"') == 1
+    text = world.client.get("/runs/one/problems/incident", params={"id": spikes[1].page_id}).text
     assert "blocks.<wbr>2.<wbr>relu" in text
+    assert "step 120" in text
 
 
 def test_a_page_without_findings_says_how_much_it_examined(world: World) -> None:

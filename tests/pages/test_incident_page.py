@@ -146,7 +146,7 @@ def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> Non
         assert '<a class="button" href="runs/run-1/problems">Its problems</a>' in missing.text
         nameless = client.get("/runs/run-1/problems/incident", headers={"Accept": "text/html"})
         assert nameless.status_code == 422
-        assert "This address lacks the id of an incident." in nameless.text
+        assert "This address lacks the id of a problem" in nameless.text
         assert '<a class="button" href="runs/run-1/problems">Its problems</a>' in nameless.text
         link = re.search(
             r'href="(runs/run-1/problems/incident\?id=nonfinite-9)"',

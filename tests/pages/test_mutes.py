@@ -77,7 +77,7 @@ def test_a_muted_rule_is_listed_and_counted_without_an_alert(world: World) -> No
     assert incident["muted"]
     assert world.json(f"incidents/{incident['id']}")["muted"]
     page = world.client.get("/runs/run-1").text
-    assert "1 muted" in page
+    assert "1 acknowledged or muted" in page
     assert "No problems" not in page
     assert claim_of(run).startswith("1 muted, nothing new. 1 problem found")
 
@@ -168,14 +168,14 @@ def test_followers_receive_mutes(world: World) -> None:
 
 
 def test_the_pages_list_mutes_and_offer_to_mute(world: World) -> None:
-    page = world.client.get("/runs/run-1/problems").text
+    (incident,) = world.json("incidents")["incidents"]
+    page = world.client.get(f"/runs/run-1/problems/incident?id={incident['id']}").text
     assert 'data-mute="nonfinite"' in page
     assert 'value="layers.1"' in page
     change(world, "POST", rule="nonfinite", match="layers.*")
     page = world.client.get("/runs/run-1/problems").text
     assert 'data-unmute="nonfinite" data-match="layers.*"' in page
     assert "1 finding, 1 incident" in page
-    (incident,) = world.json("incidents")["incidents"]
     assert 'data-unmute="nonfinite"' in world.client.get(f"/runs/run-1/problems/incident?id={incident['id']}").text
     hidden = world.client.get("/runs/run-1/problems?hide=1").text
     assert "Show 1 acknowledged or muted" in hidden

@@ -251,7 +251,7 @@ def test_the_timeline_is_on_every_page_of_a_run_and_says_what_is_held(world: Wor
 def test_marks_lead_to_the_incident_or_to_the_event_at_its_step(world: World) -> None:
     text = world.client.get("/runs/one", headers=HTML).text
     assert re.search(r'<a href="runs/one/problems/incident\?id=nonfinite-7"[^>]* class="mark error"', text)
-    assert re.search(r'<a href="runs/one/problems\?event=event%3A\w+&amp;step=0"[^>]* class="mark warning"', text)
+    assert re.search(r'<a href="runs/one/problems/incident\?id=event%3A\w+&amp;step=0"[^>]* class="mark warning"', text)
 
 
 def test_an_incident_opens_at_its_own_step_and_its_links_keep_it(world: World) -> None:

@@ -1,30 +1,28 @@
-"""Findings and events as lines of one list, and the origin of a finding."""
+"""Problems, notes, and events as lines of one list, and the steps around the onset of a finding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Finding, Rule
-from hookcore.findings.rules import OF_TIME
+from hookcore.findings.rules import OF_LOSS, OF_TIME
 from hookcore.reading import Mute, Reader, answers
-from hookcore.records import PARAMETER_KINDS, ROOT, SEVERITIES, STAT_COLUMN, Kind, Severity, Tap
-from hookcore.records.vocabulary import KIND_WORDS, NONFINITE_STEP, TRACEBACK
-from hookcore.store import Store, TapList
-from hookcore.store.incidents import Evidence, Incident, Link, Rank, rank_of
-from hookcore.store.incidents import around as around_of
-from hookcore.store.segments import STAT_SCHEMA
+from hookcore.records import ROOT, SEVERITIES, Kind, Severity, Tap
+from hookcore.records.vocabulary import NONFINITE_STEP, TRACEBACK
+from hookcore.store import Store
+from hookcore.store.incidents import Incident
 
 from ...analysis.figures.lines import Spark, spark_of
 from ...analysis.numerals import title_of, title_of_rule
 from ...runs import Run
 
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
-FINDING: Final = "finding"
+EVERYTHING: Final = "all"  # as the name to filter by: events too
 MAX_EVENTS: Final = 10_000  # of an answer
 
 
@@ -54,6 +52,20 @@ class Line:
         return self.key if self.is_event else f"{self.key}@{self.step}"
 
     @property
+    def page_id(self) -> str:
+        """The id of its page: that of its incident, if it has one."""
+        if self.incident is not None:
+            return self.incident.id
+        return (self.finding.incident if self.finding is not None else "") or self.id
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether it is a problem or a note by itself: a finding, an incident, or an event of a warning or an error."""
+        if self.is_event:
+            return self.severity != "info" and self.name != NONFINITE_STEP
+        return self.finding is None or not self.finding.is_part
+
+    @property
     def rule(self) -> Rule | None:
         """The rule of a finding, with its advice."""
         return None if self.is_event else RULES.get(self.name)  # type: ignore[call-overload]
@@ -68,7 +80,8 @@ class Line:
         """The quantity of the finding's values; empty for an event."""
         if self.finding is None:
             return ""
-        return OF_TIME.get(self.finding.rule, "loss") if self.is_of_loss else self.finding.stat
+        rule = self.finding.rule
+        return OF_TIME.get(rule, "loss") if rule in OF_LOSS else self.finding.stat
 
     @property
     def is_event(self) -> bool:
@@ -120,8 +133,8 @@ class Line:
 
     @property
     def is_alert(self) -> bool:
-        """Whether it is a warning or an error that is neither acknowledged nor muted, and not a part of an incident."""
-        return self.severity != "info" and not self.is_quiet and self.name != NONFINITE_STEP
+        """Whether it counts as a problem: a warning or an error that is neither acknowledged nor muted."""
+        return self.is_problem and self.severity != "info" and not self.is_quiet
 
     @property
     def is_quiet(self) -> bool:
@@ -223,10 +236,14 @@ def _line_of_incident(run: Run, incident: Incident, muted: str | None) -> Line:
     )
 
 
-def alert_lines(run: Run) -> list[Line]:
-    """Return what to look at: errors first, then findings in their order, then events from the newest."""
-    found = [line for line in (*finding_lines(run), *reversed(event_lines(run))) if line.is_alert]
-    return sorted(found, key=lambda line: line.severity != "error")
+def problem_lines(run: Run, first: int | None = None, last: int | None = None) -> list[Line]:
+    """Return the problems and notes of a run or of some steps: by severity and step; acknowledged and muted ones last.
+
+    All pages list them, and count those that are alerts.
+    """
+    lines = [line for line in all_lines(run, first, last) if line.is_problem]
+    # Of one step, a bad loss is the consequence.
+    return sorted(lines, key=lambda line: (line.is_quiet, SEVERITIES.index(line.severity), line.step, line.is_of_loss))
 
 
 def all_lines(run: Run, first: int | None = None, last: int | None = None) -> list[Line]:
@@ -256,7 +273,7 @@ class Filter:
         """Return whether a line is shown."""
         return (
             self.severity in ("", line.severity)
-            and self.name in ("", line.name, "" if line.is_event else FINDING)
+            and (line.is_problem if self.name == "" else self.name in (line.name, EVERYTHING))
             and self.fits_module(line.module)
             and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}\n{line.traceback}".casefold()
             and not (self.hides_seen and line.is_quiet)
@@ -268,8 +285,29 @@ def names_of(lines: Iterable[Line]) -> dict[str, str]:
     return dict(sorted({line.name: line.title for line in lines}.items(), key=lambda each: each[1]))
 
 
+def counts_of(lines: Iterable[Line]) -> tuple[int, int]:
+    """Return the number of problems and of notes among lines, without acknowledged and muted ones."""
+    open_ones = [line for line in lines if line.is_problem and not line.is_quiet]
+    problems = sum(line.is_alert for line in open_ones)
+    return problems, len(open_ones) - problems
+
+
+def line_with(run: Run, id: str) -> Line | None:
+    """Return the line with an id, or of the incident with it. A finding is found even if its onset has moved."""
+    kept, lines = id.rpartition("@")[0], all_lines(run)
+    ids = [wanted for wanted in (id, kept) if wanted]
+    found = next((line for wanted in ids for line in lines if wanted in (line.page_id, line.id, line.key)), None)
+    wanted = id if found is None else found.page_id
+    incident = next((each for each in run.store.incidents() if each.id == wanted), None)
+    if incident is None:
+        return found
+    muted = _match_of(run.edits.quiet.muting(run.store)(incident.rule, incident.culprit.tap.module))
+    own = found.finding if found is not None and found.is_problem else None
+    return replace(_line_of_incident(run, incident, muted), finding=own)
+
+
 def markdown_of(lines: Sequence[Line], title: str, address: str, left_out: int = 0) -> str:
-    """Return the lines as a Markdown table, and how many older ones it lacks."""
+    """Return the lines as a Markdown table, and how many more there are."""
     rows = [
         f"| {line.step:,} | {line.severity} | {_cell(line.title)} | {_code(line.module)} | {_cell(line.message)} |"
         for line in lines
@@ -290,11 +328,9 @@ def _code(text: str) -> str:
     return f"`{text.replace('|', chr(92) + '|').replace('`', chr(39))}`" if text else ""
 
 
-# The origin of a finding: the first layer, its inputs, the affected layers, and the steps around the onset. Pure:
-# records in, words and sparklines out.
+# The steps around the onset of a finding that has no incident. Pure: records in, words and sparklines out.
 
 AROUND: Final = 50  # steps on either side
-FOLLOWERS: Final = 12  # maximum number of taps in the list
 PHASES: Final[dict[Kind, str]] = {
     "input": "forward",
     "output": "forward",
@@ -318,197 +354,36 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Affected:
-    """Another affected module: its first tensor, and since when."""
-
-    tap: Tap
-    step: int
-    spark: Spark | None
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The known facts about the origin of a finding."""
+class Around:
+    """The tensor of a finding in the steps around its onset."""
 
     phase: str
-    before: str  # about the layer's inputs
     first: int
-    last: int  # the last step of the sparklines
+    last: int
     spark: Spark | None
-    strip: tuple[Stretch, ...]  # of the finding's own tap
+    strip: tuple[Stretch, ...]
     merged: int  # the maximum number of steps per point of the strip: old ones are merged
-    followers: tuple[Affected, ...]  # in the order in which they were affected
-    followers_left_out: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """Every tap in the steps around the onset [tap, row]; a row is a step, or several merged ones."""
-
-    taps: TapList
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    worst: NDArray[np.float64]
-    bad: NDArray[np.bool_]
-    seen: NDArray[np.bool_]
-
-    def at(self, place: int) -> _Around:
-        one = slice(place, place + 1)
-        return _Around(self.taps.at([place]), self.first, self.last, self.worst[one], self.bad[one], self.seen[one])
-
-
-def provenance_of(store: Store, finding: Finding) -> Provenance | None:
-    """Return the known facts about the origin of a finding: those of its incident, if there is one.
-
-    If its tensor was never captured, such as a weight, those of the first captured one that followed; None if none did.
-    """
-    first, last = max(0, finding.since_step - AROUND), finding.since_step + AROUND
-    incident, before, left_out = incident_of(store.incidents(), finding), "", 0
-    number = finding.number
-    if number < 0:
-        number = next((each.number for each in (() if incident is None else incident.chain) if each.number >= 0), -1)
-    if number < 0:
+def around_of(store: Store, finding: Finding) -> Around | None:
+    """Return the steps around the onset of a finding; None if its tensor was never captured, such as a weight."""
+    if finding.number < 0:
         return None
-    around = _read(store, finding, first, last)  # after the incident, so that it has all tensors that followed
-    place = int(np.flatnonzero(around.taps.numbers == number)[0])
-    shown = around.at(place)
-    followers: tuple[Affected, ...] = ()
-    if incident is not None:
-        exact = None if incident.evidence is None else _exact(incident.evidence, finding.stat, first, last)
-        shown = around.at(place) if exact is None else exact.at(0)
-        before = _before(around, incident, place) if incident.rule == "nonfinite" else ""
-        followers, left_out = _followers(incident, around, exact)
-    return Provenance(
+    first, last = max(0, finding.since_step - AROUND), finding.since_step + AROUND
+    rows = store.rows(np.array([finding.number], np.int64), finding.stat, first, last)
+    low, high, bad = rows.low[:, 0], rows.high[:, 0], rows.nonfinite[:, 0] > 0
+    worst = np.where(bad, np.nan, np.where(np.abs(low) > np.abs(high), low, high))
+    seen = rows.present[:, 0] > 0
+    states = dict.fromkeys(range(first, min(last, store.steps().newest or last) + 1), "unseen")
+    for begin, end, is_bad in zip(rows.first[seen].tolist(), rows.last[seen].tolist(), bad[seen].tolist(), strict=True):
+        inside = range(max(first, begin), min(last, end) + 1)
+        states |= {step: "bad" if is_bad else "finite" for step in inside if step in states}
+    strip = [list(steps) for _, steps in groupby(states.items(), lambda each: each[1])]
+    return Around(
         PHASES[finding.tap.kind],
-        before,
         first,
         last,
-        _line(shown, 0),
-        _strip(shown, 0, first, min(last, store.steps().newest or last)),
-        int((shown.last - shown.first).max(initial=0)) + 1,
-        followers,
-        left_out,
+        spark_of(rows.first[seen], worst[seen]),
+        tuple(Stretch(steps[0][0], steps[-1][0], steps[0][1]) for steps in strip),
+        int((rows.last - rows.first).max(initial=0)) + 1,
     )
-
-
-def incident_of(incidents: Sequence[Incident], finding: Finding) -> Incident | None:
-    """Return the incident that a finding is about."""
-    wanted = finding.key, finding.since_step
-    return next((incident for incident in incidents if (incident.key, incident.first_step) == wanted), None)
-
-
-def _exact(evidence: Evidence, stat: str, first: int, last: int) -> _Around:
-    """Return what an incident keeps of the culprit and its neighbors. Nothing of it is merged."""
-    inside = (evidence.steps >= first) & (evidence.steps <= last)
-    steps, stats = evidence.steps[inside], evidence.stats[:, inside]
-    bad = stats[STAT_COLUMN["nan"]] + stats[STAT_COLUMN["inf"]] > 0
-    size = np.where(bad, np.nan, STAT_SCHEMA.read(STAT_SCHEMA.names.index(stat), stats.__getitem__))
-    taps = TapList(np.array(evidence.numbers, np.int64), evidence.taps)
-    return _Around(taps, steps, steps, size.T, bad.T, ~np.isnan(stats[STAT_COLUMN["count"]]).T)
-
-
-def _strip(around: _Around, place: int, first: int, last: int) -> tuple[Stretch, ...]:
-    state = dict.fromkeys(range(first, last + 1), "unseen")
-    for row in np.flatnonzero(around.seen[place]).tolist():
-        for step in range(max(first, int(around.first[row])), min(last, int(around.last[row])) + 1):
-            state[step] = "bad" if around.bad[place, row] else "finite"
-    found: list[Stretch] = []
-    for step, each in state.items():
-        begin = found.pop().first if found and found[-1].state == each else step
-        found.append(Stretch(begin, step, each))
-    return tuple(found)
-
-
-def _read(store: Store, finding: Finding, first: int, last: int) -> _Around:
-    taps = store.taps()
-    rows = store.rows(taps.numbers, finding.stat, first, last)
-    worst = np.where(np.abs(rows.low) > np.abs(rows.high), rows.low, rows.high)
-    worst[rows.nonfinite > 0] = np.nan
-    return _Around(taps, rows.first, rows.last, worst.T, (rows.nonfinite > 0).T, (rows.present > 0).T)
-
-
-def _line(around: _Around, place: int) -> Spark | None:
-    seen = around.seen[place]
-    return spark_of(around.first[seen], around.worst[place, seen])
-
-
-def _followers(incident: Incident, around: _Around, exact: _Around | None) -> tuple[tuple[Affected, ...], int]:
-    """Return the first tensor of each other module that followed, and the number of modules beyond these."""
-    firsts: dict[str, Link] = {}
-    for link in incident.chain:
-        if link.tap.module != incident.culprit.tap.module:
-            firsts.setdefault(link.tap.module, link)
-    found = list(firsts.values())[:FOLLOWERS]
-    return tuple(Affected(link.tap, link.first_step, _spark_of(link, around, exact)) for link in found), max(
-        0, incident.modules - len(found)
-    )
-
-
-def _spark_of(link: Link, around: _Around, exact: _Around | None) -> Spark | None:
-    known = exact if exact is not None and link.number in exact.taps.numbers else around
-    places = np.flatnonzero(known.taps.numbers == link.number)
-    return _line(known, int(places[0])) if len(places) else None  # a replay names tensors that were never captured
-
-
-def _ranks(around: _Around, steps: dict[int, int]) -> dict[int, Rank]:
-    holders = around_of(around.taps.taps[place].module for place in steps)
-    return {
-        place: rank_of(step, int(around.taps.numbers[place]), around.taps.taps[place], holders)
-        for place, step in steps.items()
-    }
-
-
-def _before(around: _Around, incident: Incident, place: int) -> str:
-    """Describe whether the tensor's inputs were finite, as far as they were captured."""
-    words, sources = _sources_of(incident.culprit.tap, around.taps.taps)
-    seen, is_bad = _at(around, incident)
-    known = [source for source in sources if seen[source]]
-    bad = [around.taps.taps[source] for source in known if is_bad[source]]
-    if bad:
-        return f"Its {words} was non-finite: the {KIND_WORDS[bad[0].kind]} of {bad[0].module or incident.root}."
-    if known:
-        return f"Its {words} was finite in that step" + ("." if incident.unseen else ": it began here.")
-    return f"Its {words} was not captured. {_earlier(around, incident, place)}"
-
-
-def _earlier(around: _Around, incident: Incident, place: int) -> str:
-    """Describe the tensors that the model computed earlier in that step."""
-    seen, is_bad = _at(around, incident)
-    ranks = _ranks(around, dict.fromkeys([*np.flatnonzero(seen).tolist(), place], incident.first_step))
-    earlier = [each for each, rank in ranks.items() if rank < ranks[place]]
-    if not earlier:
-        return "No tensor was captured before it in that step."
-    bad, where = int(is_bad[earlier].sum()), "captured before it in that step"
-    if len(earlier) == 1:
-        return f"The one tensor {where} was {'also non-finite' if bad else 'finite'}."
-    if bad:
-        return f"{bad:,} of the {len(earlier):,} tensors {where} {'was' if bad == 1 else 'were'} also non-finite."
-    return f"All {len(earlier):,} tensors {where} were finite."
-
-
-def _sources_of(tap: Tap, taps: Sequence[Tap]) -> tuple[str, list[int]]:
-    """Return a tensor's captured inputs, as a word and as indexes."""
-    kinds: dict[str, tuple[str, tuple[str, ...]]] = {
-        "output": ("input", ("input",)),
-        "input_grad": ("gradient from above", ("output_grad",)),
-        "raw_grad": ("gradient from above", ("output_grad",)),
-        "param_grad": ("gradient from above", ("output_grad",)),
-        **dict.fromkeys(("update", "exp_avg", "exp_avg_sq"), ("gradient", ("param_grad",))),
-        "param": ("update", ("update", "param_grad")),
-    }
-    words, wanted = kinds.get(tap.kind, ("input" if tap.kind == "input" else "gradient from above", ()))
-    exact = tap.kind in PARAMETER_KINDS and "grad" not in tap.kind  # of one parameter, not of all of the module
-    found = [
-        place
-        for place, each in enumerate(taps)
-        if each.module == tap.module and each.kind in wanted and (not exact or each.index == tap.index)
-    ]
-    return words, found
-
-
-def _at(around: _Around, incident: Incident) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which taps were captured in the first step, and which were non-finite then."""
-    step = incident.first_step
-    rows = (around.first <= step) & (around.last >= step)
-    first = [link.number for link in (incident.culprit, *incident.chain) if link.first_step == step]
-    return np.asarray(around.seen[:, rows].any(axis=1)), np.isin(around.taps.numbers, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -51,7 +51,7 @@ from ...analysis.numerals import duration, percent, shown, size, thousands
 from ...formats import words_of
 from ...runs import Run, ranks_in
 from ..frame import address_of
-from .events import Line, alert_lines, all_lines, finding_lines, incident_of
+from .events import Line
 from .incident import cause_of
 from .layer import about_reading, nothing_in
 from .span import Span
@@ -281,8 +281,7 @@ class AlertLine:
     spark: Spark | None
     address: str
     type: str
-    cause: str = ""  # what a replay found
-    incident: str = ""  # the address of the incident's page, if there is a cause
+    cause: str  # what a replay found
 
     @property
     def finding(self) -> Finding | None:
@@ -417,12 +416,9 @@ def _number(tile: Tile, value: float) -> Tile:
     return Tile(tile.key, tile.title, shown(value), tile.detail, tile.address, value, tone, tile.help)
 
 
-def incident_address(run: Run, line: Line) -> str:
-    """Return the address of the incident of a line, or of its details if there is none."""
-    incident = line.incident if line.finding is None else incident_of(run.store.incidents(), line.finding)
-    if incident is None:
-        return address_of(run, "events", event=line.id)
-    return address_of(run, "incident", id=incident.id)
+def problem_address(run: Run, line: Line) -> str:
+    """Return the address of the page of a line."""
+    return address_of(run, "incident", id=line.page_id)
 
 
 def layer_address(run: Run, tap: Tap | answers.Tap, step: int | None = None) -> str:
@@ -433,47 +429,16 @@ def layer_address(run: Run, tap: Tap | answers.Tap, step: int | None = None) -> 
     )
 
 
-def shown_alerts(
-    run: Run, span: Span | None, most: int, capsules: Sequence[Capsule] = ()
-) -> tuple[list[AlertLine], int, int]:
-    """Return the worst alerts of today, or of the steps that the page is about, their number, and that of notes."""
-    first, last = (None, None) if span is None else span.values
-    if last is None:
-        alerts = [line for line in alert_lines(run) if not _is_end(run, line)]
-        notes = [line for line in finding_lines(run) if line.severity == "info" and not line.is_quiet]
-    else:
-        lines = sorted(
-            all_lines(run, first, last), key=lambda line: (line.severity != "error", line.is_event, line.is_of_loss)
-        )
-        alerts = [line for line in lines if line.is_alert and not _is_end(run, line)]
-        notes = [line for line in lines if not line.is_event and line.severity == "info" and not line.is_quiet]
-    listed = (alerts + notes)[:most]
-    types = types_of(run.reader) if listed else {}
-    return [_explained(run, _alert(run, line, types), capsules) for line in listed], len(alerts), len(notes)
+def shown_alerts(run: Run, lines: Sequence[Line], capsules: Sequence[Capsule] = ()) -> list[AlertLine]:
+    """Return lines with what their pages begin with."""
+    types = types_of(run.reader) if lines else {}
+    return [_alert(run, line, types, capsules) for line in lines]
 
 
-def _is_end(run: Run, line: Line) -> bool:
-    """Return whether a line is about how the run ended, which the page says above all findings."""
-    failure = run.end.failure
-    return line.is_event and failure is not None and line.name == failure.outcome
-
-
-def _explained(run: Run, alert: AlertLine, capsules: Sequence[Capsule]) -> AlertLine:
-    cause = cause_of(alert.line, capsules)
-    if not cause:
-        return alert
-    return replace(alert, cause=cause, incident=incident_address(run, alert.line))
-
-
-def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
-    if not line.is_placed:
-        return AlertLine(line, None, incident_address(run, line), "")
-    if line.tap is None:
-        type_ = types.get(line.module, "") if line.module else ""  # an event of the run has no module
-        return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
-    address = layer_address(run, line.tap, line.step)
-    type_ = "" if line.is_of_loss else types.get(line.module, "")
-    return AlertLine(line, _spark_of_line(run.reader, line), address, type_)
+def _alert(run: Run, line: Line, types: Mapping[str, str], capsules: Sequence[Capsule]) -> AlertLine:
+    type_ = types.get(line.module, "") if line.module and not line.is_of_loss else ""
+    spark = None if line.tap is None else _spark_of_line(run.reader, line)
+    return AlertLine(line, spark, problem_address(run, line), type_, cause_of(line, capsules))
 
 
 def _spark_of_line(reader: Reader, line: Line) -> Spark | None:

@@ -117,5 +117,5 @@ def _mark_of(run: Run, mark: TimelineMark, first: int, last: int) -> Mark:
     if mark.incident:
         address = address_of(run, "incident", id=mark.incident)
     else:
-        address = address_of(run, "events", event=mark.event, step=mark.step)
+        address = address_of(run, "incident", id=mark.event, step=mark.step)
     return Mark(place_of(mark.step, first, last), mark.step, mark.severity, words, address)

@@ -40,6 +40,9 @@ class Finding(Answer, frozen=True, eq=False):
     culprit_known: Annotated[
         bool, Meta(description="whether it began at this tap; if not, the tap is the whole model's")
     ]
+    incident: Annotated[
+        str, Meta(description="the id of its incident, or empty; findings with the same one are one problem")
+    ] = ""
 
 
 class Unjudged(Answer, frozen=True):

@@ -1,4 +1,4 @@
-/** What a reader does with alerts: walk through the list by key, acknowledge, mute a rule, replay a saved step. */
+/** What a reader does with problems: acknowledge, mute a rule, replay a saved step. */
 import { send } from "../api.js";
 import { byId, onClick } from "../dom.js";
 import { attempt, toast } from "../popup.js";
@@ -34,10 +34,6 @@ export function listenToSeen(page, renew) {
  * @param {() => unknown} renew called when the replay has begun; news tell when it is done */
 export function listenToExplain(page, renew) {
   const { run } = page;
-  document.getElementById("save-step")?.addEventListener("click", async () => {
-    if (await attempt("No step can be saved", () => send("POST", "capsules", undefined, { run })))
-      toast("The next captured step will be saved. An event will show the file\u2019s path.");
-  });
   onClick("[data-explain]", async (button) => {
     if (button.disabled) return;
     button.disabled = true;
@@ -66,47 +62,4 @@ export function listenToMute(page, renew) {
     change(form.dataset.mute, String(new FormData(form).get("match") ?? "").trim(), true);
   });
   onClick("[data-unmute]", ({ dataset }) => change(dataset.unmute, dataset.match ?? "", false));
-}
-
-/** The place of the next one; at an end it stays. -1 is no line at all. Pure.
- * @param {number} at @param {number} by @param {number} many */
-export function nextPlace(at, by, many) {
-  if (!many) return -1;
-  if (at < 0) return by > 0 ? 0 : many - 1;
-  return Math.min(many - 1, Math.max(0, at + by));
-}
-
-export class Walk {
-  /** @param {Page} page */
-  constructor(page) {
-    this.page = page;
-    page.keys.add("n", "next event", () => this.go(1));
-    page.keys.add("p", "previous event", () => this.go(-1));
-  }
-
-  /** @returns {HTMLElement[]} */
-  get rows() {
-    return [...document.querySelectorAll("#list tr[data-key]")].map((row) => /** @type {HTMLElement} */ (row));
-  }
-
-  /** @param {number} by */
-  go(by) {
-    const rows = this.rows;
-    const at = rows.findIndex((row) => row.hasAttribute("aria-current"));
-    const row = rows[nextPlace(at, by, rows.length)];
-    if (!row) return;
-    this.page.state.set({ event: row.dataset.key ?? "" });
-    row.scrollIntoView({ block: "nearest" });
-    this.page.announce(row.querySelector(".what")?.textContent?.trim() ?? "");
-  }
-
-  /** Marks the line whose details are shown. */
-  show() {
-    const key = this.page.state.get("event");
-    if (!key) return;
-    for (const row of this.rows) {
-      if (row.dataset.key === key) row.setAttribute("aria-current", "true");
-      else row.removeAttribute("aria-current");
-    }
-  }
 }

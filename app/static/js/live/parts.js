@@ -177,7 +177,7 @@ export function listenToLinks(page, then = () => {}) {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     const [name, ...value] = link.dataset.set.split("=");
-    page.state.set({ [name]: value.join("=") }, { push: name !== "event" });
+    page.state.set({ [name]: value.join("=") }, { push: true });
     then(name);
   });
 }

@@ -1,4 +1,4 @@
-/** The Incident page: the server renders it; the chart shows the values that the incident keeps. */
+/** The page of one problem: the server renders it; the chart shows the values that its incident keeps. */
 import { listenToExplain, listenToMute, listenToSeen } from "../alerts/controls.js";
 import { OnsetChart } from "../alerts/onset.js";
 import { LayerNames } from "../drawer/names.js";
@@ -22,3 +22,8 @@ page.follow.on("newest", () => chart?.renew());
 listenToExplain(page, () => parts.now(["cause"]));
 listenToSeen(page, () => parts.now(["about"]));
 listenToMute(page, () => parts.now(["about"]));
+for (const [key, id, words] of [
+  ["n", "next", "next problem"],
+  ["p", "previous", "previous problem"],
+])
+  page.keys.add(key, words, () => document.getElementById(id)?.click());
