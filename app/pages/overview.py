@@ -19,7 +19,7 @@ from hookcore.config import LIVE
 from hookcore.findings import KeyFigures, key_figures_of
 from hookcore.reading import Reader
 from hookcore.records import Coverage, HookRecord, Kind
-from hookcore.records.vocabulary import MACHINE_LABEL, found_words, losses_among
+from hookcore.records.vocabulary import FORMAT, MACHINE_LABEL, found_words, losses_among
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, require_kind
 
@@ -82,7 +82,7 @@ class OverviewPage(RunPage):
     """A summary of the run. Empty form fields are ignored."""
 
     name = "overview"
-    parts = ("figures", "findings", "tiles", "scalars")
+    parts = ("figures", "findings", "scalars")
 
     f: FindText = ""
     match: Annotated[str, Query(max_length=1000, description="of the table of newest values, now with Layers")] = ""
@@ -114,7 +114,9 @@ class OverviewPage(RunPage):
         if self.stat:
             require("stat", self.stat, STAT_NAMES)
         usual = usual_kind(self.run.reader)
-        heat = {"heat_stat": self.stat or "norm", "usual_kind": usual, "heat_kind": self.kind or usual}
+        heat: dict[str, Any] = {"heat_stat": self.stat or "norm", "usual_kind": usual, "heat_kind": self.kind or usual}
+        heat["imported"] = str(self.run.info.facts.get(FORMAT, ""))
+        heat["has_layers"] = not heat["imported"] or bool(self.key_figures.taps)
         return heat | {"first_series": "" if self.part else self._first_series()}
 
     def _first_series(self) -> Markup:
@@ -144,10 +146,6 @@ class OverviewPage(RunPage):
     def key_figures(self) -> KeyFigures:
         return key_figures_of(self.run.store, *self.values_in, is_live=self.run.state == "live")
 
-    def part_tiles(self) -> dict[str, Any]:
-        """Return the key figures."""
-        return {"tiles": tiles_of(self.run, self.key_figures, self.span)}
-
     def part_figures(self) -> dict[str, Any]:
         """Return how far the run is, and its verdict."""
         run = self.run
@@ -176,10 +174,11 @@ class OverviewPage(RunPage):
         }
 
     def part_scalars(self) -> dict[str, Any]:
-        """Return the logged scalars."""
+        """Return the logged scalars, and the key figures of the layers."""
         lines, total = self._scalar_lines
+        tiles = tiles_of(self.run, self.key_figures, self.span)
         chosen = {"usual_scalars": json.dumps(self._usual_scalars), "chosen_scalars": self._chosen_scalars}
-        return {"scalar_lines": lines, "scalars_total": total, **chosen}
+        return {"scalar_lines": lines, "scalars_total": total, "tiles": tiles, **chosen}
 
 
 @dataclass(frozen=True, kw_only=True)

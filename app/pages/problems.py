@@ -22,7 +22,6 @@ from hookcore.records.vocabulary import counted, found_words
 
 from ..analysis.modules import finder_of
 from ..analysis.numerals import title_of_rule
-from ..runs import Run
 from ..runs.edits import mutes_of, rules_of
 from ..runs.saved import tried
 from .frame import address_of, no_change_words
@@ -52,7 +51,7 @@ from .views.incident import (
     source_of,
     view_of,
 )
-from .views.overview import layer_address, problem_address, spark_of_finding
+from .views.overview import layer_address, line_layer, problem_address, spark_of_finding
 from .views.span import Shared, usual_steps
 from .views.words import STAT_WORDS
 
@@ -144,7 +143,7 @@ class EventsPage(RunPage):
         """Return one page of the list."""
         table, capsules = TablePage.at(self.row, ROWS, len(self.fitting)), capsules_of(self.request, self.run)
         rows = [
-            (line, problem_address(self.run, line), _layer_of(self.run, line), cause_of(line, capsules))
+            (line, problem_address(self.run, line), line_layer(self.run, line), cause_of(line, capsules))
             for line in table.cut(self.fitting)
         ]
         return {"rows": rows, "table": table}
@@ -153,15 +152,6 @@ class EventsPage(RunPage):
 def _covered_by(mute: Mute) -> str:
     counts = (mute.findings, "finding"), (mute.incidents, "incident"), (mute.events, "event")
     return ", ".join(counted(count, word) for count, word in counts if count) or "nothing so far"
-
-
-def _layer_of(run: Run, line: Line) -> str:
-    """Return the address of the layer that a line is about; "" if it is about none."""
-    if not line.is_of_layer:
-        return ""
-    if line.tap is not None:
-        return layer_address(run, line.tap, line.step)
-    return address_of(run, "layer", module=line.module, step=line.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +210,7 @@ class IncidentPage(RunPage):
             if line.finding is None or incident is not None
             else spark_of_finding(self.run.reader, line.finding),
             "is_end": line.is_event and self.run.end.failure is not None and self.run.end.failure.outcome == line.name,
-            "layer": _layer_of(self.run, line),
+            "layer": line_layer(self.run, line),
             "listed": [address_of(self.run, "incident", id=each) for each in listed],
             "place": place,
             "rule": rule,

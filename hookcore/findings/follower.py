@@ -373,7 +373,12 @@ class Follower:
             self.inputs.shrink()
 
     def _counts(self, finding: Finding, settled: int) -> bool:
-        """Return whether a finding is an incident. Non-finite values are followed by the store itself."""
+        """Return whether a finding is an incident. Non-finite values are followed by the store itself.
+
+        Without a captured tensor there is none, because its evidence would be missing.
+        """
+        if finding.number < 0:
+            return False
         if finding.rule in ("spike", "loss-spike"):
             return self._spikes_reported < finding.since_step <= settled
         return finding.rule != NONFINITE and finding.severity != "info"

@@ -17,7 +17,7 @@ from hookcore.findings.window import window_first
 from hookcore.records import Severity
 from hookcore.records.vocabulary import counted, is_found_loss, is_loss, is_rate, loss_rank, titled
 from hookcore.store import Series, Store, TapList
-from hookcore.store.incidents import since_words
+from hookcore.store.incidents import UNCAPTURED, WHOLE, since_words
 
 # Rules about logged losses: whether they are finite, whether training diverged, and whether growth did harm.
 
@@ -113,8 +113,6 @@ def _worsened(series: Series, since: int, worse: float) -> bool | None:
 def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
     """Return a finding for the first loss that is non-finite or diverged; its tap is the model's last output."""
     main = min((loss_rank(series.name) for series in losses.series), default=0)
-    if not len(taps.taps):
-        return []
     for series in (*losses.series, *losses.opposed):
         now = losses.now(series)
         # A part of a loss may grow while the whole falls.
@@ -145,12 +143,15 @@ def of_training(
 
     `sizes`: the value, and what is usual.
     """
-    place = taps.fact(last_output)
+    number, tap = UNCAPTURED, WHOLE  # of a run with logged values alone
+    if len(taps.taps):
+        place = taps.fact(last_output)
+        number, tap = int(taps.numbers[place]), taps.taps[place]
     spark = tuple(shown.mean[np.isfinite(shown.mean)][-SPARK:].tolist())
     value, usual = map(float, sizes)
     about = "rms", value, usual, since, until, message, spark, 0
     worst = RULES[rule].severity if severity is None else severity
-    return Finding(rule, worst, int(taps.numbers[place]), taps.taps[place], *about, unseen=unseen)
+    return Finding(rule, worst, number, tap, *about, unseen=unseen)
 
 
 def last_output(taps: TapList) -> int:
@@ -207,8 +208,6 @@ _VALIDATION: Final = re.compile(r"(^|[^a-z])(val|valid|validation|eval|evaluatio
 
 def find_progress(losses: Losses, taps: TapList) -> list[Finding]:
     """Return a finding if a loss never fell, and one if the validation gets worse while the training gets better."""
-    if not len(taps.taps):
-        return []
     trained = [each for each in losses.series if not is_validation(each.name)]
     validated = [each for each in losses.series if is_validation(each.name)]
     main = min(trained, key=lambda each: loss_rank(each.name), default=None)
@@ -293,8 +292,6 @@ def find_loss_spikes(losses: Losses, taps: TapList) -> list[Finding]:
     """Return a finding for each jump of a main loss in the window."""
     trained = [each for each in losses.series if not is_validation(each.name)]
     main = min((loss_rank(each.name) for each in trained), default=0)
-    if not len(taps.taps):
-        return []
     return [found for each in trained if loss_rank(each.name) == main for found in _jumps(losses, each, taps)]
 
 
@@ -429,7 +426,7 @@ def find_rate(losses: Losses, taps: TapList, diverged: bool) -> list[Finding]:
     If the loss `diverged`, what was found when it did stays true after these steps have left the window.
     """
     main = main_loss(losses)
-    if main is None or not len(taps.taps):
+    if main is None:
         return []
     growth = growth_of(losses, main)
     if growth is not None:

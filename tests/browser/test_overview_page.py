@@ -47,13 +47,14 @@ def test_the_heatmap_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:
         expect(tab.page.locator("#chart h2")).to_have_text("loss")
 
 
-def test_the_key_figures_and_findings_link_to_the_layer_at_its_step(visit: Open, paths: Paths) -> None:
+def test_findings_link_to_their_page_and_to_the_layer_at_its_step(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         finding = tab.page.locator("#findings li").first
         expect(finding).to_contain_text("NaN")
         expect(finding).to_contain_text("after it")
-        address = finding.locator("a").first.get_attribute("href")
+        assert str(finding.locator("a").first.get_attribute("href")).endswith("/problems/incident?id=nonfinite-40")
+        address = finding.locator("a.mono").first.get_attribute("href")
         assert address
         assert re.search(r"/model/layers\?module=encoder\.layers\.1\..*step=\d+$", address)
         expect(tab.page.locator("#figure-nonfinite .value")).not_to_have_text("0")
@@ -63,7 +64,7 @@ def test_the_name_of_a_layer_opens_the_drawer_and_escape_gives_the_focus_back(vi
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         page, drawer = tab.page, tab.page.locator("#drawer")
-        name = page.locator("#findings li a").first
+        name = page.locator("#findings li a.mono").first
         name.focus()
         page.keyboard.press("Enter")
         expect(drawer).to_be_focused()

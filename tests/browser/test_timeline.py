@@ -94,17 +94,17 @@ def test_a_drag_selects_a_range_a_click_selects_a_step_and_both_can_be_cleared(v
         assert abs(first - 100) <= 2
         assert abs(last - 300) <= 2
         expect(page.locator("#range-chip")).to_contain_text(f"steps {first}\u2013{last}")
-        expect(page.locator("#figure-loss .value")).to_have_text(f"{10_000 - last:,}")
+        expect(page.locator("#scalars [id=scalar-loss] data")).to_have_text(f"{10_000 - last:,}")
         page.mouse.click(*place(page, 150))
         held = int(chosen(page, "step"))
         assert abs(held - 150) <= 2
         expect(page.locator("#step-box")).to_have_value(str(held))
-        expect(page.locator("#figure-loss .value")).to_have_text(f"{10_000 - held:,}")
+        expect(page.locator("#scalars [id=scalar-loss] data")).to_have_text(f"{10_000 - held:,}")
         page.get_by_role("button", name="Show the default steps").click()
         expect(page.locator("#range-chip")).to_be_hidden()
         assert (chosen(page), chosen(page, "step")) == ("", str(held))
         page.get_by_role("button", name="Clear step").click()
-        expect(page.locator("#figure-loss .value")).to_have_text("9,301")
+        expect(page.locator("#scalars [id=scalar-loss] data")).to_have_text("9,301")
         assert "?" not in page.url
 
 
@@ -318,4 +318,4 @@ def test_the_timeline_works_without_scripts(visit: Open) -> None:
         tab.page.get_by_label("Step", exact=True).fill("150")
         tab.page.get_by_role("button", name="Go", exact=True).click()
         tab.page.wait_for_url("**steps=100-200&step=150*")
-        expect(tab.page.locator("#figure-loss .value")).to_have_text("9,850")
+        expect(tab.page.locator("#scalars [id=scalar-loss] data")).to_have_text("9,850")

@@ -7,6 +7,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from hookcore.findings import Finding, RuleName
@@ -289,6 +290,23 @@ def test_two_findings_of_one_incident_are_one_problem(world: World) -> None:
     incidents = [each for each in run.store.incidents() if each.severity != "info"]
     assert run.findings.scope().problems == len(incidents) == sum(line.is_alert for line in problem_lines(run))
     assert ">2<" in world.client.get("/runs/one").text
+
+
+def test_an_imported_run_is_judged_by_its_logged_values_and_gets_no_advice_about_a_training_loop(world: World) -> None:
+    info = msgspec.structs.replace(make_info("one"), facts={"imported from": "/logs", "format": "TensorBoard"})
+    run = world.runs.open(info)
+    assert run is not None
+    for step in range(100):
+        run.store.append(frame(step, [], scalars={"train/loss": math.nan if step > 80 else 1.0 / (1 + step)}))
+    text = world.client.get("/runs/one").text
+    assert "This run was imported from TensorBoard. Its log has no layers." in text
+    assert 'Problems <span class="badge">1</span>' in text
+    assert ".backward()" not in text
+    assert "Gradient norm" not in text
+    assert 'id="model"' not in text
+    assert 'id="cost"' not in text
+    scope = run.findings.scope()
+    assert (scope.verdict, scope.sentence[:41]) == ("problems", "1 problem found in logged values; no tens")
 
 
 def test_the_value_of_a_finding_is_the_current_one_only_while_the_run_is_live(world: World) -> None:

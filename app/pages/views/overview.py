@@ -23,7 +23,6 @@ from hookcore.records.vocabulary import (
     DISK_WRITTEN,
     EFFECTIVE_COST,
     FORMAT,
-    FOUND_LOSS,
     KIND_TITLES,
     MACHINE_LABEL,
     MEMORY_MACHINE,
@@ -41,7 +40,6 @@ from hookcore.records.vocabulary import (
     TOKENS_RATE,
     counted,
     loss_rank,
-    titled,
 )
 
 from ...analysis.cost import cost_of, run_rates
@@ -254,7 +252,6 @@ def _rounded(rate: float) -> str:
 SHOWN_SCALARS: Final = 12
 POINTS: Final = 90  # of a sparkline
 AROUND: Final = 60  # steps before and after the onset of a finding, in its sparkline
-_NO_LOSS: Final = "not logged: watcher.log(loss=...)"
 _KINDS: Final = {"param_grad": KIND_TITLES["param"], "output_grad": KIND_TITLES["output"]}
 
 
@@ -279,7 +276,8 @@ class AlertLine:
 
     line: Line
     spark: Spark | None
-    address: str
+    address: str  # of its page
+    layer: str  # the address of its layer
     type: str
     cause: str  # what a replay found
 
@@ -298,24 +296,15 @@ class ScalarLine:
 
 
 def tiles_of(run: Run, figures: KeyFigures, span: Span | None) -> list[Tile]:
-    """Return the key figures of a run, of the steps that the page is about."""
+    """Return the key figures of a run's layers, of the steps that the page is about; none if it has no layers."""
+    if not figures.taps:
+        return []
     return [
-        _loss(figures, span),
         _norm(run, figures, span),
         _gradient(run, figures, "smallest", figures.smallest_gradient, span),
         _gradient(run, figures, "largest", figures.largest_gradient, span),
         _nonfinite(run, figures, span),
     ]
-
-
-def _loss(figures: KeyFigures, span: Span | None) -> Tile:
-    loss = figures.loss
-    if loss is None:
-        name = figures.loss_name
-        return Tile("loss", titled(name or "Loss"), "-", _unknown("not logged", span) if name else _NO_LOSS)
-    others = [f"{each.name.removeprefix(FOUND_LOSS).strip()}: {shown(each.value)}" for each in figures.losses[1:]]
-    about = ", ".join(filter(None, (*others, about_reading(loss, span))))
-    return _number(Tile("loss", titled(loss.name), "", about), loss.value)
 
 
 def _norm(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
@@ -438,7 +427,16 @@ def shown_alerts(run: Run, lines: Sequence[Line], capsules: Sequence[Capsule] = 
 def _alert(run: Run, line: Line, types: Mapping[str, str], capsules: Sequence[Capsule]) -> AlertLine:
     type_ = types.get(line.module, "") if line.module and not line.is_of_loss else ""
     spark = None if line.tap is None else _spark_of_line(run.reader, line)
-    return AlertLine(line, spark, problem_address(run, line), type_, cause_of(line, capsules))
+    return AlertLine(line, spark, problem_address(run, line), line_layer(run, line), type_, cause_of(line, capsules))
+
+
+def line_layer(run: Run, line: Line) -> str:
+    """Return the address of the layer that a line is about; "" if it is about none."""
+    if not line.is_of_layer:
+        return ""
+    if line.tap is not None:
+        return layer_address(run, line.tap, line.step)
+    return address_of(run, "layer", module=line.module, step=line.step)
 
 
 def _spark_of_line(reader: Reader, line: Line) -> Spark | None:
@@ -452,10 +450,10 @@ def _spark_of_line(reader: Reader, line: Line) -> Spark | None:
 
 def spark_of_finding(reader: Reader, finding: Finding) -> Spark | None:
     """Return the sparkline around the onset of a finding, with marks at non-finite values."""
-    if finding.number < 0:
-        return None
     if finding.is_of_loss:
         return spark_of(np.arange(len(finding.spark)), np.array(finding.spark, float), None, may_be_log=True)
+    if finding.number < 0:
+        return None
     return _spark_around(reader, finding.number, finding.stat, finding.since_step)
 
 
@@ -482,14 +480,16 @@ def _scalar_line(run: Run, series: Series, span: Span | None, mark: int | None) 
 
 def why_empty(run: Run, figures: KeyFigures, span: Span | None) -> str:
     """Return why there is no data and what to do, or an empty string."""
+    if (origin := run.info.facts.get(FORMAT)) and not figures.taps:
+        return f"This run was imported from {origin}. Its log has no layers."
     if span is not None and span.held and not figures.seen:
         return nothing_in(run.reader, span, "Nothing was captured in")
     if figures.newest_step is None:
         if run.state == "live":
             return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."
         return "No step was captured: the run ended before its first step did."
-    if origin := run.info.facts.get(FORMAT):
-        return "" if figures.taps else f"This run was imported from {origin}. Its log has no layers."
+    if origin:
+        return ""
     if figures.taps == 0:
         return "No module has run a forward pass under this watcher. Was the model replaced, or compiled earlier?"
     if figures.gradient_kind is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookcore.store.incidents.accounts import AROUND, Rank, around, rank_of
+from hookcore.store.incidents.accounts import AROUND, UNCAPTURED, WHOLE, Rank, around, rank_of
 from hookcore.store.incidents.book import Feeding, fitting
 from hookcore.store.incidents.replayed import Alarm, Replay
 
@@ -15,6 +15,8 @@ __all__ = [
     "KEPT_FIRST",
     "KEPT_NEWEST",
     "NONFINITE",
+    "UNCAPTURED",
+    "WHOLE",
     "Alarm",
     "Evidence",
     "Feeding",

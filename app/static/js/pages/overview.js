@@ -3,7 +3,6 @@
 import { listenToSeen } from "../alerts/controls.js";
 import { byId } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
-import { titled } from "../format.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
 import { ModelPicture, ScalarChart } from "../overview/charts.js";
 import { create, start } from "../page.js";
@@ -11,7 +10,8 @@ import { fetchPlotly } from "../plot/library.js";
 
 const PATIENCE_MS = 1500;
 
-const usual = byId("model").dataset.kind ?? "";
+const model = document.getElementById("model"); // an imported run has no layers
+const usual = model?.dataset.kind ?? "";
 const page = create({ kind: usual, stat: "norm", y: "linear", smooth: "0", scalar: "", scalars: "" });
 // Plotly is large, and would delay the heatmap's first numbers. The chart itself is in the first paint.
 const drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", keep, { once: true }));
@@ -21,13 +21,14 @@ start(page); // after the chart: the frame takes longer, and its changes would m
 fetchPlotly(); // while the heatmap's first numbers come
 const parts = new Parts(page, "overview");
 startParts();
-new ModelPicture(page, byId("model"), new LayerNames(page));
+const names = new LayerNames(page);
+if (model) new ModelPicture(page, model, names);
 
 function startParts() {
   parts.follow(undefined, { held: true });
-  page.events.on("news", () => page.follow.paused || parts.soon(["figures", "findings", "tiles"]));
+  page.events.on("news", () => page.follow.paused || parts.soon());
   // The header shows the new state at once, so the words about it mustn't wait, even if the page is held.
-  page.events.on("state", () => parts.promptly(["figures", "findings", "tiles"]));
+  page.events.on("state", () => parts.promptly());
   page.state.on("scalars", () => parts.now(["scalars"]));
   page.state.on("scalar", () => parts.now(["scalars"]));
   listenToSeen(page, () => parts.now(["findings"]));
@@ -40,19 +41,13 @@ function usualNames() {
   return JSON.parse(byId("scalars").dataset.usual ?? "[]");
 }
 
-/** Shows the chart's newest value in the scalar's cards. While the page is held, they keep the value that the server
+/** Shows the chart's newest value in the scalar's card. While the page is held, it keeps the value that the server
  * rendered for that step, because the chart shows later ones too. @param {string} name @param {number} value */
 function showNewest(name, value) {
   if (page.follow.paused) return;
-  const title = document.querySelector("#figure-loss dt")?.textContent;
-  const cards = [
-    document.querySelector(`#scalars [id="scalar-${CSS.escape(name)}"]`),
-    title === titled(name) ? byId("figure-loss") : null,
-  ];
-  for (const card of cards) {
-    const data = card?.querySelector("data");
-    if (!card || !data) continue;
-    data.setAttribute("value", String(value));
-    dress(card);
-  }
+  const card = document.querySelector(`#scalars [id="scalar-${CSS.escape(name)}"]`);
+  const data = card?.querySelector("data");
+  if (!card || !data) return;
+  data.setAttribute("value", String(value));
+  dress(card);
 }
