@@ -97,7 +97,8 @@ def describe(client: Client, run: str | None = None) -> Told:
     findings = client.findings(limit=_LISTED, run=run)  # loads a run that is only on disk
     overview, about = client.overview(run=run), client.run(run)
     lines = [_opening(about), *_failure(about), *_figures(overview), quoted(findings.course.sentence)]
-    for each in findings:
+    leading = {each.incident or f"{each.key}@{each.since_step}": each for each in reversed(findings.findings)}
+    for each in reversed(leading.values()):
         place = f"  [{labeled(each.tap)}]" if each.culprit_known else ""
         words = f"{SEVERITY_WORDS[each.severity]}, {title(each.rule)}, since step {each.since_step:,}"
         lines.append(f"- {words}: {quoted(each.message)}{place}")

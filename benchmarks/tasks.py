@@ -167,7 +167,7 @@ def first_nan(world: World, person: Person) -> tuple[str, bool]:
     """Read the layer on the page Runs, and its step behind the link."""
     planted = world.planted["nan"]
     person.click(person.row("nan").locator(".alerts a"))
-    line = person.said("#detail")
+    line = person.said("#list")
     found = re.search(r"NaN or infinity (\S+) NaN in the activation at step (\d+)", line)
     assert found, line
     return f"{found[1]}, step {found[2]}", (found[1], int(found[2])) == (planted["module"], planted["step"])
@@ -176,9 +176,9 @@ def first_nan(world: World, person: Person) -> tuple[str, bool]:
 def why(world: World, person: Person) -> tuple[str, bool]:
     """Let the saved step be replayed."""
     person.click(person.row("nan").locator(".alerts a"))
-    explain = person.page.locator("#detail").get_by_role("button", name="Explain", exact=True)
-    person.click(explain)
-    cause = person.page.locator("#detail .capsule")
+    person.click(person.page.locator("#list .what a").first)
+    person.click(person.page.get_by_role("button", name="Explain", exact=True))
+    cause = person.page.locator("#cause .capsule")
     expect(cause).to_contain_text("was replayed", timeout=180_000)
     text = " ".join(cause.inner_text().split())
     sentence = cause.locator("b").first.inner_text()
@@ -192,8 +192,8 @@ def why(world: World, person: Person) -> tuple[str, bool]:
 def vanishing(world: World, person: Person) -> tuple[str, bool]:
     """Read the finding, and then the layers without any gradient."""
     person.click(person.row("sigmoids").locator(".alerts a"))
-    message = person.said("#detail")
-    found = re.search(r"the activation gradient gets.*?(?= Severity)", message)
+    message = person.said("#list")
+    found = re.search(r"the activation gradient gets.*?(?= [\d,]+ )", message)
     place = re.search(r"zero in (\d+)", message)
     right = found is not None and place is not None and int(place[1]) in world.planted["sigmoids"]["zero"]
     return found[0] if found else message[:160], right
@@ -204,8 +204,9 @@ def learning_rate(world: World, person: Person) -> tuple[str, bool]:
     name = world.planted["rate"]["high"]
     calm = " ".join(person.row("calm").locator(".alerts").inner_text().split())
     person.click(person.row(name).locator(".alerts a"))
-    message = person.said("#detail")
-    found = re.search(r"the gradient has been .*?(?= Severity)", message)
+    person.click(person.page.locator("#list .what a").first)
+    message = person.said("#main")
+    found = re.search(r"[Tt]he gradient has been .*?(?= First step)", message)
     tried = re.search(r"What to try (.*?)[,;]", message)
     words = f"{name}: {found[0] if found else message[:100]}; what to try: {tried[1] if tried else ''}. calm: {calm}"
     return words, "lower the learning rate" in message and calm == "none"
@@ -253,7 +254,7 @@ def back_to_a_step(world: World, person: Person) -> tuple[str, bool]:
     person.type("120")
     person.press("Enter")
     page.wait_for_url(re.compile("step=120"))
-    loss = page.locator("#figure-loss .value data")
+    loss = page.locator("#scalars [id=scalar-loss] data")
     expect(loss).to_be_visible()
     truth = world.loss_of("sigmoids", 120)
     page.wait_for_function("() => /120/.test(document.querySelector('#status-words').innerText)")
@@ -380,8 +381,9 @@ def notebook(world: World, person: Person) -> tuple[str, bool]:
         with foreign_page(f"<!doctype html><meta charset=utf-8><body>{watcher._repr_html_()}") as address:
             person.page.goto(address.replace("127.0.0.1", "localhost"))
             inside = person.page.frame_locator("iframe")
-            expect(inside.locator("#figure-loss .value")).to_contain_text("0.25")
-            said = " ".join(inside.locator("#figure-loss").inner_text().split())
+            loss = inside.locator("#scalars [id=scalar-loss]")
+            expect(loss).to_contain_text("0.25")
+            said = " ".join(loss.inner_text().split())
     finally:
         watcher.close()
     return said, True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import assets
 from .compare import ComparePage, DifferencesPage
 from .frame import compile_templates
-from .home import BoardPage, MetricsPage, RunsPage
+from .home import BoardPage, GroupPage, MetricsPage, RunsPage
 from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage, PrecisionPage
 from .overview import CapturePage, HooksPage, OverviewPage, SystemPage, TimelinePage
 from .page import router_of
@@ -17,6 +17,7 @@ from .tensors import MediaPage, TensorsPage
 router = router_of(
     (
         RunsPage,
+        GroupPage,
         OverviewPage,
         ModelPage,
         FlowPage,

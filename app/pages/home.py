@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from fastapi import Query
 
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import RunNews
+from hookcore.records.vocabulary import is_loss
 
 from ..analysis.verdict import sweep_of
 from ..formats import plain, script_json
 from ..live.publisher import mark_of
 from ..live.views import news_of
 from ..runs import Run, Runs
-from ..runs.query import EXAMPLE, Traits, find_runs, names_in
+from ..runs.query import EXAMPLE, RECENT_LOSS, Traits, find_runs, names_in
 from .page import Page, RowNumber, RunPage, TablePage, Text
 from .views.overview import scalar_lines
 from .views.run_list import (
@@ -55,12 +57,20 @@ class Heading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsPage(Page):
-    """All runs, newest first by default."""
+class RunListPage(Page):
+    """The runs that match a query, newest first by default, and their charts."""
 
-    name = "runs"
-    path = "/"
-    parts = ("total", "problem", "list", "columns", "grouping", "views", "gone", "sweep", "differences")
+    folder = "runs"
+    parts: ClassVar[tuple[str, ...]] = (
+        "total",
+        "problem",
+        "list",
+        "columns",
+        "grouping",
+        "views",
+        "gone",
+        "differences",
+    )
 
     f: Text = ""
     sort: Text = "started"
@@ -68,7 +78,6 @@ class RunsPage(Page):
     group: Text = ""  # the value by which the list is grouped, and the charts are colored
     shown: Annotated[str, Query(max_length=20_000)] = ""  # the runs of the charts
     result: Text = ""  # that the charts show settings against
-    better: Text = ""  # low, high, or by the result's name
     row: RowNumber = 0  # of the table of what differs
 
     def values(self) -> dict[str, Any]:
@@ -96,6 +105,7 @@ class RunsPage(Page):
             "keep": runs.settings.keep if runs.settings.keeps else "",
             "runs": shown,
             "groups": groups_of(shown, {each.run.id: each for each in found}, self.group),
+            "group_query": lambda value: _group_query(self.f, self.group, value),
             "groupings": groupings_of(known, self.group),
             "views": _views_of(runs),
             "columns": columns,
@@ -127,19 +137,81 @@ class RunsPage(Page):
             "reached": {each.run.id: each.result_values().get(self.result) for each in chosen} if self.result else {},
         }
 
-    def part_sweep(self) -> dict[str, Any]:
-        """Return the best of the runs of the charts, and which settings matter."""
-        chosen = [Traits(run) for each in self.shown.split(",") if (run := self.runs.get(each)) is not None]
-        found = {each.run.id: value for each in chosen if (value := each.result_values().get(self.result)) is not None}
-        settings = {each.name: each.values for each in differences_of(chosen) if each.source == "config"}
-        names = {each.run.id: each.run.name or each.run.id for each in chosen}
-        sweep = sweep_of(self.result, found, settings, names, _began_of(chosen), self.better) if settings else None
-        results = dict.fromkeys(name for each in chosen for name in each.result_values())
-        return {"sweep": sweep, "sweep_names": names, "sweep_results": list(results)[:MAX_CHARTS]}
-
     def part_gone(self) -> dict[str, Any]:
         gone = self.runs.gone()
         return {"gone": gone[:MAX_GONE_SHOWN], "gone_more": len(gone) - MAX_GONE_SHOWN}
+
+
+def _group_query(f: str, group: str, value: str) -> str:
+    """Return the query for the runs of a group; "" if no query can name them."""
+    if not value:
+        return ""
+    text = value if re.fullmatch(r"[\w.+-]+", value) else "" if '"' in value else f'"{value}"'
+    name = f"{group}={text}" if text and re.fullmatch(r"[^\s()\"'<>=!:]+", group) else ""
+    return f"({f}) {name}" if f and name else name
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsPage(RunListPage):
+    """All runs, or those that are found."""
+
+    name = "runs"
+    path = "/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupPage(RunListPage):
+    """Some runs, by a query: which is best by a result, which settings matter, and which runs diverged."""
+
+    name = "group"
+    path = "/group"
+    parts = (*RunListPage.parts, "sweep")
+
+    better: Text = ""  # low, high, or by the result's name
+
+    def values(self) -> dict[str, Any]:
+        """Return what all parts need, and what these runs are called."""
+        given = RunListPage.values(self)
+        return given | {"heading": _named(self.f), "script": RunsPage.name}
+
+    def part_sweep(self) -> dict[str, Any]:
+        """Return the best of the runs of the charts, or of all that match, and which settings matter."""
+        ids = self.shown.split(",") if self.shown else self._matching
+        chosen = [Traits(run) for each in ids if (run := self.runs.get(each)) is not None]
+        results = dict.fromkeys(name for each in chosen for name in each.result_values())
+        result = self.result if self.result in results or not results else _usual_result(list(results))
+        found = {each.run.id: value for each in chosen if (value := each.result_values().get(result)) is not None}
+        settings = {each.name: each.values for each in differences_of(chosen) if each.source == "config"}
+        names = {each.run.id: each.run.name or each.run.id for each in chosen}
+        sweep = sweep_of(result, found, settings, names, _began_of(chosen), self.better)
+        return {
+            "sweep": sweep,
+            "sweep_names": names,
+            "sweep_results": list(results)[:MAX_CHARTS],
+            "sweep_result": result,
+            "sweep_runs": len(chosen),
+        }
+
+    @property
+    def _matching(self) -> list[str]:
+        try:
+            found = find_runs(self.f, [Traits(run) for run in self.runs.all()])
+        except ArgumentError:
+            return []
+        return [each.run.id for each in found if not each.run.edits.archived]
+
+
+def _usual_result(names: Sequence[str]) -> str:
+    """Return the result by which runs are compared first: the recent loss, or a loss."""
+    return next(
+        (name for name in (RECENT_LOSS, *names) if name in names and (name == RECENT_LOSS or is_loss(name))), names[0]
+    )
+
+
+def _named(f: str) -> str:
+    """Return what the runs of a query are called: the group that it names, or the query."""
+    group = re.fullmatch(r'group[=:]("([^"]*)"|\S+)', f.strip())
+    return "All runs" if not f.strip() else f"Group {group[2] or group[1]}" if group else f"Runs with {f}"
 
 
 def _began_of(chosen: Sequence[Traits]) -> dict[str, int]:
@@ -148,7 +220,7 @@ def _began_of(chosen: Sequence[Traits]) -> dict[str, int]:
         each.run.id: [incident.first_step for incident in each.run.store.incidents() if incident.severity == "error"]
         for each in chosen
         if each.run.loaded
-    }
+    } | {each.run.id: [step] for each in chosen if type(step := each.run.saved.summary.get("began")) is int}
     return {run: min(steps) for run, steps in began.items() if steps}
 
 

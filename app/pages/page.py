@@ -35,6 +35,7 @@ class Page:
     """
 
     name: ClassVar[str]  # of its template, and of its place in the navigation
+    folder: ClassVar[str] = ""  # with the templates of its parts, if it isn't called like the page
     path: ClassVar[str]
     parts: ClassVar[tuple[str, ...]] = ()  # that scripts can request, in the order of the page
 
@@ -63,7 +64,9 @@ class Page:
         for each in self.part or self.parts:
             values |= getattr(self, f"part_{each}", dict)()
         if self.part:
-            return self.render("parts", values | {"templates": [f"{self.name}/{each}.html" for each in self.part]})
+            return self.render(
+                "parts", values | {"templates": [f"{self.folder or self.name}/{each}.html" for each in self.part]}
+            )
         return self.render(self.name, values)
 
     def render(self, template: str, values: dict[str, Any]) -> HTMLResponse:

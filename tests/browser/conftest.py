@@ -77,6 +77,7 @@ def paths_of(site: Site, name: str) -> dict[str, str]:
     other: Any = site.run("ended" if name != "ended" else "bad")["id"]
     return {
         "runs": "",
+        "group": "group",
         "overview": f"runs/{run}",
         "model": f"runs/{run}/model",
         "flow": f"runs/{run}/flow",

@@ -9,6 +9,7 @@ from .site import Site
 
 PAGES = (
     "runs",
+    "group",
     "overview",
     "model",
     "flow",

@@ -28,6 +28,7 @@ OF_A_RUN = (
 OTHERS = (
     "",
     "?group=group&columns=notes,tags,lr",
+    "group?f=tag%3Asweep",
     "compare",
     "compare?a=long&b=many",
     "settings",

@@ -179,13 +179,19 @@ def test_the_best_run_is_crowned_by_a_result_and_a_direction_that_one_chooses(
     tab: Visit, swept: tuple[Site, dict[tuple[float, int], float]]
 ) -> None:
     page = tab.page
-    tab.goto("")
-    said = page.locator("#sweep strong")
+    tab.goto("?group=lr")
+    page.locator("#open-group").click()
+    said = page.locator("#sweep .verdict")
     expect(said).to_contain_text("is best of 8, with recent loss")
     expect(said).to_contain_text("diverge")
     expect(page.locator("#sweep tbody th").first).to_have_text("lr")
-    before = page.locator("#sweep p a").first.inner_text()
+    best = page.locator("#sweep .toolbar a").first
+    before = best.inner_text()
     page.get_by_label("Better is").select_option("high")
-    expect(page.locator("#sweep p a").first).not_to_have_text(before)
+    expect(best).not_to_have_text(before)
+    assert "/group?" in page.url
     assert "better=high" in page.url
+    page.locator("tr.group a.group-name").first.click()
+    expect(page.locator("h1")).to_contain_text("Runs with lr=")
+    page.wait_for_url(re.compile(r"/group\?f=lr%3D"))
     assert tab.axe() == []

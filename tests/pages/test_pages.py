@@ -62,7 +62,9 @@ def _open(world: World, run: str, losses: tuple[float, ...] = (), **info: Any) -
 def test_a_page_has_a_template_for_each_part_and_lists_each_part() -> None:
     for page in (*Page.__subclasses__(), *RunPage.__subclasses__(), *PartsPage.__subclasses__()):
         for part in page.parts:
-            assert f'data-part="{part}"' in (assets.TEMPLATES / page.name / f"{part}.html").read_text(), (page, part)
+            assert (
+                f'data-part="{part}"' in (assets.TEMPLATES / (page.folder or page.name) / f"{part}.html").read_text()
+            ), (page, part)
     with pytest.raises(TypeError, match="parts lacks part_more"):
         type("MorePage", (Page,), {"part_more": lambda self: {}})
 
@@ -659,5 +661,5 @@ def test_a_size_of_gradients_is_named_as_a_norm_or_an_rms(world: World) -> None:
     build.append(run.store, 0, [3.0, 4.0], taps)
     for page in ("/runs/sized", "/api/v1/report?run=sized"):
         html = world.client.get(page).text
-        titles = [re.sub("<wbr>", "", each) for each in re.findall(r"<dt[^>]*>([^<]*(?:<wbr>[^<]*)*)</dt>", html)]
+        titles = [re.sub("<wbr>", "", each) for each in re.findall(r"<(?:dt|span)[^>]*>([^<]*(?:<wbr>[^<]*)*)</", html)]
         assert {"Gradient norm", "Smallest gradient (RMS)", "Largest gradient (RMS)"} <= set(titles), page

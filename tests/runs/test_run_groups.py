@@ -65,6 +65,23 @@ def test_the_page_shows_groups_with_the_range_of_their_losses(world: World) -> N
     assert page.index('id="run-run-1"') < page.index('id="run-run-2"') < page.index('id="run-run-4"')
 
 
+def test_a_group_and_a_query_have_a_page_that_says_which_run_is_best_also_without_a_script(world: World) -> None:
+    page = world.client.get("/", params={"group": "lr", "f": "same:3"}).text
+    assert 'href="group?f=%28same%3A3%29%20lr%3D0.1"' in page
+    assert page.count('href="group?f=%28') == 3, "no query finds the runs without a value"
+    open_run(world.runs, "other", config={"lr": 1})
+    found = world.client.get("/group", params={"f": "act=relu"}).text
+    words = " ".join(re.sub(r"<[^>]*>", " ", found).split())
+    assert "Runs with act=relu" in words
+    assert re.search(r"\w+ \w+ is best of 4, with recent loss 0\.", words), words
+    assert "run-2" not in found.partition('id="runs"')[2]
+    highest = world.client.get("/group", params={"f": "act=relu", "better": "high"}).text
+    assert re.search(r"is best of 4, with recent loss 4\.", highest)
+    named = world.client.get("/group", params={"f": 'group="my sweep"'}).text
+    assert "Group my sweep" in named
+    assert "Two runs are needed" in named
+
+
 def test_views_are_saved_listed_and_deleted(world: World) -> None:
     view = {"name": "by <loss>", "query": "f=tag%3Asweep&sort=loss"}
     assert world.client.put("/api/v1/views", json=view).json() == {"views": [view]}

@@ -165,6 +165,8 @@ def summary_of(run: Run) -> dict[str, Any]:
     alerts = [list(shown.severities[:MAX_ALERTS]), shown.title, shown.where, shown.message, shown.hedge]
     results = {name: word_of(value) for name, value in results_of(run.store).items()}
     said: dict[str, Any] = {"alerts": alerts, "model": model_of(run), "results": results}
+    if began := [incident.first_step for incident in run.store.incidents() if incident.severity == "error"]:
+        said["began"] = min(began)
     if line.loss is not None:
         steps, values = _points_of(run.reader, line.loss.name)
         said["loss"] = [line.loss.name, word_of(line.loss.value)]

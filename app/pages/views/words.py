@@ -218,7 +218,7 @@ KEYS: Final = (
             ("l", "logarithmic scale"),
             ("s", "smoothing"),
             ("f", "fit all rows, or readable rows"),
-            ("n p", "next and previous event in the list of the page Problems"),
+            ("n p", "next and previous problem, on the page of one"),
             ("e", "export"),
         ),
     ),

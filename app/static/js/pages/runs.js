@@ -42,7 +42,7 @@ const page = open({
 });
 rememberColumns(page);
 const list = /** @type {HTMLElement | null} */ (document.querySelector("[data-part=list]"));
-const parts = new Parts(page, "", { max: MAX_MS, query });
+const parts = new Parts(page, page.name === "group" ? "group" : "", { max: MAX_MS, query });
 const refresh = () => void parts.now();
 const selection = new Selection(page.state, () => list && show());
 /** The selected runs; a deleted one is selected again when it is restored. */
@@ -260,6 +260,7 @@ function showCharts(rows) {
   if (!charts || !list) return;
   const listed = rows.map(({ dataset: { run = "", name = "", group = "" } }) => ({ run, name, group }));
   charts.choose(listed, selected());
+  document.getElementById("open-group")?.setAttribute("href", `group${location.search}`);
   for (const sign of /** @type {NodeListOf<HTMLElement>} */ (list.querySelectorAll(".swatch"))) {
     const run = sign.closest("tr")?.dataset.run;
     sign.style.background = run ? charts.colorOf(run) : charts.colorOfGroup(sign.dataset.group ?? "");
