@@ -406,8 +406,8 @@ def keyboard(world: World, person: Person) -> tuple[str, bool]:
     expect(page.locator("h1")).to_have_text("nan")
     person.press("g", "p")
     expect(page).to_have_title(re.compile("^Problems"))
-    expect(page.locator("#detail h2")).to_contain_text("NaN or infinity")
-    said = person.said("#detail .path")
+    expect(page.locator("#list")).to_contain_text("NaN or infinity")
+    said = person.said("#list .module")
     return f"Problems, the first finding: {said}", said == world.planted["nan"]["module"] and person.clicks == 0
 
 
@@ -430,7 +430,7 @@ def last_week(world: World, person: Person) -> tuple[str, bool]:
     person.home()
     expect(person.row("twin-a").locator(".where")).to_contain_text("on disk")
     person.open("twin-a")
-    loss = person.page.locator("#figure-loss .value data")
+    loss = person.page.locator("#scalars [id=scalar-loss] data")
     expect(loss).to_be_visible(timeout=60_000)
     shown = float(loss.get_attribute("value") or "nan")
     return f"loss {shown:.4g} at step 79", abs(shown - before) < 1e-6
