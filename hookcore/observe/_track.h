@@ -807,6 +807,7 @@ static PyMemberDef track_members[] = {
     {"spent_s", T_DOUBLE, offsetof(Track, spent_s), 1, "the seconds that all calls took"},
     {"noted", T_LONGLONG, offsetof(Track, noted), 1, "the steps whose notes weren't taken yet"},
     {"runs", T_LONGLONG, offsetof(Track, runs), 1, "whether it handles steps now"},
+    {"next", T_LONGLONG, offsetof(Track, next), 1, "what may come next"},
     {"facts", T_OBJECT, offsetof(Track, facts), 1, "by which it does; None without any"},
     {0},
 };

@@ -266,7 +266,7 @@ class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 
     __slots__ = ("at", "ended", "step", "updates")
-    noted = runs = 0
+    noted = runs = next = 0
     spent_s = 0.0  # unknown
 
     def __init__(self) -> None:

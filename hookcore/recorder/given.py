@@ -43,6 +43,8 @@ class Given:
         numbers = self._numbers_in(scalars)
         with self._lock:
             self._cadence.look_for_jumps(numbers)
+            if self._steps.steady.note_logged(numbers, lambda name: ended or self._between.is_behind(name, None)):
+                return
             late = self._behind(numbers, ended)
             step = self._context.step  # after that, which may have noticed the end of one
             self._collector.loss.note_log(step, numbers)

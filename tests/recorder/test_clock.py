@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
@@ -648,6 +649,22 @@ def _leaves(how: str, patch: pytest.MonkeyPatch) -> list[int]:
     return ended
 
 
+def _log_in_the_middle(world: Plain, watcher: hookcore.Watcher) -> None:
+    """Let it log before and after the model runs: between two steps, and between two passes of a step."""
+    loss, calls = world.loss, itertools.count()
+
+    def loss_and_log() -> Tensor:
+        number = next(calls)
+        if number % 3 == 1:
+            watcher.log(place_before=number, place_of=number)
+        found = loss()
+        if number % 4 == 1:
+            watcher.log(place_inside=number, place_of=-number)  # the second one for this name at some of them
+        return found
+
+    vars(world)["loss"] = loss_and_log
+
+
 def _trained(
     kind: type[Plain], turns: list[Callable[[Plain], None]], how: str, pauses: bool, given: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
@@ -659,6 +676,7 @@ def _trained(
         seed_all()
         world, numbers = kind(), []
         with watch(world.model, **given) as watcher:
+            _log_in_the_middle(world, watcher)
             for _ in range(6):
                 world.step()
             for place, turn in enumerate(turns):
@@ -782,6 +800,33 @@ def test_with_the_extension_a_step_that_is_not_captured_takes_at_most_4_calls(pa
         assert sorted(_calls_of(world.step) for _ in range(20))[12] <= most
         assert watcher.current_step == clock.FIRST_STEPS + 22
         assert watcher.errors == []
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("loop", ["one optimizer", "two that take turns", "a scaler"])
+def test_a_step_in_which_the_script_logs_goes_the_short_way_too(loop: str, at_end: bool) -> None:
+    kind: type[Plain] = {"one optimizer": Plain, "two that take turns": Pair, "a scaler": Scaled}[loop]
+    steps = 2 if kind is Pair else 1
+    most, world, logged = 40 if hasattr(cpu.Track, "learn") else 1000, kind(), dict[int, float]()
+    with watch(world.model, every=10_000, capsule="never") as watcher:
+
+        def step() -> None:
+            if not at_end:
+                watcher.log(top=float(watcher.current_step), rate=0.5)
+            world.step()
+            if at_end:
+                watcher.log(bottom=float(watcher.current_step - 1), other=0.5)
+
+        for _ in range(clock.FIRST_STEPS + 10):
+            step()
+        assert sorted(_calls_of(step) for _ in range(20))[10] <= most
+        assert watcher.errors == []
+        total = watcher.current_step
+        assert watcher.flush()
+        found = watcher.store.scalars("bottom" if at_end else "top", points=1000)
+        logged = dict(zip(found.first_step.tolist(), found.mean.tolist(), strict=True))
+    expected = range(steps - 1 if at_end else 0, total, steps)
+    assert logged == {place: place for place in expected}
 
 
 def _behind_a_disabled_scaler(w: Plain) -> None:

@@ -47,7 +47,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters, groups_of
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue
+from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue, without_rows
 from hookcore.recorder.measured.scalars import FIRST_STEPS, LossScale, product_of
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import Snapshots
@@ -178,6 +178,9 @@ class Steady:
     _keys: tuple[int, ...] = field(default=(), init=False)  # the witnesses of them all, which it looks at, by id
     _modes: list[tuple[Root, bool, int]] = field(default_factory=list, init=False)  # of their models
     _compares: bool = field(default=False, init=False)  # whether it compares passes
+    _is_scaled: bool = field(default=False, init=False)  # whether a scaler may skip their steps
+    # Numbers that the script logs while the track runs, by step: of steps in its notes, and of the running one.
+    _logged: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
     _entered: int = field(default=-1, init=False)  # the step that began when it was entered last,
     _waits: int = field(default=0, init=False)  # how often the long way ended that step, in a row,
     _later: int = field(default=0, init=False)  # and the first step to try again
@@ -283,7 +286,7 @@ class Steady:
         parts, empty, held, absent = holding
         parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
         self._owners, self._keys, self._compares = owners, tuple(map(id, witnesses)), compares
-        self._modes = self._find_modes(witnesses)
+        self._modes, self._is_scaled = self._find_modes(witnesses), bool(scalers)
         facts = TrackFacts(
             known,
             None if self._now is time.perf_counter else self._now,
@@ -386,6 +389,46 @@ class Steady:
                     self._apply(Notes(*notes))
                 except Exception as error:
                     self._errors.record("notes of steps", error)
+            if self._logged:
+                self._give_logged()
+
+    def note_logged(self, numbers: dict[str, Any], is_late: Callable[[str], bool]) -> bool:
+        """Keep numbers that the script logs for the frame of their step, if the track runs and can go on.
+
+        `is_late`: whether a name that is logged between two steps belongs to the one that ended.
+        """
+        track = self._track
+        follows = track.next if track.runs else _OFF
+        if (
+            (follows != _PASS and (follows != _STEP or self._is_scaled))  # where a step's end may have to be noticed
+            or get_ident() != self._thread
+            or self._paused
+            or self._cadence.alarmed
+            or self.clock.reach.many_threads
+        ):
+            return False
+        step = track.step
+        late = {name: value for name, value in numbers.items() if is_late(name)} if follows == _PASS else {}
+        own = {name: value for name, value in numbers.items() if name not in late}
+        for number, given in ((step - 1, late), (step, own)):
+            if not given.keys().isdisjoint(self._logged.get(number, ())):
+                return False  # logged again, in a frame of its own
+        if late and not track.noted:
+            self._queue.put(without_rows(step - 1, time.time(), scalars=late))
+        elif late:
+            self._logged.setdefault(step - 1, {}).update(late)
+        if own:
+            self._logged.setdefault(step, {}).update(own)
+        return True
+
+    def _give_logged(self) -> None:
+        """Pass on what no frame of the notes has taken."""
+        running, runs = self._track.step, self._track.runs
+        for step in sorted(self._logged):
+            if step < running:
+                self._queue.put(without_rows(step, time.time(), scalars=self._logged.pop(step)))
+            elif not runs:
+                self._collector.add_scalars(self._logged.pop(step))
 
     def _apply(self, notes: Notes) -> None:
         """Make the state that these steps, and the calls of the running one, would have made."""
@@ -427,7 +470,8 @@ class Steady:
                 range(step - many, step),
                 [self._owners[at].loss_name for at, joins in notes.turns if not joins],
             )
-            rest = [None] * many, names, parts if wanted else [None] * many, map(_scale_of, notes.scales)
+            logged = [self._logged.pop(number, None) for number in numbers]
+            rest = logged, names, parts if wanted else [None] * many, map(_scale_of, notes.scales)
             self._queue.frames.extend(zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True))
         self._cadence.skipped.extend(notes.elapsed_s)
         self._optimizers.last_captured = False
