@@ -27,6 +27,7 @@ class TapNumbers:
         self.left_out = np.zeros(0, bool)  # taps of modules that are something else in each rank
         self.of_batches = np.zeros(0, bool)  # taps of activations and their gradients
         self._numbers: dict[Tap, int] = {}
+        self._raws: dict[int, Tap] = {}  # by the number of a gradient before clipping: the tap of it as it is used
         self._new: list[Tap] = []
         self._parted: frozenset[str] = frozenset()  # modules that are something else in each rank
 
@@ -48,9 +49,20 @@ class TapNumbers:
                 self._new.append(tap)
         fresh = [*self._numbers][len(self.left_out) :]
         self.left_out = np.append(self.left_out, [self.leaves_out(tap) for tap in fresh]).astype(bool)
+        self._raws |= {self._numbers[tap]: replace(tap, kind="param_grad") for tap in fresh if tap.kind == "raw_grad"}
         batches = [tap.kind in ACTIVATION_KINDS for tap in fresh]
         self.of_batches = np.append(self.of_batches, batches).astype(bool)
         return [self._numbers[tap] for tap in taps]
+
+    def find_parts(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return which rows are a part of a gradient before clipping: ranks don't notice in one step that they clip."""
+        parts = np.zeros(len(rows.lanes), bool)
+        for raw, tap in self._raws.items() if rows.lanes.size else ():
+            lanes = np.array([raw, self._numbers.get(tap, -1)])
+            at = np.minimum(rows.lanes.searchsorted(lanes), len(parts) - 1)
+            one, whole = rows.stats[at, STAT_COLUMN["count"]]
+            parts[at[0]] |= bool((rows.lanes[at] == lanes).all() and one != whole)
+        return parts
 
     def take_new(self) -> tuple[Tap, ...]:
         """Return the taps that were numbered since the last call."""
@@ -370,13 +382,12 @@ class Assembly:
 
     def _without_parts(self, rows: Rows, skipping: Sequence[int]) -> Rows:
         """Leave out taps of which some rank has skipped its part, so that parts never look like the whole."""
-        self._lacking = frozenset()
-        if not skipping:
-            return rows
-        lacking = self.shares.lacking(rows.lanes, skipping) & (rows.stats[:, _BAD].sum(axis=1) == 0)
-        if not lacking.any():
-            return rows
-        self.partial += 1
+        unnoticed = self._taps.find_parts(rows)  # isn't counted: not all ranks have begun to measure it
+        lacking = np.zeros(len(rows.lanes), bool)
+        if skipping:
+            lacking = self.shares.lacking(rows.lanes, skipping) & (rows.stats[:, _BAD].sum(axis=1) == 0)
+            self.partial += bool(lacking.any())
+        lacking |= unnoticed
         self._lacking = frozenset(rows.lanes[lacking].tolist())
         return rows.some(~lacking)
 

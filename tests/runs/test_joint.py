@@ -249,6 +249,21 @@ def test_an_update_that_comes_after_the_rest_of_its_step_is_relative_to_the_part
     assert ranks.series(0, "ratio") == pytest.approx({0: np.sqrt(30) / np.sqrt(400)})
 
 
+def test_a_gradient_before_clipping_that_not_all_ranks_measure_yet_is_left_out(ranks: Ranks) -> None:
+    taps = (Tap("0", "raw_grad", "weight"), Tap("0", "param_grad", "weight"))
+    for rank in range(WORLD):
+        both = stats_of(2, count=4, norm=1.0)
+        own, last = np.array([rank, rank], np.int32), rank == WORLD - 1
+        rows = [
+            frame(0, both[1:] if last else both, numbers=[1] if last else [0, 1], owners=own[:1] if last else own),
+            frame(1, both, numbers=[0, 1], owners=own),
+        ]
+        ranks.post(rank, rows, taps=taps)
+    assert ranks.series(1, "norm") == {0: 2.0, 1: 2.0}
+    assert ranks.series(0, "norm") == {1: 2.0}
+    assert ranks.joint.sum.assembly.partial == 0
+
+
 def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(ranks: Ranks) -> None:
     rate = {STEPS_RATE: 1.0, SAMPLES_RATE: 100.0}
     for rank in (0, 1, 2):

@@ -358,7 +358,7 @@ class BackwardPasses(EndsSteps):
         if self.clock.stepping:
             self._loss.forget()  # a closure is called as often as the optimizer likes
         elif self._reads_gradients and (reached or self._counts(self.clock.reaches)):
-            self._parameters.raw.end_pass(self._parameters.all())
+            self._parameters.end_pass()
         reaches = self.clock.pass_ended()
         if not reached:
             self._end_unwatched(reaches)

@@ -212,6 +212,7 @@ class Parameters:
         self._wanted = _reads_parameters(kinds)
         self._requests_updates = "update" in kinds
         self._measured: list[Parameter] = []  # those whose update is measured in this step although no one requested it
+        self._noted: list[Parameter] = []  # those whose gradient is shown before clipping, too, from the next pass on
         self._next_measured = 0  # where the next ones begin
         self._known: dict[int, Parameter] = {}  # by id(tensor); an entry is valid while the tensor is at its place
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
@@ -230,6 +231,13 @@ class Parameters:
         for each in self._measured:
             each.choose(self._statistics)
         self._measured = []
+
+    def end_pass(self) -> None:
+        """Read the gradients after a pass, if they are measured before the script changes them."""
+        noted, self._noted = self._noted, []
+        for each in noted:
+            each.choose(self._statistics)
+        self.raw.end_pass(self.all())
 
     def measure_updates(self) -> None:
         """Measure the updates of weights in this step, although they weren't requested: of as many as may be copied.
@@ -454,8 +462,9 @@ class Parameters:
     def note_changed(self, slots: Set[int]) -> None:
         """Note the rows of gradients that have other values than after the last pass, from the recorder's thread."""
         for each in self.all() if slots and self.raw.has_split else ():
-            if each.grad_slot in slots:
+            if each.grad_slot in slots and each.changes != UNCHANGED:
                 each.changes = UNCHANGED
+                self._noted.append(each)
 
     def raws(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each gradient that the script changes after the backward pass: after it, and before."""
