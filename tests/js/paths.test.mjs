@@ -48,7 +48,7 @@ test("axes and labels show the names that the server gave, and whole paths where
     "h.3.attn",
     "inner",
     "outer.x",
-    "",
+    "(root)",
   ]);
   assert.equal(tapWords({ module: "inner.0", kind: "output", label: "inner.0 output" }), "0 Linear(20, 64) activation");
 });

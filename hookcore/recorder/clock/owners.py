@@ -317,6 +317,17 @@ def _with_derived(bases: tuple[type, ...]) -> Iterator[type]:
         yield from _with_derived(tuple(type.__subclasses__(base)))
 
 
+def groups_of(groups: list[dict[str, Any]], rates: list[Any] | None) -> tuple[Any, ...]:
+    """Return how many tensors each group has, the last one's id, and its rate; nothing if some can't be compared."""
+    rates = [None] * len(groups) if rates is None else rates
+    if len(rates) != len(groups) or any(type(rate) not in (float, type(None)) for rate in rates):
+        return ()
+    pairs = [(group["params"], rate) for group, rate in zip(groups, rates, strict=True)]
+    if not all(type(tensors) is list and tensors for tensors, _ in pairs):
+        return ()
+    return tuple((len(tensors), id(tensors[-1]), rate) for tensors, rate in pairs)
+
+
 WITNESSES: Final = 4  # of one optimizer
 FIRST_WITNESSES: Final = 16  # of all watched parameters, while optimizers are still met
 MANY_WITNESSES: Final = 512  # of an optimizer that a pass once reached past its witnesses

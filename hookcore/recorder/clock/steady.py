@@ -40,12 +40,12 @@ from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import RENEW_EVERY, Boundary, Clock
 from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog
-from hookcore.recorder.clock.owners import FIRST_WITNESSES, Owner
+from hookcore.recorder.clock.owners import FIRST_WITNESSES, Owner, groups_of
 from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
-from hookcore.recorder.known.parameters import Parameters, groups_of
+from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue, without_rows
 from hookcore.recorder.measured.scalars import FIRST_STEPS, LossScale, product_of

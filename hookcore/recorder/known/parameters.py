@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from math import inf
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -589,20 +588,3 @@ def _tensors_in(state: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def _reads_parameters(kinds: frozenset[Kind]) -> bool:
     return not kinds.isdisjoint(("param", "param_grad", "update"))
-
-
-def applied_scale(optimizer: Optimizer) -> Tensor | None:
-    """Return the scale that a fused optimizer divides out itself: its gradients are still scaled when its hook runs."""
-    scale = optimizer.__dict__.get("grad_scale")
-    return scale if isinstance(scale, torch.Tensor) else None
-
-
-def groups_of(groups: list[dict[str, Any]], rates: list[Any] | None) -> tuple[Any, ...]:
-    """Return how many tensors each group has, the last one's id, and its rate; nothing if some can't be compared."""
-    rates = [None] * len(groups) if rates is None else rates
-    if len(rates) != len(groups) or any(type(rate) not in (float, type(None)) for rate in rates):
-        return ()
-    pairs = [(group["params"], rate) for group, rate in zip(groups, rates, strict=True)]
-    if not all(type(tensors) is list and tensors for tensors, _ in pairs):
-        return ()
-    return tuple((len(tensors), id(tensors[-1]), rate) for tensors, rate in pairs)

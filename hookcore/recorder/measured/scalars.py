@@ -21,7 +21,7 @@ from hookcore.hooks.internals import dispatch_modes, function_modes, is_wrapped
 from hookcore.observe.copies import apart_from_captures, start_copy
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.clock.owners import Fate, Owner, Owners
-from hookcore.recorder.known.parameters import Parameter, Parameters, applied_scale
+from hookcore.recorder.known.parameters import Parameter, Parameters
 from hookcore.records import GRADIENT_KINDS
 from hookcore.records.vocabulary import FOUND_LOSS, LOGGED_LOSS, is_rate, loss_rank
 
@@ -324,6 +324,12 @@ def _label(parts: _Parts, others: Sequence[_Parts]) -> str:
 _BACKWARD_KINDS: Final = GRADIENT_KINDS - {"param_grad"}
 
 
+def _applied_scale(optimizer: Optimizer) -> Tensor | None:
+    """Return the scale that a fused optimizer divides out itself: its gradients are still scaled when its hook runs."""
+    scale = optimizer.__dict__.get("grad_scale")
+    return scale if isinstance(scale, Tensor) else None
+
+
 class LossScale:
     """The loss scale. If it is on a device, the recorder's thread waits for it."""
 
@@ -338,7 +344,7 @@ class LossScale:
         scale = scaler._scale if scaler is not None else None
         self.value = _read(scale)
         attributes = optimizer.__dict__  # a scaler sets these two while it steps a fused optimizer
-        self._in_parameters = "grad_scale" in attributes and applied_scale(optimizer) is not None
+        self._in_parameters = "grad_scale" in attributes and _applied_scale(optimizer) is not None
         if "found_inf" in attributes and isinstance(found := attributes["found_inf"], torch.Tensor):
             flag = _read(found)
             self._skipped = None if flag == 0.0 else flag
