@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from hookcore.delivery.archive import ArchiveWriter
 from hookcore.delivery.http import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.http import parcels as parcels_module
 from hookcore.delivery.sinks import size_of
-from hookcore.records import ModuleRecord, Names, Snapshot, Tap
+from hookcore.records import Frame, ModuleRecord, Names, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.wire import (
     Batch,
     DeliveryCounters,
     FrameItem,
     Receipt,
+    RunInfo,
     decode_batch,
     encode,
     frame_item,
@@ -448,3 +450,39 @@ def test_the_end_comes_last_after_everything_else_has_arrived(outbox: Outbox) ->
     assert not outbox.has_news
     outbox.put(a_frame(8))
     assert outbox.counters == DeliveryCounters(produced=2, acknowledged=1, dropped={"closed": 1})
+
+
+class _Spool:
+    """Keeps all that it is given, in memory."""
+
+    path, trouble, newest = Path(), None, -1
+
+    def __init__(self) -> None:
+        self.items: dict[int, Frame | Snapshot] = {}
+
+    def take(self, number: int, record: Frame | Snapshot) -> None:
+        self.items[number], self.newest = record, number
+
+    def write(self) -> None: ...
+
+    def read(self, first: int) -> Iterator[tuple[int, Frame | Snapshot]]:
+        yield from ((number, record) for number, record in self.items.items() if number >= first)
+
+    def close(self, run: RunInfo) -> int:
+        return 0
+
+    def discard(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+def test_an_item_that_was_refused_is_not_counted_again_when_the_spool_is_read() -> None:
+    outbox = Outbox(max_items=2, max_bytes=100_000)
+    outbox.spool_to(_Spool())
+    for step in range(8):
+        outbox.put(a_frame(step, padding=100_000 if step == 5 else 0))
+    assert outbox.counters.dropped == {"too-large": 1}
+    outbox.refill()
+    assert outbox.counters.dropped == {"too-large": 1}
+    assert [entry.number for entry in outbox.next_parcel().entries] == [0, 1, 2, 3, 4, 6, 7]
+    assert _is_balanced(outbox.counters)

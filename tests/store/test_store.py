@@ -450,6 +450,26 @@ def test_sketches_without_room_are_cut_and_counted_and_the_stats_stay_complete()
     assert store.series(taps - 1, "count").present.sum() == 20
 
 
+def test_old_histograms_are_merged_evenly() -> None:
+    store, steps = Store(2**20), 4000
+    block = block_of([sketch_of(np.geomspace(1e-6, 1e3, 1000))] * 4)
+    new = tuple(Tap(f"m{tap}", "output") for tap in range(4))
+    for step in range(steps):
+        store.append(build.frame(step, build.stats_of(4, 1.0), new, sketches=block))
+        new = ()
+    shown = store.histograms(0, columns=steps)
+    lengths = shown.last_step - shown.first_step + 1
+    assert lengths.max() > 1, "some are merged"
+    assert lengths.max() <= steps / 8, "none covers much more of the run than its neighbors"
+
+
+def test_captured_steps_are_counted_from_a_step_on() -> None:
+    store = Store(2**20)
+    for step in (0, 3, 4, 9):
+        store.append(build.frame(step, build.stats_of(1, 1.0), TAPS if step == 0 else ()))
+    assert [store.captured(first) for first in (None, 0, 3, 4, 5, 10)] == [4, 4, 3, 2, 1, 0]
+
+
 def test_sketch_arrays_that_are_views_are_copied_and_others_are_not() -> None:
     store, buffer = Store(2**20), np.array([700, 701, 702], np.uint16)
     counts = np.array([5], np.uint32)
