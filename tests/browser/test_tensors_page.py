@@ -266,7 +266,7 @@ def test_without_javascript_a_tensor_is_a_picture_with_its_statistics(
 ) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("live")["tensors"])
-        tab.page.locator("#kept a", has_text="features.0 activation").first.click()
+        tab.page.locator("#kept a", has_text="features.0 Conv2d(1, 16) activation").first.click()
         width = "document.querySelector('img.plain')?.naturalWidth"
         wait_for(lambda: tab.page.evaluate(width) == 8, "the picture is there, 8 values wide")
         expect(tab.page.locator("dl")).to_contain_text("mean")
