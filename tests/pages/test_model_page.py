@@ -213,7 +213,7 @@ def test_the_pages_with_a_drawer_have_its_script_and_its_style(world: World) -> 
     """Names of layers open the drawer on pages that have one, and lead to the layer's page on others."""
     shown = {tab.page: tab.has_drawer for tab in TABS.values() if tab.key}
     assert {name for name, has_drawer in shown.items() if not has_drawer} == {
-        "layer", "tensors", "metrics", "board", "media", "system", "capture", "rules", "hooks",
+        "layer", "tensors", "precision", "metrics", "board", "media", "system", "capture", "rules", "hooks",
     }  # fmt: skip
     for name, has_drawer in shown.items():
         text = page(world, TABS[name].path.lstrip("/"))

@@ -29,6 +29,7 @@ from hookcore.recorder.measured.scalars import read_memory
 from hookcore.recorder.measured.snapshots import Outgoing, Send
 from hookcore.records import Snapshot, Tap
 from hookcore.records.moments import BUFFER, COUNTER, MAX_ROWS, MOMENT_TYPE, WEIGHT, Moment, Noted, When
+from hookcore.records.vocabulary import text_of
 
 MAX_NOTED: Final = 8  # optimizers: a loop may make one for every batch
 MAX_MOMENTS: Final = 64  # that wait to be sent
@@ -120,13 +121,13 @@ class Moments(Outgoing[_Waiting]):
                 continue
             size, dtype = (value.numel(), str(value.dtype)) if isinstance(value, Tensor) else (1, "number")
             number = None if isinstance(value, Tensor) else float(value)
-            held.append(Noted(name, what, dtype.removeprefix("torch."), size, repr(number), number))
+            held.append(Noted(text_of(name), text_of(what), dtype.removeprefix("torch."), size, repr(number), number))
         place = self._context.owners.place_of(owner)
         rates = tuple(_number_of(group.get("lr")) for group in optimizer.param_groups)
         scaler = owner.scaler.live()
         scale = None if scaler is None else _number_of(scaler._scale)
         states = {name: _hash_of_generator(state) for name, state in generators().items()}
-        moment = Moment(when, place, type(optimizer).__name__, rates, states, scale, tuple(held), left_out)
+        moment = Moment(when, place, text_of(type(optimizer).__name__), rates, states, scale, tuple(held), left_out)
         parts = [(places, read_hashes(found)) for places, found in hashes.values()]
         self._waiting.append(_Waiting(self._context.step, time.time(), moment, parts))
 
