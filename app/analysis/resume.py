@@ -148,7 +148,7 @@ class _Check:
         return None if self._point is None else self._point.step
 
     def parts(self) -> list[answers.ResumedPart]:
-        """Return all parts, those that differ first."""
+        """Return all parts, beginning with the weights."""
         if self._point is None:
             return [self._without_saved()]
         found = [

@@ -20,6 +20,7 @@ from anyio.from_thread import start_blocking_portal
 
 from hookcore.records import STATS, Event, ModuleRecord, Names, SketchBlock, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
+from hookcore.records.moments import MOMENT_TYPE, WEIGHT, Moment, Noted, When
 from hookcore.records.wire import Batch, Description, EndItem, Item, Place, RunInfo, frame_item, snapshot_item
 from hookcore_app.clickhouse import reading
 from hookcore_app.clickhouse.cluster import entry
@@ -50,6 +51,7 @@ TAPS: Final = (
     Tap("", "probe"),
 )
 PROBE: Final = len(TAPS) - 1
+MOMENTS: Final[dict[int, When]] = {0: "begun", 150: "saved", STEPS - 1: "ended"}
 KEY: Final = "a secret of the trainer"
 pytestmark = pytest.mark.slow
 
@@ -81,12 +83,25 @@ def batches_of(run: str, seed: int, place: Place | None = None, ends: bool = Tru
     items: list[Item] = []
     for step in range(STEPS):
         items += _items_of(random, len(items), step)
+        if step in MOMENTS:
+            items.append(snapshot_item(len(items), _moment_of(seed, step)))
     if ends:
         items.append(EndItem(len(items), STEPS - 1))
     about: dict[str, Any] = {"taps": TAPS, "description": description()}
     for first in range(0, len(items), 100):
         yield Batch(run=info, items=tuple(items[first : first + 100]), **about)
         about = {"taps_from": len(TAPS)}
+
+
+def _moment_of(seed: int, step: int) -> Snapshot:
+    """Return the state of a training: each begins with what the one with the seed before it saved."""
+    saved = seed - 1 if step == 0 else seed if step == 150 else seed + 100
+    held = tuple(
+        Noted("head.weight", what, "float32", 64, f"{what} {saved}", 1.5) for what in (WEIGHT, "exp_avg", "exp_avg_sq")
+    )
+    generators = {"torch": f"drawn until {step} of {seed}"}
+    data = np.frombuffer(Moment(MOMENTS[step], 0, "AdamW", (0.1,), generators, None, held, 0).packed(), np.uint8)
+    return Snapshot(Tap("", "state"), step, 1000.0, MOMENT_TYPE, data.shape, data)
 
 
 def _items_of(random: np.random.Generator, number: int, step: int) -> Iterator[Item]:
