@@ -124,7 +124,9 @@ def _items_of(random: np.random.Generator, number: int, step: int) -> Iterator[I
         others["events"] = (Event(step, 1000.0 + step, "skipped", f"event of step {step}", "warning"),)
     yield frame_item(number, frame(step, rows, numbers=numbers, sketches=block, scalars=scalars, **others))
     if step % 60 == 7:
-        more = frame(step, rows[:2] * 2, numbers=numbers[:2], scalars={"loss": 1.5})
+        again = rows[:2] * 2
+        again[:, STATS.index("sketched")] = 0  # this part has no histograms
+        more = frame(step, again, numbers=numbers[:2], scalars={"loss": 1.5})
         yield frame_item(number + 1, more)
         values = random.normal(size=(4, 6)).astype(np.float32)
         yield snapshot_item(number + 2, Snapshot(TAPS[0], step, 1000.0, "float32", (4, 6), values))
