@@ -28,6 +28,7 @@ class TapNumbers:
         self.of_batches = np.zeros(0, bool)  # taps of activations and their gradients
         self._numbers: dict[Tap, int] = {}
         self._raws: dict[int, Tap] = {}  # by the number of a gradient before clipping: the tap of it as it is used
+        self._pairs = np.zeros((0, 2), np.int64)  # the numbers of both
         self._new: list[Tap] = []
         self._parted: frozenset[str] = frozenset()  # modules that are something else in each rank
 
@@ -48,8 +49,9 @@ class TapNumbers:
                 self._numbers[tap] = len(self._numbers)
                 self._new.append(tap)
         fresh = [*self._numbers][len(self.left_out) :]
+        if fresh:
+            self._pair(fresh)
         self.left_out = np.append(self.left_out, [self.leaves_out(tap) for tap in fresh]).astype(bool)
-        self._raws |= {self._numbers[tap]: replace(tap, kind="param_grad") for tap in fresh if tap.kind == "raw_grad"}
         batches = [tap.kind in ACTIVATION_KINDS for tap in fresh]
         self.of_batches = np.append(self.of_batches, batches).astype(bool)
         return [self._numbers[tap] for tap in taps]
@@ -57,12 +59,16 @@ class TapNumbers:
     def find_parts(self, rows: Rows) -> NDArray[np.bool_]:
         """Return which rows are a part of a gradient before clipping: ranks don't notice in one step that they clip."""
         parts = np.zeros(len(rows.lanes), bool)
-        for raw, tap in self._raws.items() if rows.lanes.size else ():
-            lanes = np.array([raw, self._numbers.get(tap, -1)])
-            at = np.minimum(rows.lanes.searchsorted(lanes), len(parts) - 1)
-            one, whole = rows.stats[at, STAT_COLUMN["count"]]
-            parts[at[0]] |= bool((rows.lanes[at] == lanes).all() and one != whole)
+        if len(parts) and len(self._pairs):
+            at = np.minimum(rows.lanes.searchsorted(self._pairs), len(parts) - 1)
+            one, whole = rows.stats[at, STAT_COLUMN["count"]].T
+            parts[at[(rows.lanes[at] == self._pairs).all(axis=1) & (one != whole), 0]] = True
         return parts
+
+    def _pair(self, fresh: Sequence[Tap]) -> None:
+        self._raws |= {self._numbers[tap]: replace(tap, kind="param_grad") for tap in fresh if tap.kind == "raw_grad"}
+        found = [(raw, self._numbers[tap]) for raw, tap in self._raws.items() if tap in self._numbers]
+        self._pairs = np.array(found, np.int64).reshape(-1, 2)
 
     def take_new(self) -> tuple[Tap, ...]:
         """Return the taps that were numbered since the last call."""

@@ -571,19 +571,25 @@ class States:
             self._statistics.add_safely(plan, value, slot)
 
 
+def parts_of(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an optimizer keeps for a parameter, by name."""
+    for name, value in state.items() if isinstance(state, Mapping) else ():
+        several = value[:MAX_LISTED] if isinstance(value, (list, tuple)) else ()
+        yield from (
+            ((f"{name}.{place}", each) for place, each in enumerate(several)) if several else ((str(name), value),)
+        )
+
+
 def _tensors_in(state: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a parameter's state by name: those of its own shape, and factors of it.
 
     A counter of steps is a number, and what LBFGS keeps for its first parameter is about all of them.
     """
     known = {1, *parameter.shape}
-    for name, value in state.items() if isinstance(state, Mapping) else ():
-        several = value[:MAX_LISTED] if isinstance(value, (list, tuple)) else ()
-        named = ((f"{name}.{place}", each) for place, each in enumerate(several)) if several else ((name, value),)
-        for full, each in named:
-            is_counter = not isinstance(each, Tensor) or each.dim() == 0 < parameter.dim() or not each.numel()
-            if not is_counter and known.issuperset(each.shape):
-                yield str(full), each
+    for name, each in parts_of(state):
+        is_counter = not isinstance(each, Tensor) or each.dim() == 0 < parameter.dim() or not each.numel()
+        if not is_counter and known.issuperset(each.shape):
+            yield name, each
 
 
 def _reads_parameters(kinds: frozenset[Kind]) -> bool:

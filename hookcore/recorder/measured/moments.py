@@ -7,7 +7,7 @@ import math
 import struct
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -25,6 +25,7 @@ from hookcore.observe.plain import generators, unseen
 from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.context import Context
+from hookcore.recorder.known.parameters import parts_of
 from hookcore.recorder.measured.scalars import read_memory
 from hookcore.recorder.measured.snapshots import Outgoing, Send
 from hookcore.records import Snapshot, Tap
@@ -33,7 +34,6 @@ from hookcore.records.vocabulary import text_of
 
 MAX_NOTED: Final = 8  # optimizers: a loop may make one for every batch
 MAX_MOMENTS: Final = 64  # that wait to be sent
-MAX_LISTED: Final = 4  # tensors of a list in a state
 
 
 @dataclass(slots=True, eq=False)
@@ -142,8 +142,9 @@ class Moments(Outgoing[_Waiting]):
         for name, tensor in named:
             yield name, WEIGHT, tensor
         for name, tensor in named:
-            for key, value in _states_of(optimizer.state.get(tensor)):
-                yield name, key, value
+            for key, value in parts_of(optimizer.state.get(tensor)):
+                if isinstance(value, Tensor) or type(value) in (int, float):
+                    yield name, key, value
         for plan in self._context.plans.live():
             module = plan.ref()
             buffers = {} if module is None else module._buffers
@@ -161,17 +162,6 @@ def _notify(moments: weakref.ref[Moments], optimizer: Optimizer, _state: Any) ->
     """Note that a state is saved. The reference is weak, because an optimizer may outlive its watcher."""
     if (found := moments()) is not None:
         found.saw_saved(optimizer)
-
-
-def _states_of(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an optimizer keeps for a weight: tensors and numbers, by name."""
-    for name, value in state.items() if isinstance(state, Mapping) else ():
-        several = value[:MAX_LISTED] if isinstance(value, list | tuple) else ()
-        for full, each in (
-            ((f"{name}.{place}", each) for place, each in enumerate(several)) if several else [(name, value)]
-        ):
-            if isinstance(each, Tensor) or type(each) in (int, float):
-                yield str(full), each
 
 
 def _number_of(value: Any) -> float | None:
