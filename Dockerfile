@@ -31,9 +31,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY constraints.txt ./
-# The default index has the CUDA build, which takes several gigabytes, and brings the Triton that it needs.
-RUN sed -i '/^triton==/d' constraints.txt \
-    && python3 -m venv /opt/hookcore \
+# The default index has the CUDA build, which takes several gigabytes.
+RUN python3 -m venv /opt/hookcore \
     && /opt/hookcore/bin/pip install --no-cache-dir -c constraints.txt torch==2.13.0
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY hookcore hookcore
