@@ -34,7 +34,7 @@ GROUPS = {
     "Cookbook": ("cookbook/index", "cookbook/*"),
     "Guides": (
         *("patterns", "rules", "capsules", "timeline", "model", "dataflow", "machine", "runs", "report", "keep"),
-        *("imports", "probes", "media", "hooks", "store", "live", "agents", "ranks"),
+        *("imports", "probes", "samples", "media", "hooks", "store", "live", "agents", "ranks"),
     ),
     "Reference": ("settings", "http-api", REFERENCE + "*", "changelog", "changes-0.1.0"),
     "Operations": ("docker", "slurm", "kubernetes", "collector", "clickhouse", "scale", "notifications", "security"),

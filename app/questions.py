@@ -154,6 +154,7 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
     missed = client.events(name=CAPSULE_MISSED, limit=1, run=run).events if capsule is None else ()
     lines = [*opening, *_of_incident(full), *(_replayed(capsule) or _where(full))]
     lines += [*(f"saved step: {quoted(each.message)}" for each in missed), *_evidence(full), *_chain(full)]
+    lines += [quoted(client.samples(full.first_step, run=run).sentence)]
     lines += [*_advice(findings, full.rule), *_others(found, full)]
     lines += [f"Covers: {findings.scope.sentence}", *link(client, run, "/problems/incident", id=full.id)]
     return told(lines, run=about, incident=full, capsule=capsule)

@@ -22,7 +22,7 @@ from ..analysis.timeline import COLUMNS, timeline_of
 from ..formats import StrictJson
 from ..runs import Run
 from ..runs.alerts import BusyError, Explainer
-from ..runs.answering import course_of, findings_of, reading_of, scope_of
+from ..runs.answering import course_of, findings_of, reading_of, samples_of, scope_of
 from ..runs.edits import add_mute, annotate, mutes_of, remove_annotation, remove_mute, rules_of
 from .params import (
     MAX_STEP,
@@ -138,6 +138,14 @@ def nearest(
 ) -> answers.Nearest:
     """Return whether tensors were captured in a step, and the captured steps before and after it."""
     return run.reader.nearest(step)
+
+
+@router.reads("/samples", "Which samples a step had")
+def samples(
+    run: RunParam, step: Annotated[int, Query(ge=0, le=MAX_STEP, description="a step, captured or not")]
+) -> answers.Samples:
+    """Return the samples of the batches that were loaded in a step, or why they aren't known."""
+    return samples_of(run, step)
 
 
 @router.reads("/annotations", "Annotated steps")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 import numpy as np
+from msgspec.structs import replace
 
 from hookcore.findings import Course, Finding, Reading, Scope
 from hookcore.reading import answers
@@ -14,7 +15,7 @@ from hookcore.records import text_of
 from hookcore.store import TapList
 
 from ..formats import plain
-from .joint import summary_of
+from .joint import ranks_in, summary_of
 from .query import Traits
 from .run import Run
 
@@ -23,6 +24,20 @@ def tap_list(answered: Iterable[answers.Tap]) -> TapList:
     """Return the taps of answers, for what computes with the columns of a store."""
     taps = tuple(answered)
     return TapList(np.array([tap.number for tap in taps], np.int64), tuple(tap.record for tap in taps))
+
+
+def samples_of(run: Run, step: int) -> answers.Samples:
+    """Return which samples a step had; of a training with several ranks, those of each rank."""
+    joint = ranks_in(run)
+    if joint is None:
+        return run.reader.samples(step)
+    members, shift = joint.members_at(step)
+    batches, why = list[answers.SampleBatch](), None if members else "none of the ranks is known"
+    for member in members:
+        found, rank = member.run.reader.samples(step - shift), member.place.rank
+        batches += (replace(batch, rank=rank) for batch in found.batches)
+        why = why or (f"rank {rank}: {found.why}" if found.why else None)
+    return answers.Samples(run.id, step, why, tuple(batches))
 
 
 def run_of(run: Run) -> answers.Run:

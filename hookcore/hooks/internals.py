@@ -296,6 +296,10 @@ LOADER_METHODS: Final[tuple[tuple[type, str], ...]] = (
     if "__iter__" in vars(DataLoader) and "__next__" in vars(_BATCHES)
     else ()
 )
+# In which it asks the sampler for the next batch: with worker processes, long before that batch is returned.
+LOADER_INDEX: Final[tuple[tuple[type, str], ...]] = (
+    ((_BATCHES, "_next_index"),) if LOADER_METHODS and "_next_index" in vars(_BATCHES) else ()
+)
 
 # Dynamo
 

@@ -580,6 +580,10 @@ class Client(Reader):
     def nearest(self, step: int, run: str | None = None) -> answers.Nearest:
         return self._get(answers.Nearest, "/api/v1/nearest", {"step": step, "run": run})
 
+    def samples(self, step: int, run: str | None = None) -> answers.Samples:
+        """Return which samples a step had, or why that isn't known."""
+        return self._get(answers.Samples, "/api/v1/samples", {"step": step, "run": run})
+
     def modules(self, match: str | None = None, taps: bool = True, run: str | None = None) -> list[answers.Module]:
         path = f"/api/v1/runs/{self._named(run)}/modules"
         pages = self._pages(answers.Modules, path, {"match": match, "taps": taps})

@@ -80,6 +80,14 @@ class StoreReader(Reader):
                 return answers.Nearest(self._run, step, *own, *(before or [None]), *(after or [None]))
             reach *= 8
 
+    def samples(self, step: int) -> answers.Samples:
+        found = self._store.samples_of(step)
+        listed = tuple(
+            answers.SampleBatch(each.source, each.ids, each.rows, each.left_out, each.why or None)
+            for each in found.batches
+        )
+        return answers.Samples(self._run, step, found.why, listed)
+
     def modules(self, match: str | None = None, taps: bool = True) -> list[answers.Module]:
         fits = self._store.matcher(match)
         return self.modules_of([module for module in self._store.modules() if fits(module.path)], taps=taps)

@@ -26,6 +26,9 @@ class Reader(Protocol):
     def nearest(self, step: int) -> answers.Nearest:
         """Return whether tensors were captured in a step, and the captured steps before and after it."""
 
+    def samples(self, step: int) -> answers.Samples:
+        """Return which samples a step had, or why that isn't known."""
+
     def modules(self, match: str | None = None, taps: bool = True) -> list[answers.Module]:
         """Return the modules in the model's order, with their coverage and, unless `taps` is false, their taps."""
 

@@ -30,6 +30,7 @@ class Given:
     def __init__(self, context: Context, capture: Capture, steps: Steps) -> None:
         self._context, self._cadence, self._lock, self._steps = context, context.cadence, context.lock, steps
         self._dispatcher, self._models, self._media = capture.dispatcher, capture.models, capture.media
+        self._samples = capture.samples
         self._collector, self._ship = capture.collector, capture.collector.queue.put
         self._between = Between()
         self._observed: dict[str, Plan] = {}  # the tensors that the user named
@@ -110,6 +111,13 @@ class Given:
         with self._lock:
             self._steps.steady.leave()
             self._dispatcher.names.give_tokens(tokens, self._context.step)
+
+    def give_samples(self, ids: Any) -> None:
+        """Name its samples in the ledger."""
+        with self._lock:
+            if self._context.current.pending:
+                self._steps.saw_log()
+            self._samples.give(ids, self._context.step)
 
     def give_labels(self, labels: Any) -> None:
         """Name its samples."""

@@ -110,6 +110,7 @@ class Recorder:
         with contextlib.suppress(Exception):
             context.parameters.look()
         capture.moments.end()
+        capture.samples.end()
         capture.placement.detach()
         capture.moments.close()
         self.worker.close(timeout_s)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hookcore.errors import ArgumentError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.records.flow import Flow
-from hookcore.records.moments import MOMENT_TYPE
+from hookcore.records.moments import MOMENT_TYPE, SAMPLES_TYPE
 from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import SYSTEM
 from hookcore.store.answers import PartUsage, StepRange, Usage
@@ -30,9 +30,10 @@ MIN_BYTES: Final = 2**20
 SHARES: Final = {  # of max_bytes
     "stats": 0.45,
     "sketches": 0.29,
-    "snapshots": 0.10,
+    "snapshots": 0.09,
     "media": 0.03,
     "moments": 0.01,
+    "samples": 0.01,
     "channels": 0.02,
     "scalars": 0.04,
     "system": 0.005,
@@ -67,6 +68,7 @@ class Parts:
         self.snapshots: BoundedLog[Snapshot] = BoundedLog(limits["snapshots"], self.lock)
         self.media: BoundedLog[Snapshot] = BoundedLog(limits["media"], self.lock)
         self.moments: BoundedLog[Snapshot] = BoundedLog(limits["moments"], self.lock)
+        self.samples: BoundedLog[Snapshot] = BoundedLog(limits["samples"], self.lock)
         self.channels = ChannelLog(limits["channels"], self.lock)
         self.events: BoundedLog[Event] = BoundedLog(limits["events"], self.lock)
         self.modules: BoundedMap[ModuleRecord] = BoundedMap(self.names, self.lock)
@@ -152,6 +154,8 @@ class Parts:
         """Return where a snapshot is kept, by its dtype."""
         if snapshot.dtype == MOMENT_TYPE:
             return self.moments
+        if snapshot.dtype == SAMPLES_TYPE:
+            return self.samples
         return self.media if snapshot.is_media else self.snapshots
 
     def log_of(self, name: str) -> ScalarLog:
@@ -179,7 +183,7 @@ class Parts:
         dropped["scalars_refused"] = self.scalars.refused + self.system.refused
         dropped["sketches_refused"] = self.sketches.refused
         dropped["events_dropped"] = self.events.dropped + self.events.refused
-        for part in ("snapshots", "media", "moments", "channels"):
+        for part in ("snapshots", "media", "moments", "samples", "channels"):
             dropped[f"{part}_dropped"], dropped[f"{part}_refused"] = sized[part].dropped, sized[part].refused
         dropped["names_refused"] = sum(catalogue.refused for catalogue in catalogues)
         merged = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ from hookcore.records import (
 )
 from hookcore.records.flow import REPLAYED, Flow
 from hookcore.records.masks import no_masks
-from hookcore.records.moments import Moment, unpack_moment
+from hookcore.records.moments import NO_SAMPLES, Moment, SamplesOfStep, unpack_moment, unpack_samples, why_unknown
 from hookcore.records.sketch import MAX_EXPONENT, rows_of
 from hookcore.records.vocabulary import CAPSULE_MISSED, GRAD_SCALE, NONFINITE_STEP, SYSTEM
 from hookcore.store import checks
@@ -676,6 +677,22 @@ class Store:
     def moments(self) -> list[tuple[int, Moment]]:
         """Return what the run had when it began, and whenever its state was saved, with the steps ended until then."""
         return [(each.step, unpack_moment(each.values)) for each in self.parts.moments.items_after(0)[1]]
+
+    def samples_of(self, step: int) -> SamplesOfStep:
+        """Return which samples a step had, or why that isn't known."""
+        log = self.parts.samples
+        kept = log.items_after(0)[1]
+        if not kept:
+            return SamplesOfStep((), NO_SAMPLES)
+        # A step may be in two blocks, and a block has only some of the steps.
+        place = min(bisect_left(kept, step, key=lambda each: each.step), len(kept) - 1)
+        near = (kept[each] for each in range(max(0, place - 1), min(len(kept), place + 2)))
+        placed = [(each.step - batch.back, batch) for each in near for batch in unpack_samples(each.values).batches]
+        newest = unpack_samples(kept[-1].values)
+        first = unpack_samples(kept[0].values).batches
+        is_gone = bool(log.dropped and first) and step < kept[0].step - first[0].back
+        found = tuple(batch for at, batch in placed if at == step)
+        return SamplesOfStep(found, why_unknown(step, found, (at for at, _ in placed), newest, is_gone))
 
     def modules(self) -> list[ModuleRecord]:
         return self.parts.modules.items()

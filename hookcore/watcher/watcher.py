@@ -77,7 +77,7 @@ class NullWatcher:
     def _do_nothing(self, /, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    step = log = log_image = log_text = log_table = log_figure = tokens = labels = _do_nothing
+    step = log = log_image = log_text = log_table = log_figure = tokens = labels = samples = _do_nothing
     request_snapshot = probe = capsule = pause = resume = close = _do_nothing
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
@@ -482,6 +482,13 @@ class Watcher:
     def labels(self, labels: Iterable[Any]) -> None:
         """Name the samples of the batch that runs next, in snapshots of its activations and gradients."""
         self._guarded("labels", self._recorder.given.give_labels, labels)
+
+    def samples(self, ids: Iterable[Any]) -> None:
+        """Name the samples of the batch that runs next: numbers or texts, or a list for each row that has several.
+
+        Of torch's `DataLoader`, hookcore knows them. This is for data that comes from elsewhere (docs/samples.md).
+        """
+        self._guarded("samples", self._recorder.given.give_samples, ids)
 
     def _log_media(self, name: str, content_of: Callable[[Any], Content], value: Any) -> None:
         self._guarded("log", self._recorder.given.add_media, str(name), lambda: astuple(content_of(value)))

@@ -50,6 +50,7 @@ OF_A_RUN: Final = (
     "timeline?run={run}&from=10&to=200",
     "timeline?run={run}&columns=40",
     "nearest?run={run}&step=41",
+    "samples?run={run}&step=41",
     "scalars?run={run}",
     "scalars?run={run}&name=accuracy",
     "scalars?run={run}&name=loss&points=30&from=100",

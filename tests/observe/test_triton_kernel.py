@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.observe import layout, reference, triton_kernel, triton_source
+from hookcore.observe import layout, reference, triton_kernel
 from hookcore.observe.arena import CODES
 from hookcore.observe.device import DeviceArena
 from hookcore.records.sketch import BINS
@@ -106,7 +106,7 @@ def test_the_kernel_compiles_without_a_gpu(
         "SKETCH_BLOCK": triton_kernel.SKETCH_BLOCK,
     }
     source = ASTSource(
-        fn=triton_source.observe, signature=signature | dict.fromkeys(constants, "constexpr"), constexprs=constants
+        fn=triton_kernel.observe, signature=signature | dict.fromkeys(constants, "constexpr"), constexprs=constants
     )
     options = {
         "num_warps": triton_kernel.WARPS,

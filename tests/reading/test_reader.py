@@ -17,6 +17,7 @@ from hookcore.errors import HookcoreError
 from hookcore.reading import Client, Reader, StoreReader
 from hookcore.reading.answers import Tabular
 from hookcore.records import KINDS, Snapshot, Tap
+from hookcore.records.moments import SAMPLES_TYPE, Batch, SampleBlock
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app.formats import json_of
 from tests.archive_world import COVERAGE, HOOKS, MODULES, STORE_BYTES, Trainer, keep, kept_in, make_info
@@ -40,6 +41,11 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
     for step in range(STEPS):
         values = np.random.default_rng(step).normal(size=5).astype(np.float32)
         sink.send(Snapshot(tap, step, 0.0, "float32", (5,), values))
+    for first in (0, 4):  # two blocks, of which the second one has a step of the first
+        rows = (Batch(3 - each, "Rows", (first + each, 9), (), 0, "") for each in range(4))
+        listed = *rows, Batch(0, "", ("a",), (1,), 0, "")
+        packed = np.frombuffer(SampleBlock(listed, 2, "").packed(), np.uint8)
+        sink.send(Snapshot(Tap("", "output"), first + 3, 0.0, SAMPLES_TYPE, packed.shape, packed))
     text = np.frombuffer(b"some words", np.uint8)
     sink.send(Snapshot(Tap("words", "output"), 3, 0.0, "text/plain", text.shape, text))
     sink.close()
@@ -65,6 +71,7 @@ INCIDENTS = ["nonfinite-2"]  # true for the values of this seed
 QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "steps": {},
     "nearest": {"step": st.integers(0, 40)},
+    "samples": {"step": st.integers(0, 14)},
     "modules": {"match": matches, "taps": st.booleans()},
     "taps": {"match": matches, "kind": maybe(kinds)},
     "coverage": {"match": matches, "captured": maybe(st.booleans())},

@@ -36,6 +36,12 @@ class Log:
     def loading_ended(self, brought: bool) -> None:
         self.calls.append(brought)
 
+    def took(self, taken: loading.Taken) -> None:
+        assert taken.indices is not None
+
+    def ran_out(self, loader: object) -> None:
+        assert self.calls[-1] is False
+
 
 @pytest.fixture
 def log() -> Iterator[Log]:

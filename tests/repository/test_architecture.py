@@ -462,7 +462,6 @@ SEAMS = {
     "hookcore.observe.portable",
     "hookcore.observe.reference",
     "hookcore.observe.triton_kernel",
-    "hookcore.observe.triton_source",
 }
 
 

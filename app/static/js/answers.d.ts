@@ -104,6 +104,8 @@ export type RunRule = { name: string; title: string; severity: "error" | "info" 
 export type RunRules = { run: string; rules: Array<RunRule>; own: Array<OwnRule>; later: Record<string, Record<string, number> | boolean> };
 export type Runs = { total: number; next: string | null; runs: Array<Run>; partial: string };
 export type RunsMessage = { type: "runs"; runs: Array<RunNews> };
+export type SampleBatch = { source: string; ids: Array<number | string>; rows: Array<number>; left_out: number; why: string | null; rank: number | null };
+export type Samples = { run: string; step: number; why: string | null; batches: Array<SampleBatch> };
 export type Scalars = { total: number; next: number | null; run: string; names: Array<string>; series: Array<Series> };
 export type ScalarsMessage = { type: "scalars"; run: string; snapshot: boolean; first_step: number; last_step: number; left_out: number; scalars: Array<Series> };
 export type Scope = { verdict: "clear" | "problems" | "unknown"; sentence: string; first_step: number | null; last_step: number | null; steps: number; captured: number; captured_in_run: number; layers: number; uncaptured: number; problems: number; notes: number; evaluated: boolean; unjudged: Array<Unjudged> };
@@ -178,6 +180,7 @@ export type AnswerOf<P extends string> =
   P extends `resume` ? ResumeCheck :
   P extends `rules` ? RunRules :
   P extends `runs` ? Runs :
+  P extends `samples` ? Samples :
   P extends `scalars` ? Scalars :
   P extends `series` ? SeriesList :
   P extends `settings` ? Settings :

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -343,3 +343,38 @@ class MediaList(Page, frozen=True):
 
     run: str
     media: tuple[Media, ...]
+
+
+# Which samples a step had.
+
+
+class SampleBatch(Answer, frozen=True):
+    """A batch of a step, and what its samples are called."""
+
+    source: Annotated[str, Meta(description="the class of its data set; empty if the script named the samples")]
+    ids: Annotated[tuple[int | str, ...], Meta(description="as the sampler or the script gave them, at most 4,096")]
+    rows: Annotated[tuple[int, ...], Meta(description="how many samples each row has; empty: one")]
+    left_out: Annotated[int, Meta(description="samples beyond the limit")]
+    why: Annotated[str | None, Meta(description="why its samples aren't known; null if they are")]
+    rank: Annotated[int | None, Meta(description="in the answer about all ranks; otherwise null")] = None
+
+
+class Samples(Answer, frozen=True):
+    """Which samples a step had."""
+
+    run: str
+    step: int
+    why: Annotated[str | None, Meta(description="why they aren't known, or not all; null if they are")]
+    batches: Annotated[tuple[SampleBatch, ...], Meta(description="those that were loaded in this step, in order")]
+
+    @property
+    def sentence(self) -> str:
+        """Which samples the step had, in a sentence; of many, the first."""
+        if self.why is not None:
+            return f"samples unknown: {self.why}"
+        ids = [str(each) for batch in self.batches for each in batch.ids]
+        more = len(ids) + sum(batch.left_out for batch in self.batches) - _SHOWN
+        return f"samples of step {self.step:,}: {', '.join(ids[:_SHOWN])}{f', and {more:,} more' if more > 0 else ''}"
+
+
+_SHOWN: Final = 16

@@ -31,6 +31,7 @@ from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.flows import Flows
 from hookcore.recorder.measured.probes import Probes
+from hookcore.recorder.measured.samples import Samples
 from hookcore.recorder.measured.snapshots import Snapshots, WaitingCopies
 from hookcore.records.vocabulary import counted
 
@@ -115,9 +116,10 @@ class GraphReporter:
 class Loading:
     """Reports the calls of loaders that a step waits for. Those of other threads cost the training no time."""
 
-    def __init__(self, context: Context, times: StepTimes) -> None:
+    def __init__(self, context: Context, times: StepTimes, samples: Samples) -> None:
         self._current, self._errors, self._lock = context.current, context.errors, context.lock
         self._times = times
+        self.took, self.ran_out = samples.took, samples.ran_out
 
     def loading_begins(self) -> None:
         if self._times.active:
@@ -168,9 +170,9 @@ class Front(StepObserver, BackwardObserver, Protocol):
 class Placement:
     """Registers the hooks of one recorder, and removes them."""
 
-    def __init__(self, context: Context, dispatcher: Dispatcher, models: Models) -> None:
+    def __init__(self, context: Context, dispatcher: Dispatcher, models: Models, samples: Samples) -> None:
         self._context, self._dispatcher, self._models = context, dispatcher, models
-        self._loading = Loading(context, dispatcher.times)
+        self._loading = Loading(context, dispatcher.times, samples)
         self._attachment: Attachment | None = None
         self.holding: Holding | None = None  # with hooks on the process only
         self._closed: Attachment | None = None  # the last one, in circles until the recorder is taken apart

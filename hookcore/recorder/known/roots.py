@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Container, Iterator
 from itertools import count, islice
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -101,6 +102,7 @@ class Root:
         self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
         self.tokens = 0  # of these rows, if they are integers, as in a language model
         self._given = self._tokens_given = 0  # in the running step
+        self.given: tuple[int, int] | None = None  # where that is in memory, and in which thread, in its newest call
         self.batch: tuple[tuple[int, ...], str] | None = None  # shape and dtype of the first tensor it trained with
 
     def trains(self) -> bool:
@@ -129,6 +131,7 @@ class Root:
             if first is None or not (dimensions := first.dim()) or type(rows := first.size(0)) is not int:
                 return
             self._given += rows
+            self.given = first.untyped_storage().data_ptr(), get_ident()
             if dimensions == 2 and not (first.dtype.is_floating_point or first.dtype.is_complex):
                 self._tokens_given += first.numel()
             if self.batch is None:

@@ -64,8 +64,9 @@ class Rounds:
         self._context, self._steps, self._shipper, self._description = context, steps, shipper, description
         self._commands, self._queue, self._sentinel = capture.commands, capture.collector.queue, capture.sentinel
         observers = capture.observers
-        waiting = observers.snapshots.copies, observers.probes.channels, capture.media, capture.moments
+        waiting = observers.snapshots.copies, observers.probes.channels, capture.media, capture.moments, capture.samples
         self._outgoing: tuple[Outgoing[Any], ...] = waiting
+        self.hurry = capture.samples.hurry
         self._idle = Idle(context, capture, steps.steady)
 
     def ship(self, raws: list[RawFrame | Light]) -> None:
@@ -131,6 +132,7 @@ class Worker:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued so far is in the sink. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
+        self._rounds.hurry()
         while self._has_work():
             if not self._thread.is_alive():
                 return not (self._steady.has_notes or self.queue.frames)
