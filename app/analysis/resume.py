@@ -13,7 +13,7 @@ import numpy as np
 from hookcore.reading import answers
 from hookcore.reading.answers.series import PartOutcome, ResumeOutcome
 from hookcore.records import ROOT
-from hookcore.records.moments import BUFFER, COUNTER, WEIGHT, Moment, Noted
+from hookcore.records.moments import BUFFER, COUNTER, HASHED, WEIGHT, Moment, Noted
 from hookcore.records.vocabulary import KIND_TITLES, counted, is_rate, loss_among
 from hookcore.store import Store
 
@@ -104,7 +104,7 @@ def verdict_of(parts: Sequence[answers.ResumedPart]) -> tuple[ResumeOutcome, str
         return "unknown", "It isn't known whether the training went on as saved."
     unknown = [each.name for each in parts if each.outcome == _UNKNOWN]
     rest = f" Not known: {', '.join(unknown)}." if unknown else ""
-    return "resumed", f"The training went on as it was saved.{rest}"
+    return "resumed", f"As far as it could be compared, the training went on as it was saved.{rest}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -174,6 +174,14 @@ class _Check:
         )
         return _part("weights", _UNKNOWN, words)
 
+    def _limits(self, compared: Iterable[Key]) -> str:
+        """Return what wasn't compared, as sentences."""
+        begun = self._begun.held(lambda what: True)
+        larger = sum(begun[key].size > HASHED for key in compared)
+        without = sum(moment.left_out for moment in self._begun.moments.values())
+        part = f" Of the {larger:,} with more values than {HASHED:,}, only the first ones are known." if larger else ""
+        return part + (f" Not noted, so not compared: {counted(without, 'tensor')}." if without else "")
+
     def _weights(self, point: Point) -> answers.ResumedPart:
         ours, theirs = self._begun.weights, point.weights
         both = ours.keys() & theirs.keys()
@@ -182,7 +190,8 @@ class _Check:
         if not both:
             return _part("weights", _UNKNOWN, f"No weight has the name of one that was saved in step {point.step:,}.")
         if not other:
-            return _part("weights", _SAME, f"{whole}: as saved after {counted(point.step, 'step')}.")
+            words = f"{whole}: as saved after {counted(point.step, 'step')}.{self._limits(both)}"
+            return _part("weights", _SAME, words)
         if self._origin is not None and len(other) == _equal({key: ours[key] for key in other}, self._origin.weights):
             much = "All weights" if len(other) == len(both) else f"{len(other):,} of {whole}"
             words = f"{much} are those with which the earlier run began, so they were not loaded: {_names(other)}."
@@ -249,7 +258,7 @@ class _Check:
         other = [key for key in theirs if key in ours and not _same(ours[key], theirs[key])]
         if not other and not missing:
             words = f"{counted(len(theirs), 'tensor')} of {kinds}: as saved after {counted(point.step, 'step')}."
-            return _part("optimizer", _SAME, words)
+            return _part("optimizer", _SAME, words + self._limits(theirs))
         sentences = [
             f"{_title(what)} are zero in {many:,} of {sum(key[2] == what for key in theirs):,} tensors."
             for what, many in Counter(
@@ -383,7 +392,7 @@ class _Check:
             return _part(
                 "loss", _DIFFERS, f"{words} It jumps back towards {shown(began[0])}, where the earlier run began."
             )
-        return _part("loss", _SAME, words)
+        return _part("loss", _UNKNOWN, f"{words} It doesn't jump, which doesn't say that the data goes on.")
 
 
 def _rates_of(point: Point) -> dict[tuple[int, int], float | None]:

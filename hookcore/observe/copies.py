@@ -24,6 +24,7 @@ from hookcore.observe.plain import (
     make_plain,
     unseen,
 )
+from hookcore.records.moments import HASHED
 
 # Waiting for a device while the training may capture a CUDA graph.
 #
@@ -183,7 +184,6 @@ def start_copy(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Any]:
 
 # Hashes, which recognize the same values after a restart.
 
-HASHED: Final = 65_536  # values of a tensor, the first ones
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FACTOR: Final = 0x9E3779B1
 

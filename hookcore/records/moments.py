@@ -16,6 +16,7 @@ from hookcore.errors import ArgumentError
 
 MOMENT_TYPE: Final = "application/x-hookcore-moment"  # the dtype of a snapshot whose values are a moment's bytes
 MAX_ROWS: Final = 4096  # tensors of a moment
+HASHED: Final = 65_536  # values of a tensor, the first ones
 _MAX_BYTES: Final = 8 * 2**20  # unpacked
 WEIGHT: Final = "weight"
 BUFFER: Final = "buffer"

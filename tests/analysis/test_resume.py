@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -328,6 +328,30 @@ def test_large_tensors_are_read_in_part_and_equal_values_have_equal_hashes() -> 
     assert same == hashes(lambda weight: weight[-1].zero_()), "only the first 65,536 values are read"
     changed = hashes(lambda weight: weight[0, :2].copy_(weight[0, :2].flip(0)))
     assert [place for place, pair in enumerate(zip(same, changed, strict=True)) if pair[0] != pair[1]] == [4]
+
+
+def test_a_sentence_says_what_was_not_compared() -> None:
+    def run(load: Mapping[str, Any] | None, spoil: bool) -> tuple[Store, dict[str, Any]]:
+        seed_all()
+        model = nn.Linear(400, 300)
+        if load is not None:
+            model.load_state_dict(load)
+        if spoil:
+            with torch.no_grad():
+                model.weight[-1] = 0.0
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        with watch(model) as watcher:
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(torch.randn(4, 400)).square().mean().backward()
+                optimizer.step()
+        return watcher.store, copy.deepcopy(model.state_dict())
+
+    earlier, saved = run(None, spoil=False)
+    again, _ = run(saved, spoil=True)
+    words = "2 weights: as saved after 20 steps. Of the 1 with more values than 65,536, only the first ones are known."
+    assert message(again, earlier, "weights") == words
+    assert outcomes(again, earlier)["loss"] == "unknown", "that it doesn't jump doesn't say that the data goes on"
 
 
 def test_noting_states_changes_nothing_and_leaves_no_hook() -> None:
