@@ -56,7 +56,7 @@ def test_the_dashboard_example_trains_serves_its_layers_and_ends_with_ctrl_c() -
 
 # What a notebook must have said at its end.
 NOTEBOOKS = {
-    "quick-start": ("Learning: backward/loss fell from", "No problems found", "data:image/png", "<iframe"),
+    "quick-start": ("Learning: loss fell from", "No problems found", "data:image/png", "<iframe"),
     "nan-to-the-line": (
         "NaN first appeared in the activation of standardize, at step 38",
         "standardize.py, line 8, in forward: return (images - mean) / deviation",
