@@ -327,13 +327,22 @@ class Held:
         self.entry: AtEntry | None = None  # the weights as they are now, on a device
 
     def _hold(self, values: Any, what: str) -> Any:
-        """Return the values to hold, and note the versions of their tensors, which changes in place increment."""
+        """Return the values to hold, and note the versions of their tensors, which changes in place increment.
+
+        The extension does the same with a tuple.
+        """
+        aliases: dict[Any, Tensor] = {}  # of tensors with a graph, which isn't held
         for key, each in values.items() if type(values) is dict else enumerate(values):
-            if type(each) in _PLAIN and not each.requires_grad and not each.is_inference():
+            if type(each) in _PLAIN and not each.is_inference():
+                if each.requires_grad:
+                    with unseen():
+                        each = aliases[key] = alias_of(each)
                 self.versions.append((what, key, each, each._version))
             elif type(each) not in NUMBERS:
                 return self._hold_nested(values, what)
-        return values
+        if aliases and type(values) is not dict:
+            return tuple(aliases.get(key, each) for key, each in enumerate(values))
+        return {**values, **aliases} if aliases else values
 
     def _hold_nested(self, values: Any, what: str) -> Any:
         with unseen():

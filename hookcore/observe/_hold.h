@@ -18,8 +18,24 @@ typedef struct {
 
 enum { HOLD_FACTS = 24 }; /* references in `facts`, in the order above; keeping.py has the same list */
 
-/* The tensors among the arguments, with their versions; NULL if any argument is neither a plain tensor nor a number. */
-static PyObject *versions_of(const Hold *hold, PyObject *args)
+/* A plain tensor as it is held: itself or, if it has a graph, an alias without it. NULL if it has no version. */
+static PyObject *alias_of(PyObject *tensor)
+{
+    PyObject *inference = PyObject_CallMethodObjArgs(tensor, names[N_IS_INFERENCE], NULL), *alias = NULL, *found = NULL;
+    PyObject *has_graph = inference != &_Py_FalseStruct ? NULL : PyObject_GetAttr(tensor, names[N_REQUIRES_GRAD]);
+    if (has_graph == &_Py_FalseStruct)
+        Py_IncRef(found = tensor);
+    else if (has_graph == &_Py_TrueStruct && (alias = PyObject_CallMethodObjArgs(tensor, names[N_DETACH], NULL)) != NULL)
+        found = PyObject_CallMethodObjArgs(alias, names[N_NEED_GRAD], NULL);
+    Py_DecRef(alias);
+    Py_DecRef(has_graph);
+    Py_DecRef(inference);
+    return found;
+}
+
+/* The tensors among the arguments, with their versions; NULL if any argument is neither a plain tensor nor a number.
+ * `kept`: the list that the arguments are added to as they are held. */
+static PyObject *versions_of(const Hold *hold, PyObject *args, PyObject *kept)
 {
     Py_ssize_t many = PyTuple_Size(args);
     PyObject *versions = many < 0 ? NULL : PyList_New(0);
@@ -27,16 +43,15 @@ static PyObject *versions_of(const Hold *hold, PyObject *args)
         PyObject *item = PyTuple_GetItem(args, i), *version = NULL;
         int is_fine = 1;
         if (item->type == (void *)hold->tensor) {
-            PyObject *inference = PyObject_CallMethodObjArgs(item, names[N_IS_INFERENCE], NULL);
-            Py_DecRef(inference);
-            is_fine = inference == &_Py_FalseStruct && is_attribute(item, N_REQUIRES_GRAD, &_Py_FalseStruct) &&
-                      (version = PyObject_GetAttr(item, names[N_VERSION])) != NULL;
-            PyObject *noted = is_fine ? Py_BuildValue("OnOO", names[N_ARGUMENT], i, item, version) : NULL;
+            PyObject *alias = alias_of(item);
+            is_fine = alias != NULL && PyList_Append(kept, alias) == 0 && (version = PyObject_GetAttr(item, names[N_VERSION])) != NULL;
+            PyObject *noted = is_fine ? Py_BuildValue("OnOO", names[N_ARGUMENT], i, alias, version) : NULL;
             is_fine = noted != NULL && PyList_Append(versions, noted) == 0;
             Py_DecRef(noted);
             Py_DecRef(version);
+            Py_DecRef(alias);
         } else {
-            is_fine = PySequence_Contains(hold->numbers, (PyObject *)item->type) == 1;
+            is_fine = PySequence_Contains(hold->numbers, (PyObject *)item->type) == 1 && PyList_Append(kept, item) == 0;
         }
         if (!is_fine) {
             Py_DecRef(versions);
@@ -55,15 +70,16 @@ static int is_as_known(const Hold *hold, PyObject *module)
 /* Make the object that holds the call. */
 static PyObject *make_held(const Hold *hold, PyObject *args)
 {
-    PyObject *versions = versions_of(hold, args), *held = NULL;
+    PyObject *kept = PyList_New(0), *versions = kept == NULL ? NULL : versions_of(hold, args, kept), *held = NULL;
     if (versions != NULL)
         held = PyObject_CallMethodObjArgs(hold->held, names[N_NEW], hold->held, NULL);
-    int is_made = held != NULL && set(held, N_VERSIONS, versions) && set(held, N_ARGS, args) && set(held, N_KWARGS, &_Py_NoneStruct) &&
+    int is_made = held != NULL && set(held, N_VERSIONS, versions) && give(held, N_ARGS, PyList_AsTuple(kept)) && set(held, N_KWARGS, &_Py_NoneStruct) &&
                   set(held, N_ENTRY, &_Py_NoneStruct) && give(held, N_UPDATES, PyObject_GetAttr(hold->track, names[N_UPDATES])) &&
                   give(held, N_NUMBERS, PyList_New(0)) && give(held, N_GENERATORS, PyObject_CallNoArgs(hold->state)) &&
                   give(held, N_AUTOCAST, PyDict_New()) && give(held, N_OUTPUTS, PyDict_New()) && give(held, N_GRADIENTS, PyDict_New()) &&
                   give(held, N_UNKEPT, PyList_New(0)) && give(held, N_AT, PyFloat_FromDouble(seconds(CLOCK_MONOTONIC)));
     Py_DecRef(versions);
+    Py_DecRef(kept);
     if (!is_made) {
         Py_DecRef(held);
         return NULL;

@@ -538,6 +538,7 @@ Py_ssize_t PyList_Size(PyObject *);
 PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
 int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
 int PyList_Append(PyObject *, PyObject *);
+PyObject *PyList_AsTuple(PyObject *);
 int PySequence_Contains(PyObject *, PyObject *);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);

@@ -123,7 +123,8 @@ def test_holding_changes_nothing_in_the_training() -> None:
 
 @pytest.mark.skipif(not hasattr(cpu.Hold, "learn"), reason="the extension can't be built for this Python")
 @pytest.mark.parametrize("way", ["by the extension"], indirect=True)
-def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_the_extension_makes_the_same_objects_as_python(way: str, has_graph: bool) -> None:
     def held_objects(by_extension: bool) -> list[dict[str, Any]]:
         seed_all()
         model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
@@ -133,7 +134,8 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
             patch.setattr(module_of("Holding"), "QUICK", by_extension)
             for step in range(70):  # across the call before which Python looks at all numbers again
                 for _ in range(1 + step % 2):
-                    output = model(torch.randn(3, 4))
+                    batch = torch.randn(3, 4, requires_grad=has_graph) * 1  # such as a generated one
+                    output = model(batch)
                     nn.MSELoss()(output, torch.zeros(3, 4)).backward()
                     keeper = keeper_of(watcher)
                     held = keeper.newest.held
@@ -147,6 +149,8 @@ def test_the_extension_makes_the_same_objects_as_python(way: str) -> None:
                             }
                         )
                         assert held.args[0] is held.versions[0][2]
+                        assert (held.args[0] is batch) != has_graph
+                        assert (held.args[0].requires_grad, held.args[0].is_leaf) == (has_graph, True)
                         assert output._backward_hooks is not None
                         assert [type(hook) for hook in output._backward_hooks.values()] == [KEPT.Arrival]
                 optimizer.step()
