@@ -1,12 +1,13 @@
-"""What a step costs the training thread that isn't captured: Python calls, and processor time.
+"""What a step costs the training thread, captured or not: Python calls, and processor time.
 
     python -m benchmarks.uncaptured [--turns 60] [--loop plain | two | turns | scaled | parts]
 
 One process trains the same model untouched, paused, in steps that aren't captured, in such steps whose calls are held
-for capsules, and in such steps in which the script logs a number. A loop has one optimizer, two of them behind one
-backward pass, two that take turns, one with a scaler, or one behind four backward passes; figures are per turn of it.
-50 of these alternate. Their processor time is compared with that of the untouched ones of the same round, which cancels
-most of what other work on the machine does. A call is one of a Python function of hookcore.
+for capsules, in such steps in which the script logs a number, and with every step captured. A loop has one optimizer,
+two of them behind one backward pass, two that take turns, one with a scaler, or one behind four backward passes.
+Figures are per turn of it, and 50 of these alternate. Their processor time is compared with that of the untouched ones
+of the same round, which cancels most of what other work on the machine does. A call is one of a Python function of
+hookcore.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "not captured": {"capsule": "never"},
     "not captured, calls held": {"capsule": "error"},
     "not captured, a number logged": {"capsule": "never", "logs": True},
+    "captured, leaves": {"every": 1, "include": "is:leaf", "kinds": {"output", "output_grad"}},
+    "captured, the usual kinds": {"every": 1},
 }
 
 
@@ -76,7 +79,7 @@ class Way:
         self._watcher: hookcore.Watcher | None = None
         self._logs = logs
         if watched:
-            self._watcher = hookcore.watch(model, server=None, every=NEVER, budget=None, **given)
+            self._watcher = hookcore.watch(model, server=None, budget=None, **{"every": NEVER, **given})
             if pause:
                 self._watcher.pause()
         self._train(SETTLE_STEPS)

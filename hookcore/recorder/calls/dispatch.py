@@ -93,7 +93,10 @@ class Dispatcher:
     def reset_calls(self) -> None:
         """Restart the count of training calls of every module: a backward pass has ended, or a step begins."""
         for plan in [*self.plans.by_id.values(), *self.plans.named]:
-            plan.counts.begin_pass()
+            counts = plan.counts  # as `Counts.begin_pass` does, without a call for each module
+            counts.training = counts.recomputed = 0
+            if counts.pending:
+                counts.pending.clear()
 
     def has_outputs(self) -> bool:
         """Return whether a module has run since the last backward pass ended."""

@@ -27,7 +27,6 @@ from hookcore.hooks.modules import KeywordHook, hold_headroom, release_headroom
 from hookcore.recorder.calls.coverage import hidden_roots
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.plans import Plan
-from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.known.models import Models
 
 # Hooks that accompany a module's own hooks.
@@ -325,8 +324,6 @@ def stands_last(table: dict[int, Any], hook: ModuleHook | ModulePreHook) -> bool
 
 LOOKS: Final = 16  # captured steps after which to check whether a compiled function calls a model
 
-See = Callable[[nn.Module, Any, tuple[Any, ...]], None]  # module, args, and what else torch gives the hook
-
 
 class ProcessAttachment:
     """Two global hooks. The user's modules get none, so none is copied, pickled, or compiled with them.
@@ -349,9 +346,8 @@ class ProcessAttachment:
         self._has_headroom = False
         self._stays = False  # because a compiled function calls a model
         self._looks = LOOKS  # checks left
-        self._before = _make_hook(self._current, self._seeing_calls())
-        self._after = _make_hook(self._current, self._seeing_outputs())
-        self._after_with_keywords = _make_hook(self._current, self._seeing_keywords())
+        self._before, self._after = self._make_before(), self._make_after()
+        self._after_with_keywords = self._make_after_with_keywords()
         guard_functions(self._before, self._after, self._after_with_keywords)
         self._quiet = QuietHooks(self._before, self._after, self._after_with_keywords)
         self._aside = StepAside(self._take_off, self._put_on, self._saw_region)
@@ -365,7 +361,8 @@ class ProcessAttachment:
             self._put_on()
         if self._companions.before:
             self._companions.end_step()
-        self._begin_companions(early=self._called_first)
+        if self._has_keywords:
+            self._begin_companions(early=self._called_first)
         self._companions_due = self._has_keywords
         if self._called_first is None:
             self._called_first = set()
@@ -434,32 +431,49 @@ class ProcessAttachment:
             plans = [plan for key, plan in by_id if early is None or key in early]
             self._companions.begin_step(plan for plan in plans if self._dispatcher.wants_input(plan))
 
-    # Calls
+    # Hooks: plain functions over local names, because torch's most frequent calls must look up as little as possible.
+    # They are the same ones in a timed step, because Dynamo may know them. They get more arguments if a module's own
+    # table contains their numbers. The meter is read once, because another thread may end the step in between.
 
-    def _seeing_calls(self) -> See:
-        """Return a plain function over local names: torch's most frequent call must look up as little as possible."""
-        dispatcher, current, models, companions = self._dispatcher, self._current, self._models, self._companions
-        plans_get, is_entered, passes = dispatcher.plans.by_id.get, self._is_entered, self._passes
+    def _make_before(self) -> Callable[..., None]:
+        dispatcher, current, models = self._dispatcher, self._current, self._models
+        plans_get, look_up, act = dispatcher.plans.by_id.get, self._look_up, self._act_before
 
-        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
+        def before(module: nn.Module, args: Any, *rest: Any) -> None:
+            if _is_compiling() or not current.captured:
+                return
+            if (meter := current.meter) is not None:
+                meter.enter()
             plan, entered = plans_get(id(module)), False
             try:
-                if models.unsure or (plan is not None and plan.is_model and plan.is_root):
-                    plan = self._begin_calls(module)
-                if plan is None or self._calls_regions or "_compiled_call_impl" in module.__dict__:
-                    entered = is_entered(module)
-                    plan = self._find(module)
-                if plan is not None:
-                    if current.pending:
-                        passes.saw_pending_call()
-                    if plan.acts_before or dispatcher.others:
-                        self._act_before(plan, module, args)
-                    if module._forward_hooks and not entered:
-                        companions.enter(module, plan)
+                if (
+                    plan is None
+                    or plan.is_model
+                    or models.unsure
+                    or self._calls_regions
+                    or "_compiled_call_impl" in module.__dict__
+                ):
+                    plan, entered = look_up(module, plan)
+                if plan is not None and (
+                    plan.acts_before or dispatcher.others or current.pending or module._forward_hooks
+                ):
+                    act(plan, module, args, entered)
             except Exception as error:
                 dispatcher.errors.record("forward pre-hook", error, plan)
+            finally:
+                if meter is not None:
+                    meter.leave()
 
-        return see
+        return before
+
+    def _look_up(self, module: nn.Module, plan: Plan | None) -> tuple[Plan | None, bool]:
+        """Return the plan of a module, which may not be the one known so far, and whether its call enters a region."""
+        if self._models.unsure or (plan is not None and plan.is_model and plan.is_root):
+            plan = self._begin_calls(module)
+        if plan is None or self._calls_regions or "_compiled_call_impl" in module.__dict__:
+            entered = self._is_entered(module)
+            return self._find(module), entered
+        return plan, False
 
     def _begin_calls(self, module: nn.Module) -> Plan | None:
         """Check the tree, which may have changed: this is the first call of a step, or a root's."""
@@ -472,15 +486,22 @@ class ProcessAttachment:
             self._called_first = (self._called_first or set()) | {id(module)}
         return self._dispatcher.plans.by_id.get(id(module))
 
-    def _act_before(self, plan: Plan, module: nn.Module, args: Any) -> None:
-        if plan.is_model:
-            self._dispatcher.enter_model(plan, module, args)
-        self._dispatcher.entered(plan, module, args)
-        if self._dispatcher.wants_input(plan):
-            if not module._forward_pre_hooks:
-                self._dispatcher.saw_input(plan, args)
-            elif id(module) not in self._companions.before:
-                self._companions.missed_input(module, plan)
+    def _act_before(self, plan: Plan, module: nn.Module, args: Any, entered: bool) -> None:
+        dispatcher = self._dispatcher
+        if self._current.pending:
+            self._passes.saw_pending_call()
+        if plan.acts_before or dispatcher.others:
+            if plan.is_model:
+                dispatcher.enter_model(plan, module, args)
+            if dispatcher.flows is not None:
+                dispatcher.entered(plan, module, args)
+            if plan.wants_input or (dispatcher.others and dispatcher.wants_input(plan)):
+                if not module._forward_pre_hooks:
+                    dispatcher.saw_input(plan, args)
+                elif id(module) not in self._companions.before:
+                    self._companions.missed_input(module, plan)
+        if module._forward_hooks and not entered:
+            self._companions.enter(module, plan)
 
     def _find(self, module: nn.Module) -> Plan | None:
         """Return the plan of a module that has none yet; None if it belongs to no watched model."""
@@ -490,30 +511,46 @@ class ProcessAttachment:
                 self._models.found(module)
         return plans.get(key)
 
-    def _seeing_outputs(self) -> See:
-        dispatcher, saw_plain = self._dispatcher, self._dispatcher.statistics.saw_plain
-        plans_get = dispatcher.plans.by_id.get
+    def _make_after(self) -> Callable[..., None]:
+        dispatcher, current = self._dispatcher, self._current
+        plans_get, saw_plain = dispatcher.plans.by_id.get, dispatcher.statistics.saw_plain
         accompanied = self._companions.after  # these modules are observed after their own hooks
 
-        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
-            plan = plans_get(id(module))
-            if plan is not None and not (accompanied and id(module) in accompanied):
-                if dispatcher.others or (plan.wants_output and not saw_plain(plan, rest[-1])):
-                    dispatcher.saw_output(plan, rest[-1])
-                if plan.is_model:
-                    dispatcher.leave_model(plan, rest[-1])
+        def after(module: nn.Module, args: Any, *rest: Any) -> None:
+            if _is_compiling() or not current.captured:
+                return
+            if (meter := current.meter) is not None:
+                meter.enter()
+            try:
+                plan = plans_get(id(module))
+                if plan is not None and not (accompanied and id(module) in accompanied):
+                    if dispatcher.others or (plan.wants_output and not saw_plain(plan, rest[-1])):
+                        dispatcher.saw_output(plan, rest[-1])
+                    if plan.is_model:
+                        dispatcher.leave_model(plan, rest[-1])
+            finally:
+                if meter is not None:
+                    meter.leave()
 
-        return see
+        return after
 
-    def _seeing_keywords(self) -> See:
-        dispatcher, accompanied = self._dispatcher, self._companions.after
+    def _make_after_with_keywords(self) -> Callable[..., None]:
+        dispatcher, current, accompanied = self._dispatcher, self._current, self._companions.after
 
-        def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
-            plan = dispatcher.plans.by_id.get(id(module))
-            if plan is not None and not (accompanied and id(module) in accompanied):
-                dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
+        def after(module: nn.Module, args: Any, *rest: Any) -> None:
+            if _is_compiling() or not current.captured:
+                return
+            if (meter := current.meter) is not None:
+                meter.enter()
+            try:
+                plan = dispatcher.plans.by_id.get(id(module))
+                if plan is not None and not (accompanied and id(module) in accompanied):
+                    dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
+            finally:
+                if meter is not None:
+                    meter.leave()
 
-        return see
+        return after
 
     # Compiled regions
 
@@ -545,19 +582,3 @@ class ProcessAttachment:
         plan = self._dispatcher.plans.by_id.get(id(unwrap(module)))
         if plan is not None:
             self._dispatcher.saw_region(plan, output)
-
-
-def _make_hook(current: CurrentStep, see: See) -> Callable[..., None]:
-    """Return a hook on the process. It is the same function in a timed step, because Dynamo may know it."""
-
-    # There are more arguments if a module's own table contains the numbers of our hooks.
-    def call(module: nn.Module, args: Any, *rest: Any) -> None:
-        if _is_compiling() or not current.captured:
-            return
-        meter = current.meter  # read once: another thread may end the step in between
-        if meter is None:
-            see(module, args, rest)
-        else:
-            meter.time(see, module, args, rest)
-
-    return call

@@ -240,9 +240,8 @@ class Holding:
 
     def end_pass(self) -> None:
         """Wait for the next micro-batch."""
-        if self.is_on:
-            self._others = 0
-            self._calls.on()
+        self._others = 0
+        self._calls.on()
 
     def close(self) -> None:
         """Remove every hook."""

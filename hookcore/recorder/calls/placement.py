@@ -231,7 +231,7 @@ class Placement:
             self._dispatcher.begin_step(captured)
         if self._attachment is not None and (captured or was_captured):
             (self._attachment.on if captured else self._attachment.off)()
-        if self.holding is not None:
+        if self.holding is not None and (self.holding.is_on or not captured):  # else it is off already
             self.holding.begin_step(captured)
 
     def follow_observers(self, *others: Observer) -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from operator import attrgetter
 from typing import Any, Final, Literal, Protocol
 
 from torch.amp.grad_scaler import GradScaler
@@ -31,7 +32,7 @@ class Nesting:
     @property
     def is_inside(self) -> bool:
         """Whether this thread is inside an optimizer's step."""
-        return bool(self.stacks) and bool(self.stacks.get(threading.get_ident()))
+        return bool(self.stacks.get(threading.get_ident()))
 
     @property
     def outermost(self) -> int:
@@ -262,27 +263,23 @@ class Clock:
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
         self.reach = Reach(self.owners, self._parameters)
         self.begins_late = False  # the forward pass of a step that begins now has already run
-        self._due = False  # an optimizer stepped inside the running pass
+        self.ends_with_pass = False  # an optimizer stepped inside the running pass
         self._ends: Ends = "unknown"
         self._by_hand = 0  # passes per step, if no optimizer steps
         self._attempts = 0  # closed ones, while it is unknown what ends steps
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
-        self._last: Owner | None = None
+        self.last_owner: Owner | None = None  # the optimizer that ended the last step, if one did
         self.alone: Owner | None = None  # the only optimizer, if passes needn't be compared
         self._ending: Owner | None = None  # whose step ends a step of the training right now
         self._has_strays = False
         self.nesting = Nesting()
         self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
 
-    @property
-    def step(self) -> int:
-        """The number of the running step, also while the extension counts."""
-        number: int = self.track.step
-        return number
+    def _go_to(self, step: int) -> None:
+        self.track.step = step
 
-    @step.setter
-    def step(self, number: int) -> None:
-        self.track.step = number
+    # The number of the running step, also while the extension counts. It is read so often that no Python is called.
+    step = property(attrgetter("track.step"), _go_to)
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
@@ -334,14 +331,9 @@ class Clock:
         self._has_strays, self.alone = True, None
 
     @property
-    def last_owner(self) -> Owner | None:
-        """Return the optimizer that ended the last step, if one did."""
-        return self._last
-
-    @property
     def stepping(self) -> bool:
         """Return whether this thread is inside an optimizer's step."""
-        return self.nesting.is_inside
+        return bool(self.nesting.stacks) and self.nesting.is_inside
 
     @property
     def outermost(self) -> Owner | None:
@@ -354,7 +346,7 @@ class Clock:
         if (
             last is None
             or self._ends != "optimizer"
-            or (self.manual or self.passes or self._due or self._passed_inside or self.nesting.stacks)
+            or (self.manual or self.passes or self.ends_with_pass or self._passed_inside or self.nesting.stacks)
             or not self.reach.is_quiet
         ):
             return []
@@ -376,7 +368,7 @@ class Clock:
             if not joins:
                 step += 1
                 owner.ended += 1
-                self._last = owner
+                self.last_owner = owner
                 self._group.clear()
             self._group.add(id(owner))
 
@@ -394,11 +386,11 @@ class Clock:
             self._decide(owner.scaler.live())
         # Gradients may have been clipped since the last pass, or not compared before: now they belong to this step.
         of_all = (fresh or not owner.steps) and owner is not self.alone
-        step = self.step if fresh else self.step - 1
+        step: int = self.step if fresh else self.step - 1
         owner.count(step)
         if fresh:
             owner.ended += 1
-            self._last = self._ending = owner
+            self.last_owner = self._ending = owner
             self.tick()
             self._ending = None
             self._group.clear()
@@ -423,7 +415,7 @@ class Clock:
         witnesses, joins = owner.witnesses, bool(self._group) and id(owner) not in self._group
         if self.reach.passed:  # a pass that its witnesses did not see
             is_compared = self.reach.comparison.was_at(witnesses.keys) and witnesses.were_reached
-            return is_compared and self._last not in (owner, None)
+            return is_compared and self.last_owner not in (owner, None)
         if not self.reach.saw_passes:  # compiled as a whole, or with gradients that were set manually
             return joins
         # Between the steps of two optimizers, the second one's gradients may be clipped or divided.
@@ -432,7 +424,7 @@ class Clock:
     def end_with_pass(self, owner: Owner) -> None:
         """End the step with the running backward pass, because the optimizer steps inside it."""
         owner.inside = True
-        self._due = True
+        self.ends_with_pass = True
 
     def tick(self, skipped_by: GradScaler | None = None) -> None:
         """End the step."""
@@ -447,7 +439,7 @@ class Clock:
     def _release(self, keys: Set[int]) -> None:
         """Keep no parameter alive of a module that is gone, given by id. A module may die in any thread."""
         self.track.drop()
-        for owner in (*self.owners, self.alone, self._last):
+        for owner in (*self.owners, self.alone, self.last_owner):
             if owner is not None:
                 owner.witnesses.release(keys)
 
@@ -456,7 +448,7 @@ class Clock:
         self._parameters.when_gone = lambda _: None
         self.track.drop()
         self.reach.comparison.let_go()
-        self.alone = self._last = None
+        self.alone = self.last_owner = None
         self.owners.let_go()
 
     # -- backward passes --------------------------------------------------------------------------------------------
@@ -471,22 +463,18 @@ class Clock:
             self.begins_late = False
         self.reach.compare(early=self.step < FIRST_STEPS or self._ends != "optimizer")
 
-    @property
-    def ends_with_pass(self) -> bool:
-        """Return whether an optimizer stepped inside the running pass."""
-        return self._due
-
     def pass_ended(self) -> bool:
         """Handle the end of a pass, even if it raised. Return whether it reached a watched parameter, if known."""
         reached = self.reach.pass_ended(self.alone, self._ends == "optimizer")
-        if self.stepping:
+        stepping = self.stepping
+        if stepping:
             self._passed_inside.add(threading.get_ident())
-        if self._due:
-            self._due = False
+        if self.ends_with_pass:
+            self.ends_with_pass = False
             if self._ends != "optimizer":
                 self._decide(None)
             self.tick()
-        elif reached and not self.stepping and not self.manual:
+        elif reached and not stepping and not self.manual:
             self.passes += 1
             if self._ends != "optimizer":
                 self._count_by_hand()
@@ -506,7 +494,7 @@ class Clock:
             skipped = max(owners, key=lambda owner: owner.scaler.attempts(owner.ref()), default=None)
             if skipped is None or not skipped.scaler.attempts(skipped.ref()):
                 return False
-            self._last = skipped  # the step is its own, though it didn't take it
+            self.last_owner = skipped  # the step is its own, though it didn't take it
             self.tick(skipped.scaler.live())
             return True
         witnesses = self.owners.tensors()

@@ -409,7 +409,7 @@ class Owners:
 
     def get(self, optimizer: Optimizer) -> Owner | None:
         """Return the known facts about an optimizer."""
-        return self.with_id(id(optimizer))
+        return self._owners.get(id(optimizer))
 
     def with_id(self, key: int) -> Owner | None:
         """Return the known facts about the optimizer with this id."""

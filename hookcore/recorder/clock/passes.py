@@ -190,9 +190,12 @@ class OptimizerSteps(EndsSteps):
             if computes and not owner.was_read:
                 self._parameters.forget_gradients(owned)  # at its beginning, they were those of the step before
                 self._read_gradients(owner, owned)
-            self._parameters.after_step(copies)
-            self.states.read(optimizer, owned, owner.late)
-            self._collector.steps += self.states.compare(copies, functools.partial(_decays_of, optimizer), owner.late)
+            if copies:
+                self._parameters.after_step(copies)
+            if self.states.due or self.states.was_due:
+                self.states.read(optimizer, owned, owner.late)
+                decays_of = functools.partial(_decays_of, optimizer)
+                self._collector.steps += self.states.compare(copies, decays_of, owner.late)
             if owned:
                 self._observers.after_step(owned)
         self._count(owner, captured=owned is not None)
@@ -321,7 +324,7 @@ class BackwardPasses(EndsSteps):
         """Note that a backward pass of this process starts."""
         self._times.enter(TIME_BACKWARD)
         self._current.begin_pass(accumulates)
-        if (holding := self._placement.holding) is not None:
+        if (holding := self._placement.holding) is not None and holding.is_on:
             holding.begin_pass()
         if accumulates:
             self.clock.pass_begins()  # which may notice the end of the last step
@@ -342,7 +345,7 @@ class BackwardPasses(EndsSteps):
             self._dispatcher.reset_calls()
         if reached:
             self._keeping.look("at the end of a backward pass", is_whole=False)
-        if (holding := self._placement.holding) is not None:
+        if (holding := self._placement.holding) is not None and holding.is_on:
             holding.end_pass()
         if accumulates:
             self._end_accumulating(reached)

@@ -167,19 +167,21 @@ class Steps:
         if self._has_work:
             self._guarded(self._end_snapshots)
             self._take_flow()
-        self._guarded(self._check_now_and_then)
-        if self._scale.skipped_by(skipped_by):
+        if self.clock.step % CHECK_EVERY == 0 or now >= self._parameters.look_at:
+            self._guarded(self._check_now_and_then)
+        if (skipped_by is not None or self._scale.flag is not None) and self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
             if self._scale.value is None:  # passes of an uncaptured step aren't asked for it
                 self._collector.loss.forget()
         if self.parts.open:
             self.release_parts(as_steps=False)
-        self._ship_held_loss()
+        if self._collector.loss.held is not None:
+            self._ship_held_loss()
         self._take_loss()
         captured = self._current.captured
         if captured or not self._context.paused or self._collector.has_news:
             self._queue.shipped = self.clock.step
-            elapsed_s = now - self._context.ended.at
+            elapsed_s = now - self.clock.track.at
             self._ship(self._collector.take(self.clock.step, elapsed_s, self._current.backwards, captured))
         if self._dispatcher.keeper is not None:
             self._guarded(self._keeping.end_step)
@@ -220,7 +222,7 @@ class Steps:
         captured = wanted and not self._context.paused and self._placement.attached
         measured = captured and self._times.due()
         # Work on another device can't be timed from here, and two threads can't be distinguished.
-        self._is_priced = self._alone and wanted and self._cadence.wants_timing
+        self._is_priced = wanted and self._cadence.wants_timing and self._alone
         self._current.meter = Meter(self._now) if self._is_priced or (measured and self._alone) else None
         if measured:
             self._times.begin(self._current.meter)
@@ -233,7 +235,8 @@ class Steps:
             self._guarded(self._parameters.measure_updates)
         self._placement.begin_step(self.clock.step, captured)
         self._observers.begin_step(self.clock.step, captured)
-        self._collector.explain(captured)
+        if captured and self._cadence.reason:
+            self._collector.explain()
         self.optimizers.waiting.begin_step()
         self._sentinel.begin_step(self._context.paused)
         self._collector.loss.begin_step(self._context.paused)
@@ -250,7 +253,7 @@ class Steps:
             cadence.followed(followed)
         spent = _NAN if meter is None else meter.take(now)
         # A step with a snapshot says nothing about the cost of capturing.
-        cadence.step_ended(captured, _NAN if self._has_work else now - self._context.ended.at, spent)
+        cadence.step_ended(captured, _NAN if self._has_work else now - clock.track.at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         clock.track.ended, clock.track.at = clock.step, self._now()
         return wanted or self._observers.hurries(clock.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from hookcore.records.vocabulary import (
     TIME_BACKWARD,
@@ -46,14 +46,6 @@ class Meter:
         """Return the time until now, including the running call. Who also reads the clock reads it once for both."""
         running = now - self._entered_at if self._depth else 0.0
         return self._spent_s + running
-
-    def time(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call a function between the two."""
-        self.enter()
-        try:
-            call(*args)
-        finally:
-            self.leave()
 
 
 FIRST_S: Final = 0.25  # between the first two steps that are measured; then twice as long each time,

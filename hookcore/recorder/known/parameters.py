@@ -175,22 +175,25 @@ class RawGradients:
             each.joins = late
             if (tensor := each.tensor) is None or (grad := tensor.grad) is None:
                 continue
-            split = is_shard(grad)
+            split = type(grad) is not Tensor and is_shard(grad)
             self.is_whole &= each.grad_slot >= 0 and not split
             self.has_split |= split
             mark = marks.get(id(each))
             if mark is not None:
                 changed = mark != (id(grad), grad._version)
-                each.note_change(self._statistics, changed or (None if split else False))
+                if changed or split or each.changes:
+                    each.note_change(self._statistics, changed or (None if split else False))
         if not late:
             if self._passes:
                 self._usual.append(self._passes)
             # Gradients that no optimizer uses in this step, such as those of a discriminator while its generator steps.
-            self._clear([each for each in self._read if id(each) not in stepped and not each.joins])
+            if self._read:
+                self._clear([each for each in self._read if id(each) not in stepped and not each.joins])
 
     def forget(self) -> None:
         """Drop what was read in this step."""
-        self._clear(self._read)
+        if self._read:
+            self._clear(self._read)
         self._marks, self._read = {}, []
 
     def _clear(self, read: list[Parameter]) -> None:
@@ -236,7 +239,8 @@ class Parameters:
         noted, self._noted = self._noted, []
         for each in noted:
             each.choose(self._statistics)
-        self.raw.end_pass(self.all())
+        if self._wanted:
+            self.raw.end_pass(self.all())
 
     def measure_updates(self) -> None:
         """Measure the updates of weights in this step, although they weren't requested: of as many as may be copied.
@@ -258,10 +262,6 @@ class Parameters:
                 each.measure_update(self._statistics)
                 self._measured.append(each)
             self._next_measured = (self._next_measured + 1) % len(every)
-
-    @property
-    def _wants_updates(self) -> bool:
-        return self._requests_updates or bool(self._measured)
 
     def find(self, parameter: Tensor) -> Parameter | None:
         """Return the watched parameter for this tensor."""
@@ -378,10 +378,13 @@ class Parameters:
 
         Return copies of the weights whose updates are measured.
         """
+        self.read = self.read or with_gradients
+        if not owned:
+            return []
         for each in owned:
             each.read_in = step
         self._read_weights(owned)
-        copies = self._copies(owned) if self._wants_updates else []
+        copies = self._copies(owned) if self._requests_updates or self._measured else []
         if with_gradients:
             self.read_gradients(owned)
         return copies
@@ -454,7 +457,7 @@ class Parameters:
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each update and of the weights it changed."""
-        if not self._wants_updates:
+        if not (self._requests_updates or self._measured):
             return ()
         return tuple((p.update_slot, p.norm_slot) for p in self.all() if p.update_slot >= 0)
 
@@ -467,7 +470,8 @@ class Parameters:
 
     def raws(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each gradient that the script changes after the backward pass: after it, and before."""
-        return tuple((p.grad_slot, p.raw_slot) for p in self.all() if p.raw_slot >= 0)
+        known = self.all() if self._wanted else ()
+        return tuple((p.grad_slot, p.raw_slot) for p in known if p.raw_slot >= 0) if known else ()
 
 
 MAX_LISTED: Final = 4  # tensors of a list in a state, such as the factors of a preconditioner
@@ -497,18 +501,18 @@ class States:
         self._rows: dict[
             tuple[str, str], tuple[int, ...]
         ] = {}  # by module and name: of the weight after a step, and of numbers
-        self._due = self._was_due = False  # in the running step, and in the one before
+        self.due = self.was_due = False  # in the running step, and in the one before
 
     def begin_step(self, due: bool) -> None:
         """Begin a step, in which they may be due."""
-        self._due, self._was_due = due, self._due
+        self.due, self.was_due = due, self.due
 
     def read(self, optimizer: Optimizer, owned: Sequence[Parameter], late: bool) -> None:
         """Measure what this optimizer keeps for these parameters, which it has just stepped.
 
         `late`: after another optimizer, which has ended the step.
         """
-        if not (self._was_due if late else self._due):
+        if not (self.was_due if late else self.due):
             return
         has_room = self._statistics.table.room >= ROOM * len(owned)
         for each in owned:
@@ -528,7 +532,7 @@ class States:
         `decays_of` returns what weight decay takes of each weight, by the weight's id.
         """
         found: list[StepOfWeight] = []
-        if not (self._was_due if late else self._due) or self._statistics.table.room < ROOM * len(copies):
+        if not (self.was_due if late else self.due) or self._statistics.table.room < ROOM * len(copies):
             return found
         decays = decays_of() if copies else {}
         for parameter, _ in copies:

@@ -105,14 +105,6 @@ class Root:
         self.given: tuple[int, int] | None = None  # where that is in memory, and in which thread, in its newest call
         self.batch: tuple[tuple[int, ...], str] | None = None  # shape and dtype of the first tensor it trained with
 
-    def trains(self) -> bool:
-        """Whether the model is in training mode now, with values that count; False if it is gone."""
-        module = self.ref()
-        if module is not None and module.training:
-            self.trained = True
-            return not self.rehearses
-        return False
-
     @property
     def evaluates(self) -> bool:
         """Whether it trains in training mode, and is not in it now."""

@@ -72,7 +72,7 @@ class RawFrame:
     @property
     def nbytes(self) -> int:
         """The memory of its measurements, those on their way to the host included."""
-        return len(self.packed) + sum(transfer.nbytes for transfer in self.transfers)
+        return len(self.packed) + (sum(each.nbytes for each in self.transfers) if self.transfers else 0)
 
     @property
     def has_rows(self) -> bool:
@@ -341,11 +341,10 @@ class Collector:
         self._labels: dict[str, str] = {}
         self._flow: Flow | None = None
 
-    def explain(self, captured: bool) -> None:
-        """Add why the running step is captured, if it isn't for its number."""
-        if captured and (why := self._cadence.reason):
-            step = self._context.step
-            self._context.emit("out-of-turn", f"step {step} was captured outside the cadence, because {why}")
+    def explain(self) -> None:
+        """Add why the running step is captured, which isn't for its number."""
+        step, why = self._context.step, self._cadence.reason
+        self._context.emit("out-of-turn", f"step {step} was captured outside the cadence, because {why}")
 
     def add_scalars(self, scalars: dict[str, Any]) -> None:
         """Add the user's numbers to the running step."""
@@ -396,7 +395,7 @@ class Collector:
             labels=self._labels | machine.facts,
             scalars=self.scalars | self._cadence.as_scalars() | machine.numbers,
             events=tuple(self._events) if self._events else (),
-            transfers=statistics.devices.begin_transfers(),
+            transfers=statistics.devices.begin_transfers() if statistics.devices.arenas else (),
             flow=self._flow,
             rows=RowFacts(
                 self._parameters.ratios(),

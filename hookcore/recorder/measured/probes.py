@@ -231,7 +231,7 @@ class Probes:
 
     def begin_step(self, step: int, captured: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""
-        if not self.has_any:
+        if not (self.added or self._of_channels or self.due):
             return False
         self.channels.end_step()
         before = self.due

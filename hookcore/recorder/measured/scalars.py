@@ -170,7 +170,7 @@ class FoundLoss:
         # What the running pass starts from: numbers, or device scalars that can be waited for; None if unknown.
         self.running: list[Any] | None = []
         self.of_step: list[Any] | None = []
-        self._held: HeldLoss | None = None
+        self.held: HeldLoss | None = None  # the loss of an earlier step, which waits
 
     def begin_step(self, paused: bool) -> None:
         """Decide whether to find the loss of the step that begins."""
@@ -191,7 +191,7 @@ class FoundLoss:
             self.of_step = [] if earlier == "reset" else None
         self.running = None
         if len(tensors) == len(weights) <= MAX_TENSORS:
-            numbers = [_number(tensor, weight) for tensor, weight in zip(tensors, weights, strict=True)]
+            numbers = list(map(_number, tensors, weights))
             self.running = None if None in numbers else numbers
 
     def end_pass(self, counts: bool) -> None:
@@ -208,11 +208,6 @@ class FoundLoss:
         """Make the loss of the running step unknown."""
         self.of_step = None
 
-    @property
-    def holds(self) -> bool:
-        """Whether the loss of an earlier step waits."""
-        return self._held is not None
-
     def take(self, step: int, owner: Owner | None, scale: Any = None) -> Sum | None:
         """Return the loss of a step; None if it is unknown, logged, or held for one more step.
 
@@ -223,12 +218,12 @@ class FoundLoss:
             return None
         if step >= FIRST_STEPS:
             return Sum(found)
-        self._held = HeldLoss(step, time.time(), Sum(found), owner, scale)
+        self.held = HeldLoss(step, time.time(), Sum(found), owner, scale)
         return None
 
     def take_held(self) -> HeldLoss | None:
         """Return the loss that was held, now that the script would have logged it."""
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         return None if self.is_logged else held
 
 
@@ -335,19 +330,19 @@ class LossScale:
 
     def __init__(self) -> None:
         self.value: Any = None
-        self._skipped: Any = None  # a device flag: whether a fused optimizer skipped its step
+        self.flag: Any = None  # on a device: whether a fused optimizer skipped its step; None if it is known
         self._in_parameters = False  # whether the parameters' gradients are still multiplied by it when they are read
         self._of_passes: dict[int, Any] = {}  # by id(scaler), when the first pass of the step had ended
 
     def read(self, scaler: GradScaler | None, optimizer: Optimizer) -> None:
         """Read the scale as the optimizer is about to step, and the flag of a fused one."""
         scale = scaler._scale if scaler is not None else None
-        self.value = _read(scale)
+        self.value = None if scale is None else _read(scale)
         attributes = optimizer.__dict__  # a scaler sets these two while it steps a fused optimizer
         self._in_parameters = "grad_scale" in attributes and _applied_scale(optimizer) is not None
         if "found_inf" in attributes and isinstance(found := attributes["found_inf"], torch.Tensor):
             flag = _read(found)
-            self._skipped = None if flag == 0.0 else flag
+            self.flag = None if flag == 0.0 else flag
 
     def note_pass(self, scalers: Iterable[GradScaler]) -> None:
         """Record the scales of a pass: a skipped step is noticed only after the scale has been changed for it."""
@@ -358,15 +353,10 @@ class LossScale:
         """Return whether this scaler, or a readable flag of a fused optimizer, skipped the step."""
         if scaler is not None and self.value is None:
             self.value = self._of_passes.get(id(scaler))
-        if scaler is None and self._skipped != 1.0:
+        if scaler is None and self.flag != 1.0:
             return False
-        self._skipped = None
+        self.flag = None
         return True
-
-    @property
-    def flag(self) -> Any:
-        """Return a fused optimizer's flag that wasn't read yet, or None."""
-        return self._skipped
 
     def forget(self) -> None:
         """Forget the scale, because its step was shipped."""
@@ -374,7 +364,7 @@ class LossScale:
 
     def begin_step(self) -> None:
         """Start without a scale."""
-        self.value = self._skipped = None
+        self.value = self.flag = None
         self._of_passes = {}
 
     @property
@@ -409,8 +399,11 @@ class Rates:
         """Return the rates that have changed, by group: the old one, if this is the first change, and the new one."""
         if self.is_logged:
             return {}
-        given = [group.get("lr") for group in optimizer.param_groups[:MAX_GROUPS]]
-        rates = [each if type(each) is float else _mark_of(each) for each in given]
+        given, rates = list[Any](), list[Any]()
+        for group in optimizer.param_groups[:MAX_GROUPS]:  # before Python 3.12, a comprehension is a call of its own
+            rate = group.get("lr")
+            given.append(rate)
+            rates.append(rate if type(rate) is float else _mark_of(rate))
         before, owner.rates = owner.rates, rates
         if before is None or rates == before:
             return {}

@@ -132,7 +132,8 @@ class Statistics:
         """Begin a captured step: with or without histograms, which sample other values than before."""
         self._known = len(self.table.taps)
         self.arena.begin_step(self._current.sketched)
-        self.devices.begin_step()
+        if self.devices.arenas:
+            self.devices.begin_step()
 
     def first_bad(self, kinds: Collection[Kind], step: int, is_whole: bool) -> Tap | None:
         """Return a tap of these kinds with a non-finite value in this step, as measured on the CPU.
@@ -211,8 +212,11 @@ class Statistics:
                 and not tracing_state()
                 and output.is_contiguous()
                 and not output.is_leaf
-                and plan.root.trains()
+                and (root := plan.root.ref()) is not None
+                and root.training
+                and not plan.root.rehearses
             ):
+                plan.root.trained = True
                 counts, lone = plan.counts, plan.rows.lone
                 call = counts.training
                 hook = lone[call] if call < len(lone) else self._lone_hook(plan, call, output)
@@ -304,6 +308,19 @@ class Statistics:
 
     def add_safely(self, plan: Plan, tensor: Any, slot: int) -> None:
         """Add any kind of tensor, outside of the user's modes; let no exception out."""
+        try:
+            if (
+                type(tensor) in _PLAIN_TYPES
+                and not function_modes()
+                and tensor.dtype is _float32
+                and tensor.is_cpu
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+            ):
+                _observe(tensor.data_ptr(), tensor.numel(), self.arena.row(slot), self._control)
+                return
+        except Exception:  # a layout without an address, which the slow path handles
+            pass
         try:
             with DisableTorchFunction():
                 self.add(plan, tensor, slot)
