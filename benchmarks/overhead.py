@@ -36,6 +36,7 @@ from benchmarks.timing import Length, Seconds, Spread, describe_machine, no_coll
 UNTOUCHED: Final = "untouched"
 FLOOR: Final = "floor"
 DEFAULT: Final = "default"
+BUDGETED: Final = (DEFAULT, "spent")  # they need long turns
 TURN_S: Final = 0.08  # minimum length of a turn; hookcore's own thread looks for work every 0.02 s
 MIN_STEPS: Final = 2
 SETTLE_STEPS: Final = 48  # the first steps under a budget alternate to learn the cost
@@ -174,6 +175,10 @@ VARIANTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
         lambda training: Watched(training.model, **EVERY_STEP, sketch_values=None),
     ),
     DEFAULT: ("default, budget 0.05", lambda training: Watched(training.model, server=None)),
+    "spent": (
+        "default, its allowance used up",
+        lambda training: Watched(training.model, server=None, allowance=0),
+    ),
     "paused": ("paused", lambda training: Watched(training.model, pause=True, server=None)),
     "closed": ("closed", Closed),
 }
@@ -207,12 +212,12 @@ class Result:
     short: dict[str, Seconds] = field(default_factory=dict)
     # Of turns under a budget, and of untouched ones with the same length.
     long: dict[str, Seconds] = field(default_factory=dict)
-    captured: float = math.nan  # share of the steps that the default captured
+    captured: dict[str, float] = field(default_factory=dict)  # share of the steps that each of these captured
     left: list[str] = field(default_factory=list)  # remains of a closed watcher
 
     def ratio(self, variant: str, base: str = UNTOUCHED) -> Spread | None:
         """Return a variant's time divided by another one's of the same rounds; None if one of them was not run."""
-        figures = self.long if variant == DEFAULT else self.short
+        figures = self.long if variant in BUDGETED else self.short
         if variant not in figures or base not in figures:
             return None
         return Spread.of(figures[variant] / figures[base])
@@ -241,7 +246,7 @@ class Bench:
         return self.result
 
     def _run_short(self, seconds: float, rounds: int | None) -> None:
-        variants = {name: variant for name, variant in self._variants.items() if name != DEFAULT}
+        variants = {name: variant for name, variant in self._variants.items() if name not in BUDGETED}
         steps = max(MIN_STEPS, math.ceil(TURN_S / self._step_s))
         warm_up = 1 + steps // 8
         tasks = {name: self._turn(variant, steps, warm_up) for name, variant in variants.items()}
@@ -250,18 +255,21 @@ class Bench:
         self.result.left = closed.left if isinstance(closed, Closed) else []
 
     def _run_long(self, seconds: float, rounds: int | None) -> None:
-        default = self._variants.get(DEFAULT)
-        if not isinstance(default, Watched):
+        budgeted = {name: each for name in BUDGETED if isinstance(each := self._variants.get(name), Watched)}
+        if not budgeted:
             return
         started = time.perf_counter()
-        self._turn(default, SETTLE_STEPS, 0)()
+        for each in budgeted.values():
+            self._turn(each, SETTLE_STEPS, 0)()
         seconds -= time.perf_counter() - started
-        watcher = default.watcher
-        captured, seen = watcher.store.captured(), watcher.current_step
+        before = {name: (each.watcher.store.captured(), each.watcher.current_step) for name, each in budgeted.items()}
         steps = max(LONG_STEPS, math.ceil(4 * TURN_S / self._step_s))
-        tasks = {name: self._turn(self._variants[name], steps, 1) for name in (UNTOUCHED, DEFAULT)}
+        tasks = {name: self._turn(self._variants[name], steps, 1) for name in (UNTOUCHED, *budgeted)}
         self.result.long = take_turns(tasks, Length(seconds, least=3, rounds=rounds))
-        self.result.captured = (watcher.store.captured() - captured) / (watcher.current_step - seen)
+        for name, each in budgeted.items():
+            captured, seen = before[name]
+            many = each.watcher.store.captured() - captured
+            self.result.captured[name] = many / (each.watcher.current_step - seen)
 
     def _turn(self, variant: Variant, steps: int, warm_up: int) -> Callable[[], float]:
         def turn() -> float:
@@ -297,8 +305,8 @@ def print_result(result: Result) -> None:
         if spread and name != UNTOUCHED:
             beside = str(to_floor) if to_floor and name in ("every", "all") else ""
             print(f"  {title:34} {spread!s:>26} {beside:>26}")
-    if result.captured == result.captured:
-        print(f"  the default captured {result.captured:.0%} of the steps")
+    for name, share in result.captured.items():
+        print(f"  {VARIANTS[name][0]}: {share:.0%} of the steps were captured")
     for one in check_targets(result):
         print(f"  {'met    ' if one['met'] else 'NOT MET'}  {one['what']}: {one['ratio']:.3f}, target {one['target']}")
 
@@ -332,7 +340,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "model": result.model,
         "step_s": float(np.median(result.short[UNTOUCHED])),
         "ratios": ratios,
-        "captured_by_default": None if result.captured != result.captured else result.captured,
+        "captured": result.captured,
         "targets": check_targets(result),
     }
 

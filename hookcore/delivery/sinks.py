@@ -67,6 +67,11 @@ class Sink(ABC):
         """The version of the run's incidents, as far as it is known here; another number means that they changed."""
         return 0
 
+    @property
+    def spent_s(self) -> float:
+        """The processor time in seconds that threads of its own have taken in this process."""
+        return 0.0
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far was received. Return False if the time ran out."""
         return True

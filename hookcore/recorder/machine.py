@@ -250,6 +250,7 @@ class Sampler:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hookcore-machine", daemon=True)
         self.has_news = False
+        self.spent_s = 0.0  # processor time of the thread
 
     def start(self) -> None:
         """Start the thread; a second call does nothing."""
@@ -303,6 +304,7 @@ class Sampler:
         while self._reads and not self._stopping.is_set():
             began = self._now()
             self.sample()
+            self.spent_s = time.thread_time()
             if self._stopping.wait(max(pause, REST * (self._now() - began))):
                 return
             pause = min(EVERY_S, 2 * pause)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import nn
 
 import hookcore
+from hookcore.config import Settings
+from hookcore.delivery.sinks import StoreSink
+from hookcore.recorder import Recorder
 from hookcore.recorder.clock.cadence import TIME_EVERY, WARM_UP, Cadence
+from hookcore.records import Frame
+from hookcore.store import Store
 from tests.harness import watch
 from tests.inside import recorder_of
 
@@ -86,6 +93,47 @@ def test_frames_of_steps_that_were_not_captured_are_no_part_of_the_cost_of_captu
         cadence.took(0.010, captured=0, others=10)
         cadence.took(0.019 + 0.100, captured=1, others=19)
     assert cadence.background_s == pytest.approx(0.1)
+
+
+def test_what_the_threads_of_a_sink_take_belongs_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dear(StoreSink):
+        taken_s = 0.0
+
+        @property
+        def spent_s(self) -> float:
+            return self.taken_s
+
+        def send_together(self, frames: Sequence[Frame]) -> bool:
+            self.taken_s += 10.0 * len(frames)
+            return super().send_together(frames)
+
+    counted = list[tuple[float, int, int]]()
+    monkeypatch.setattr(Cadence, "took", lambda _, *given: counted.append(given))
+    recorder = Recorder(Settings.of({}, server=None, every=4, budget=None), Dear(Store(4_000_000)))
+    model = nn.Linear(4, 1)
+    recorder.capture.models.add(model)
+    recorder.attach()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(40):
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert recorder.worker.flush(10)
+    recorder.close()
+    assert sum(captured for _, captured, _ in counted) == 10
+    assert sum(others for *_, others in counted) >= 30
+    assert all(10.0 * (captured + others) <= spent_s for spent_s, captured, others in counted)
+
+
+def test_the_allowance_pays_for_the_threads_too() -> None:
+    many = []
+    for background_s in (0.0, 0.25):
+        cadence = Cadence(1, 0.01, allowance=2.0)
+        for _ in range(200):
+            cadence.took(background_s, captured=1, others=0)
+        steps = captured_steps(cadence, range(100), plain_s=0.001, extra_s=0.25, is_timed=True)
+        many.append(next(place for place, step in enumerate(steps) if step != place))
+    assert many == [9, 5]  # the allowance grows meanwhile
 
 
 def test_the_cost_of_following_is_measured_in_a_training_and_sent_to_readers() -> None:

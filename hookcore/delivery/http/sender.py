@@ -282,6 +282,7 @@ class Sender:
         self.trouble: str | None = None  # the last error
         self.answered = False  # whether the server has taken anything
         self.incidents_version = 0
+        self.spent_s = 0.0  # processor time of the thread
         self.spooling = Spooling(outbox, make_spool)
         self._outbox = outbox
         self._writing_s = WRITING * close_s
@@ -352,6 +353,7 @@ class Sender:
                 except Exception as error:  # our own bug must not end the thread silently
                     self._failed(f"{type(error).__name__}: {error}")
                     logger.debug("hookcore: sending failed", exc_info=True)
+                self.spent_s = time.thread_time()
         finally:
             if self._connection is not None:
                 self._connection.close()

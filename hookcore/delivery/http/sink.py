@@ -125,6 +125,10 @@ class HttpSink(Sink):
         return self.outbox.counters
 
     @property
+    def spent_s(self) -> float:
+        return self.sender.spent_s
+
+    @property
     def incidents_version(self) -> int:
         """The version of the run's incidents at the server, by its newest answer."""
         return self.sender.incidents_version

@@ -79,7 +79,7 @@ class Cadence:
         # a step that has them, and what each step takes anyway.
         self.cost = float("nan")
         self._histograms = self.following = 0.0
-        self.background_s = self._light_s = 0.0  # processor time of the recorder's thread per captured and other frame
+        self.background_s = self._light_s = 0.0  # processor time of hookcore's threads per captured and other frame
         self.uncaptured = 0  # steps that were skipped
         self.skipped: list[float] = []  # times of skipped steps that ended since the cadence last looked
         self.alarmed = ""  # why to capture the next step, whatever its number
@@ -135,7 +135,8 @@ class Cadence:
 
     def as_scalars(self) -> dict[str, float]:
         """Return the scalars to log with each frame."""
-        self.catch_up()
+        if self.skipped:
+            self.catch_up()
         if self.cost != self.cost:
             return {}
         return {
@@ -161,7 +162,7 @@ class Cadence:
         }
 
     def took(self, background_s: float, captured: int, others: int) -> None:
-        """Record how long the recorder's thread took for frames, of which so many are of captured steps."""
+        """Record how long hookcore's own threads took for frames, of which so many are of captured steps."""
         if captured:
             rest = max(0.0, background_s - others * self._light_s)
             self.background_s += 0.1 * (rest / captured - self.background_s)
@@ -196,16 +197,19 @@ class Cadence:
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
-        self.catch_up()
+        if self.skipped:
+            self.catch_up()
         self._seen += 1
         self.uncaptured += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
-            (self._sort if captured else self._plain).append(elapsed_s)
+            sort = (self._captured if self.sketched else self._lean) if captured else self._plain
+            sort.append(elapsed_s)
             if spent_s == spent_s:
                 self._spent.append(spent_s)
                 self._rest.append(max(0.0, elapsed_s - spent_s))
         if self.budget is not None and self._allowance:
-            self._spend(self.budget, elapsed_s, self._price(elapsed_s, spent_s) if captured else 0.0)
+            price_s = self._price(elapsed_s, spent_s) + self.background_s if captured else 0.0
+            self._spend(self.budget, elapsed_s, price_s)
         self._conclude(self._seen % ESTIMATE_EVERY == 0, spent_s)
 
     def catch_up(self) -> None:
@@ -240,8 +244,9 @@ class Cadence:
         """Return the seconds that capturing the step took. If they can't be told, it is the whole step."""
         if spent_s == spent_s:
             return spent_s
-        if self._sort and self._plain:
-            return max(0.0, _lower_quartile(self._sort) - _lower_quartile(self._plain))
+        like = self._captured if self.sketched else self._lean  # captured steps like the last one
+        if like and self._plain:
+            return max(0.0, _lower_quartile(like) - _lower_quartile(self._plain))
         if self._spent:
             return _lower_quartile(self._spent)
         return elapsed_s if elapsed_s == elapsed_s else 0.0
@@ -281,11 +286,6 @@ class Cadence:
         self.sketched = by_number or self._around > 0 or not self.chooses(step)
         self._around = max(0, self._around - 1)
 
-    @property
-    def _sort(self) -> deque[float]:
-        """The times of captured steps like the last one."""
-        return self._captured if self.sketched else self._lean
-
     def next_chosen(self, step: int) -> int:
         """Return the first step after this one that may be chosen by its number, as far as is known now."""
         is_learning = self.budget is not None and not self._is_free and (self._measuring or self.cost != self.cost)
@@ -297,7 +297,7 @@ class Cadence:
     def is_rare(self, step: int) -> bool:
         """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""
         place = step // self.block // self.stride % self.rare_every
-        return self.chooses(step) and place == min(RARE_FIRST, self.rare_every - 1)
+        return place == min(RARE_FIRST, self.rare_every - 1) and self.chooses(step)
 
     @property
     def wants_timing(self) -> bool:

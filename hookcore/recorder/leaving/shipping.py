@@ -46,6 +46,7 @@ class Shipper:
         self._rows, self._unused, self._masks = ShownRows(self._table.numbers), UnusedForwards(context.plans), Masks()
         self._clipping = Clipping()
         self._was_bad = False
+        self._captured = self._shipped = 0  # frames of captured steps, and all of them, since they were counted last
         self._known = 0  # taps before this frame
         self._unsent_taps: tuple[Tap, ...] = ()  # without their names, later numbers would be wrong
         self._unsent_events: tuple[Event, ...] = ()
@@ -62,7 +63,7 @@ class Shipper:
 
     def ship(self, waiting: Sequence[RawFrame | Light]) -> None:
         """Send these steps or parts of steps."""
-        began, frames = time.thread_time(), list[Frame]()
+        frames = list[Frame]()
         try:
             raws = [self._resolved(each) for each in waiting]
             for frame in build_frames(raws, self._table.taps, self._rows, self._clipping):
@@ -76,8 +77,14 @@ class Shipper:
                 self._keep_unsent(whole_frame(unsent))
             raise
         self._send_all(frames)
-        captured = sum(isinstance(raw, RawFrame) and raw.has_rows for raw in raws)
-        self._cadence.took(time.thread_time() - began, captured, len(raws) - captured)
+        self._captured += sum(isinstance(raw, RawFrame) and raw.has_rows for raw in raws)
+        self._shipped += len(raws)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return of how many captured steps, and how many others, frames were sent since the last call."""
+        captured, others = self._captured, self._shipped - self._captured
+        self._captured = self._shipped = 0
+        return captured, others
 
     def _keep_unsent(self, lost: RawFrame | Frame) -> None:
         """Count a lost frame, and send its taps and events with the next one."""

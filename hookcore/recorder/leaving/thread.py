@@ -68,6 +68,7 @@ class Rounds:
         self._outgoing: tuple[Outgoing[Any], ...] = waiting
         self.hurry = capture.samples.hurry
         self._idle = Idle(context, capture, steps.steady)
+        self._machine, self._spent_s = capture.collector.machine, 0.0
 
     def ship(self, raws: list[RawFrame | Light]) -> None:
         """Send frames, and the place of this process before the first frame that it is about."""
@@ -86,6 +87,19 @@ class Rounds:
         self._description.problems.say_refused()
         self._idle.tick()
         self._steps.stalls.look(self._context.ended.at)
+
+    def count(self) -> None:
+        """Let the cadence know for how long all of hookcore's threads have worked since the last frames.
+
+        What they do while the training rests, or hasn't begun, isn't for any frame.
+        """
+        spent_s = time.thread_time() + self._machine.spent_s + self._context.sink.spent_s
+        captured, others = self._shipper.take_counts()
+        if captured or others:
+            self._context.cadence.took(spent_s - self._spent_s, captured, others)
+        elif self._context.now() - self._context.ended.at < IDLE_S:
+            return
+        self._spent_s = spent_s
 
     @property
     def has_more(self) -> bool:
@@ -165,6 +179,7 @@ class Worker:
             self._attempt(self._ship)
             self._attempt(self._rounds.make)
             self._attempt(self._steady.check)
+            self._attempt(self._rounds.count)
             self._busy = False
         self._attempt(self._rounds.end)
         self._attempt(self._ship)
