@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the dashboard's image and runs it as docs/docker.md says, on a Debian machine without a Docker engine and without
 # an image registry: `make image`, as root. It needs buildah, podman, runc and mmdebstrap, which it installs.
-# `docker/prove.sh training` also builds the image for training, which downloads several gigabytes, and starts its command.
+# `docker/prove.sh training` also builds the image for training, several gigabytes, and trains and compiles in it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,7 +23,9 @@ without=(--aptopt='APT::Install-Recommends "false"' --include=usr-is-merged
 for each in man doc info locale lintian; do
     without+=("--dpkgopt=path-exclude=/usr/share/$each/*")
 done
-mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates "${without[@]}" bookworm "$WORK/base.tar"
+packages=python3,python3-venv,ca-certificates
+[[ ${1:-} = training ]] && packages+=,python3-dev  # torch.compile needs Python's headers, which `python:3.11-slim` has
+mmdebstrap --quiet --variant=minbase --include=$packages "${without[@]}" bookworm "$WORK/base.tar"
 "${PODMAN[@]}" import --quiet "$WORK/base.tar" localhost/base:bookworm >/dev/null
 rm "$WORK/base.tar"
 build() {
@@ -32,7 +34,8 @@ build() {
 }
 build --tag localhost/hookcore
 
-"${PODMAN[@]}" run --detach --name dashboard --network=host --ulimit nofile=4096:4096 --ulimit nproc=1024:1024 \
+limits=(--ulimit nofile=4096:4096 --ulimit nproc=1024:1024)  # podman's own are above those of some machines
+"${PODMAN[@]}" run --detach --name dashboard --network=host "${limits[@]}" \
     --read-only --tmpfs /tmp --cap-drop=all --security-opt=no-new-privileges --memory 1g \
     --env HOOKCORE_PORT="$PORT" --env HOOKCORE_TOKEN="$TOKEN" localhost/hookcore >/dev/null 2>&1
 for _ in $(seq 50); do
@@ -67,7 +70,24 @@ echo "it stopped after $((($(date +%s%N) - began) / 1000000)) ms"
 check "it ended well" test "$("${PODMAN[@]}" inspect --format '{{.State.ExitCode}}' dashboard)" = 0
 if [[ ${1:-} = training ]]; then
     build --target training --tag localhost/hookcore-training
-    check "the image for training starts its command" grep -q "usage: hookcore run" \
-        <("${PODMAN[@]}" run --rm --network=none localhost/hookcore-training 2>&1)
+    cat >"$WORK/train.py" <<'SCRIPT'
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(200):
+    batch = torch.randn(16, 8)
+    loss = (model(batch) - batch[:, :1]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("trained with CUDA", torch.version.cuda, "and compiled", torch.compile(model)(batch).shape)
+SCRIPT
+    chmod 755 "$WORK"
+    "${PODMAN[@]}" run --rm --network=none "${limits[@]}" --volume "$WORK/train.py:/work/train.py:ro" \
+        localhost/hookcore-training train.py 2>&1 | tee "$WORK/trained.log"
+    check "the image for training trains, is watched, and compiles" \
+        test "$(grep -c -e '^trained with CUDA 1.* and compiled' -e '^hookcore: http.*/runs/' "$WORK/trained.log")" = 2
 fi
 "${PODMAN[@]}" images --format '{{.Repository}} {{.Size}}' | grep hookcore

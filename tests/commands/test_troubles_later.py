@@ -26,6 +26,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 AT, TRAINED, LAST = 100, 300, 2_000
+MEMORY = 24 * 2**20  # rules look at the steps that a store has exactly, so they find the same with the same memory
 TAIL = 150  # the spikes' period in steps
 INFO = RunInfo(id="run-1", key="k", name="a run", memory=8_000_000)  # small, so that steps are soon merged
 # Several layers shrink or grow in the same step, so which one is first may depend on the processor's rounding.
@@ -81,7 +82,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         patched.setattr(Store, "extend", record)
         patched.setattr(
             "hookcore.commands.demo.watch",
-            lambda model, **given: watch(model, server=None, keep=kept, memory="24 MiB", **given),
+            lambda model, **given: watch(model, server=None, keep=kept, memory=MEMORY, **given),
         )
         store = train(Demo("cnn", trouble, AT, TRAINED, most_per_s=0), lambda _: None).store
     (folder,) = kept.glob("*.hookcore")
@@ -154,7 +155,7 @@ def test_a_culprit_stays_named_after_merging_and_rereading(trained: Trained) -> 
     assert incident.evidence is not None
     assert incident.evidence.steps[0] < incident.first_step
 
-    again = follow(Store(2**24))
+    again = follow(Store(MEMORY))
     load_into(again, read_archive(trained.folder))
     again.settle()
     assert list(map(repr, again.incidents())) == list(map(repr, known.values()))
