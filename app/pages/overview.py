@@ -38,7 +38,7 @@ from ..analysis.modules import (
 from ..formats import script_json
 from ..runs import Run
 from .frame import address_of, no_change_words
-from .page import FindText, PartsPage, RowNumber, RunPage, Short, TablePage
+from .page import FindText, PartsPage, RowNumber, RunPage, Short, TablePage, timeline_view
 from .settings import share_of
 from .views.events import counts_of, every_event, problem_lines
 from .views.incident import capsules_of
@@ -56,7 +56,6 @@ from .views.overview import (
     why_empty,
 )
 from .views.span import ALL, Shared, claim_of, progress_of
-from .views.timeline import timeline_view
 
 # The page Summary. Its parts can be requested alone.
 

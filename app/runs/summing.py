@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from hookcore.delivery.archive import Recorded, Unheard
 from hookcore.findings.times import RankTimes, late_rank
-from hookcore.records import Frame, Snapshot
+from hookcore.records import Frame, Snapshot, adds_up
 from hookcore.records.vocabulary import DESYNC, LATE_RANK, NONFINITE_STEP
 from hookcore.records.wire import DeliveryCounters
 from hookcore.store.rankstep import Difference
@@ -146,7 +146,7 @@ class Sum:
                 self.assembly.return_(rank, record.step + self.shift)
             self.assembly.take(rank, shifted(record, self.shift))
         elif isinstance(record, Snapshot):
-            if rank == min(self.assembly.ranks):
+            if rank == min(self.assembly.ranks) or adds_up(record.tap):
                 self.run.store.add_snapshot(replace(record, step=record.step + self.shift))
         else:
             self._leave(rank, run)
@@ -355,8 +355,9 @@ class Sum:
         for event in archive.events():
             keep = self.run.store.keep_event if event.name == NONFINITE_STEP else self.run.store.add_event
             keep(of_rank(event.moved(self.shift), member.place.rank))
-        if member.place.rank == min(self.assembly.ranks):
-            for snapshot in archive.snapshots():
+        is_lead = member.place.rank == min(self.assembly.ranks)
+        for snapshot in archive.snapshots():
+            if is_lead or adds_up(snapshot.tap):
                 self.run.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))
         if archive.damages:
             emit_event(self.run, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")

@@ -14,6 +14,7 @@ from .models import (
     Detached,
     Experts,
     Gated,
+    Mixture,
     Squeezed,
     attentive,
     constant,
@@ -29,7 +30,7 @@ from .trainings import classifier, evaluated
 AT: Final = 120
 
 
-def _at(change: Callable[[Any], None], model: nn.Sequential, **options: Any) -> Training:
+def _at(change: Callable[[Any], object], model: nn.Module, **options: Any) -> Training:
     """Return a training in which the model is changed at a step."""
 
     def before(number: int) -> None:
@@ -310,6 +311,34 @@ FAULTY: Final = {
     ),
     "rate far too low": Case(
         lambda: classifier(mlp(4), 1e-8), ("learning-rate-too-low",), steps=260, settings={"kinds": EVERYTHING}
+    ),
+    "bias of a router that kills an expert": Case(
+        lambda: _at(lambda model: model.gate.bias[1].fill_(-1e4), Experts(0.0, 2.0)),
+        ("dead-expert",),
+        "gate",
+        steps=320,
+        at=AT,
+    ),
+    "row of a router that kills two of eight": Case(
+        lambda: _at(lambda model: model.router.bias[2:4].fill_(-1e4), Mixture(8, 2, 0.01)),
+        ("dead-expert",),
+        "router",
+        steps=320,
+        at=AT,
+    ),
+    "router that gives everything to one expert": Case(
+        lambda: _at(lambda model: model.gate.bias[2].fill_(1e4), Experts(0.0, 2.0)),
+        ("router-collapse",),
+        "gate",
+        steps=320,
+        at=AT,
+    ),
+    "router that gives everything to two of eight": Case(
+        lambda: _at(lambda model: model.router.bias[5:7].fill_(1e4), Mixture(8, 2, 0.01)),
+        ("router-collapse",),
+        "router",
+        steps=320,
+        at=AT,
     ),
     "expert that no sample selects": Case(lambda: classifier(Experts(-1e4)), ("never-used",), "experts.3.0", steps=260),
     "loader slower than the steps": Case(lambda: trainings.loaded(0.02), ("slow-data-loading",), steps=650),

@@ -64,24 +64,71 @@ class Recurrent(nn.Module):
 
 
 class Experts(nn.Module):
-    """Four experts, of which each sample uses one; the last is used rarely, or never."""
+    """Four experts, of which each sample uses one, with some noise; the last is used rarely, or never."""
 
-    def __init__(self, last: float = -4.0) -> None:
+    def __init__(self, last: float = -2.0, noise: float = 0.0) -> None:
         super().__init__()
+        self.noise = noise
         self.gate, self.head = nn.Linear(16, 4), nn.Linear(32, 4)
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(4))
         with torch.no_grad():
             self.gate.bias[3] = last
 
     def forward(self, values: Tensor) -> Tensor:
-        weights = self.gate(values).softmax(1)
-        best = weights.argmax(1)
+        logits = self.gate(values)
+        weights = logits.softmax(1)
+        best = (logits + self.noise * torch.randn_like(logits)).argmax(1) if self.noise else logits.argmax(1)
         mixed = values.new_zeros(len(values), 32)
         for number, expert in enumerate(self.experts):
             rows = (best == number).nonzero()[:, 0]
             if len(rows):
                 mixed = mixed.index_add(0, rows, expert(values[rows]) * weights[rows, number, None])
         return self.head(mixed)
+
+
+class Choosing(nn.Module):
+    """A router that returns what it chooses. A bias that follows the load balances it, by this much in each step."""
+
+    def __init__(self, width: int, experts: int, top_k: int, follows: float) -> None:
+        super().__init__()
+        self.weight, self.top_k, self.follows = nn.Parameter(0.1 * torch.randn(experts, width)), top_k, follows
+        self.register_buffer("bias", torch.zeros(experts))
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = values @ self.weight.T
+        scores = logits.sigmoid()
+        chosen = (scores.detach() + self.bias).topk(self.top_k, dim=-1).indices
+        if self.training and self.follows:
+            load = torch.bincount(chosen.flatten(), minlength=len(self.weight)).float()
+            self.bias += self.follows * (load.mean() - load).sign()
+        weights = scores.gather(1, chosen)
+        return logits, weights, chosen
+
+
+class Mixture(nn.Module):
+    """A layer in which each sample chooses some of many experts, whose weights are stacked; with a skip connection."""
+
+    def __init__(self, experts: int = 8, top_k: int = 2, follows: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.router, self.experts = Choosing(32, experts, top_k, follows), Stacked(experts, 32)
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.first(values).relu()
+        _, weights, chosen = self.router(values)
+        return self.head(values + self.experts(values, weights, chosen))
+
+
+class Stacked(nn.Module):
+    """Experts that are one tensor."""
+
+    def __init__(self, experts: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width, width) / width**0.5)
+
+    def forward(self, values: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        every = torch.einsum("tw,ewv->tev", values, self.weight).relu()
+        return (every.gather(1, chosen[..., None].expand(-1, -1, every.shape[2])) * weights[..., None]).sum(dim=1)
 
 
 class Adapted(nn.Module):

@@ -346,6 +346,26 @@ ADVICE: Final[dict[str, Advice]] = {
             "check the scale of the logits, and the mask",
         ),
     ),
+    "dead-expert": _advice(
+        "no loss that balances the load, or one with too small a weight",
+        "a bias or a row of the router's weight that went far below the others, often after a large step",
+        "more experts than the data needs, or batches that are too small for this many",
+        tries=(
+            "raise the weight of the balancing loss, or use a bias that follows the load, as in DeepSeek-V3",
+            "lower the learning rate of the router, and keep its logits small with a z-loss",
+            "initialize the row of this expert again, or use fewer experts",
+        ),
+    ),
+    "router-collapse": _advice(
+        "no loss that balances the load: experts that are chosen learn, and are chosen even more",
+        "router logits that grew so large that the softmax has one winner",
+        "inputs of the router that are nearly the same for all tokens",
+        tries=(
+            "add a loss that balances the load, or raise its weight, from the first step on",
+            "add a z-loss, keep the router in float32, and lower its learning rate",
+            "normalize the router's input, and add noise to its logits while it learns",
+        ),
+    ),
     "never-used": _advice(
         "a router that never selects these experts, or a branch that is never taken",
         "a layer that the forward pass forgot, or that an older version of the model needed",
@@ -495,6 +515,13 @@ SENTENCES: Final[Mapping[str, str]] = {
     "attention-entropy-collapse": (
         "The entropy of every head is below {entropy}, and was {least_entropy} at first, in {results} results of "
         "a probe."
+    ),
+    "dead-expert": (
+        "An expert gets {share} of an even share of the choices or less in {measured} measurements, or in as many more "
+        "as make an even share {even} choices."
+    ),
+    "router-collapse": (
+        "A share of {share} of the experts gets a share of {choices} of the choices in {measured} measurements."
     ),
     "state-stays-zero": "A state of an optimizer is zero in {measured} measurements, although the gradient isn't.",
     "second-moments": (

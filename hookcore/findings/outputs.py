@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from hookcore.findings.finding import SPARK, WARM_UP, Finding, Since
 from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.findings.window import MagnitudeWindow, window_first
-from hookcore.records import PROBE, Severity, Tap
+from hookcore.records import PROBE, Severity, Tap, adds_up
 from hookcore.records.vocabulary import KIND_WORDS, PROBE_LABEL
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
@@ -502,3 +502,90 @@ def _joined(found: list[Finding]) -> Finding:
     others = {each.module for each in found} - {first.module}
     members = tuple(member for each in found for member in each.members)
     return replace(first, downstream=len(others), members=members)
+
+
+# Rules about the choices of routers in mixtures of experts, summed over the newest measurements, and over ranks.
+
+
+def find_routing(store: Store, taps: TapList) -> list[Finding]:
+    """Return a finding for the router whose experts died first, and one for the first that collapsed."""
+    dead: list[Finding] = []
+    collapsed: list[Finding] = []
+    for place in taps.fact(_routers):
+        number, tap = int(taps.numbers[place]), taps.taps[place]
+        steps, counts = store.choices(tap)
+        if found := _collapsed(store, number, tap, steps, counts):
+            collapsed.append(found)
+        elif found := _dead_experts(store, number, tap, steps, counts):
+            dead.append(found)
+    return [_joined(each) for each in (dead, collapsed) if each]
+
+
+def _routers(taps: TapList) -> list[int]:
+    return _places(taps, adds_up)
+
+
+def _dead_experts(store: Store, number: int, tap: Tap, steps: Steps, counts: Floats) -> Finding | None:
+    limits = limits_of(store, "dead-expert")
+    sums = counts[:, ::-1].sum(axis=0).cumsum() / max(1, len(counts))  # an even share, of more and more measurements
+    needed = max(int(limits["measured"]), int(np.searchsorted(sums, limits["even"])) + 1)
+    if counts.shape[1] < needed:
+        return None
+    newest, even = counts[:, -needed:], sums[needed - 1]
+    dead = np.flatnonzero(newest.sum(axis=1) <= limits["share"] * even)
+    if not len(dead):
+        return None
+    is_alive = counts[dead] > limits["share"] * counts.sum(axis=0) / len(counts)
+    begun = [int(alive.nonzero()[0][-1]) + 1 if alive.any() else 0 for alive in is_alive]
+    shares = _shares(counts)[dead[int(np.argmin(begun))]]
+    since = int(steps[min(min(begun), len(steps) - 1)])
+    which = f"{'experts' if len(dead) > 1 else 'expert'} {_listed(dead.tolist())} of {len(counts)}"
+    text = Since(f"{which} {_has(dead)} received only {newest[dead].sum() / newest.sum():.2g} of all choices")
+    if not newest[dead].any():
+        text = Since(f"no token has chosen {which}")
+    usual = float(np.median(shares[: min(begun)])) if min(begun) else float("nan")
+    about = "min", float(shares[-1]), usual, since, None, text, tuple(shares[-SPARK:].tolist()), 0
+    rule = RULES["dead-expert"]
+    return Finding("dead-expert", rule.severity, number, tap, *about, members=((number, since),))
+
+
+def _collapsed(store: Store, number: int, tap: Tap, steps: Steps, counts: Floats) -> Finding | None:
+    limits = limits_of(store, "router-collapse")
+    measured, most = int(limits["measured"]), max(1, int(limits["share"] * len(counts)))
+    if counts.shape[1] < measured or len(counts) < 2:
+        return None
+    shares = _shares(counts)
+    is_bad = np.sort(shares, axis=0)[-most:].sum(axis=0) >= limits["choices"]
+    if not is_bad[-measured:].all():
+        return None
+    fine = np.flatnonzero(~is_bad)
+    begun = int(fine[-1]) + 1 if len(fine) else 0
+    since, largest = int(steps[begun]), shares.max(axis=0)
+    chosen = sorted(np.argsort(shares[:, -1])[-most:].tolist())
+    share = counts[chosen, -measured:].sum() / counts[:, -measured:].sum()
+    which = f"{'experts' if most > 1 else 'expert'} {_listed(chosen)} of {len(counts)}"
+    text = Since(f"{which} {_has(chosen)} received {share:.0%} of all choices")
+    usual = float(np.median(largest[:begun])) if begun else float("nan")
+    about = "max", float(largest[-1]), usual, since, None, text, tuple(largest[-SPARK:].tolist()), 0
+    rule = RULES["router-collapse"]
+    return Finding("router-collapse", rule.severity, number, tap, *about, members=((number, since),))
+
+
+def _shares(counts: Floats) -> Floats:
+    shares: Floats = counts / np.maximum(counts.sum(axis=0), 1)
+    return shares
+
+
+def _has(experts: Sized) -> str:
+    return "has" if len(experts) == 1 else "have"
+
+
+_LISTED: Final = 4
+
+
+def _listed(numbers: list[int]) -> str:
+    """List numbers: "3", "1 and 3", or "1, 3, 4, 7, and 9 more"."""
+    shown, more = [str(each) for each in numbers[:_LISTED]], len(numbers) - _LISTED
+    if more > 0:
+        return f"{', '.join(shown)}, and {more} more"
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -20,6 +20,7 @@ from hookcore.findings.outputs import (
     find_drift,
     find_no_gradient,
     find_probed,
+    find_routing,
     find_saturated,
     find_variance,
     find_zero_inputs,
@@ -30,7 +31,7 @@ from hookcore.findings.times import find_waits
 from hookcore.findings.updates import find_lost, find_ownership, find_precursors, find_states
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import APART, PROBE, SEVERITIES, STAT_COLUMN, Tap
-from hookcore.records.vocabulary import STEP_NUMBERS
+from hookcore.records.vocabulary import OWN_NUMBERS
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -210,7 +211,7 @@ def findings_of(
     spikes = find_loss_spikes(losses, taps)
     found += spikes + find_precursors(store, judged, spikes) + find_progress(losses, taps) + find_states(store, taps)
     found += find_ownership(store, taps) + find_waits(store, taps)
-    found += find_probed(store, taps, losses)
+    found += find_probed(store, taps, losses) + find_routing(store, taps)
     if inputs.sizes is not None:
         found += _of_sizes(store, judged, inputs.sizes, losses, spikes_reported)
     if inputs.updates is not None:
@@ -220,7 +221,7 @@ def findings_of(
 
 
 def _is_apart(tap: Tap) -> bool:
-    return tap.kind in APART or (tap.kind == PROBE and tap.index.partition(" ")[0] in STEP_NUMBERS)
+    return tap.kind in APART or (tap.kind == PROBE and tap.index.partition(" ")[0] in OWN_NUMBERS)
 
 
 def _judged(taps: TapList) -> TapList:

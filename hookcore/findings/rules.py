@@ -44,6 +44,8 @@ RuleName = Literal[
     "dead-channels",
     "rank-collapse",
     "attention-entropy-collapse",
+    "dead-expert",
+    "router-collapse",
     "never-used",
     "stalled-training",
     "slow-data-loading",
@@ -230,6 +232,16 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("entropy", 0.05, 0, 1, "entropy of the head that looks at the most tokens"),
         Threshold("least_entropy", 0.2, 0, 1, "initial entropy of that head"),
         _results(3),
+    ),
+    "dead-expert": (
+        Threshold("share", 0.01, 0, 1, "of an even share of the choices, or less"),
+        Threshold("even", 100, 1, 1e9, "choices that an even share must be; more measurements count until it is"),
+        _measured(8),
+    ),
+    "router-collapse": (
+        Threshold("share", 0.25, 0.001, 1, "share of the experts; at least one"),
+        Threshold("choices", 0.95, 0.5, 1, "share of the choices that go to them"),
+        _measured(8),
     ),
     "slow-data-loading": (
         Threshold("share", 0.5, 0.01, 1, "share of a step's time"),
@@ -533,6 +545,22 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Every head of a layer looks at little more than one token, but didn't at first, in each of the newest "
                 "results of a probe with `hookcore.probes.attention_entropy`. It is a note if the loss fell. Needs "
                 "such a probe.",
+            ),
+            _rule(
+                "dead-expert",
+                "warning",
+                "Dead expert",
+                "A router of a mixture of experts has given an expert none of its choices, or next to none, in its "
+                "newest measurements together, in which an even share would be many. With several ranks, the choices "
+                "of all ranks count. Routers are measured in about every tenth step.",
+            ),
+            _rule(
+                "router-collapse",
+                "warning",
+                "Router collapse",
+                "A router of a mixture of experts gives nearly all of its choices to at most a quarter of its experts, "
+                "in each of its newest measurements: the others hardly learn. With several ranks, the choices of all "
+                "ranks count.",
             ),
             _rule(
                 "never-used",

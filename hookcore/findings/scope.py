@@ -264,6 +264,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse"),
+    **dict.fromkeys(("dead-expert", "router-collapse")),  # a model without a router lacks nothing
     "never-used": None,
     "stalled-training": None,
     "slow-data-loading": None,

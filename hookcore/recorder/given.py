@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guarded
@@ -18,6 +18,7 @@ from hookcore.recorder.clock.steps import Steps
 from hookcore.recorder.context import Context
 from hookcore.recorder.leaving.frames import without_rows
 from hookcore.recorder.measured.probes import Probe
+from hookcore.recorder.measured.routers import Router
 from hookcore.recorder.measured.scalars import scalar_of
 from hookcore.records import Tap
 
@@ -151,6 +152,15 @@ class Requests:
         with self._lock:
             self._steps.steady.leave()
             added = self._observers.probes.add(probe)
+            if self._steps.is_fresh:
+                self._observers.begin_step(self._context.step, captured=True)
+        return added
+
+    def add_router(self, module: nn.Module, router: Router) -> bool:
+        """Count the choices of a module. Return False if it is part of no watched model."""
+        with self._lock:
+            self._steps.steady.leave()
+            added = self._observers.routers.add(module, router)
             if self._steps.is_fresh:
                 self._observers.begin_step(self._context.step, captured=True)
         return added

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records.flow import Flow
-from hookcore.records.vocabulary import KIND_WORDS, is_media, write_plainly
+from hookcore.records.vocabulary import EXPERT_LOAD, KIND_WORDS, is_media, write_plainly
 from hookcore.records.vocabulary import escaped_in as escaped_in
 from hookcore.records.vocabulary import plain as plain
 from hookcore.records.vocabulary import text_of as text_of
@@ -105,6 +105,11 @@ class Tap:
         index = f" [{self.index}]" if self.index else ""
         call = f" call {self.call}" if self.call else ""
         return f"{index}{call}{'' if self.phase == 'train' else f' ({self.phase})'}"
+
+
+def adds_up(tap: Tap) -> bool:
+    """Return whether the numbers of a tap are counts, which add up over steps and ranks."""
+    return tap.kind == PROBE and tap.index == EXPERT_LOAD
 
 
 @dataclass(frozen=True, slots=True)

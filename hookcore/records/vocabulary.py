@@ -73,6 +73,10 @@ CAPSULE_MISSED: Final = "capsule-missed"  # the event of a step that could not b
 NONFINITE_STEP: Final = "nonfinite-step"  # the event of a step in which the trainer found a NaN or an infinity
 DECAY_SHARE: Final = "decay_share"
 STEP_NUMBERS: Final = ("effective_lr", DECAY_SHARE, "rotation")  # about the step of a weight, stored as probes
+EXPERT_LOAD: Final = "expert_load"  # the share of each expert in the choices of a router, stored as a probe
+ROUTER_ENTROPY: Final = "router_entropy"  # of a token's probabilities, on average; 1 if all experts are as likely
+EXPERT_DROPPED: Final = "expert_dropped"  # the share of the choices beyond an expert's capacity
+OWN_NUMBERS: Final = (*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED)  # names that no probe of a user has
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap, adds_up
 from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from hookcore.store.answers import Channels, Steps
 from hookcore.store.ladder import Ladder
@@ -267,6 +267,7 @@ class _Lane:
 
     channels: int  # of the tensor; more than the width if each value stands for several
     width: int
+    merge: Callable[[Values, Values], Values] = np.maximum
     first: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
     values: list[Values] = field(default_factory=list)
@@ -279,7 +280,7 @@ class _Lane:
         """Add the values of a step. Those of a step that is already here are merged with it."""
         place = next((at for at in range(len(self.first) - 1, -1, -1) if self.first[at] <= step), -1)
         if place >= 0 and step <= self.last[place]:
-            self.values[place] = np.maximum(self.values[place], values)
+            self.values[place] = self.merge(self.values[place], values)
             return
         self.first.insert(place + 1, step)
         self.last.insert(place + 1, step)
@@ -289,14 +290,17 @@ class _Lane:
         """Merge the older half in pairs. Return the number of columns that are gone."""
         half = max(2, len(self.first) // 2) // 2 * 2
         pairs = range(0, half, 2)
-        values: list[Values] = [np.maximum(self.values[at], self.values[at + 1]) for at in pairs]
+        values: list[Values] = [self.merge(self.values[at], self.values[at + 1]) for at in pairs]
         self.first[:half], self.last[:half] = self.first[:half:2], self.last[1:half:2]
         self.values[:half] = values
         return len(pairs)
 
 
 class ChannelLog:
-    """The columns of all taps within one limit: the newest exact, older ones merged; the largest value wins, or NaN."""
+    """The columns of all taps within one limit: the newest exact, older ones merged; the largest value wins, or NaN.
+
+    The choices of a router are counts: they are added, over steps and over ranks, and read as shares.
+    """
 
     def __init__(self, max_bytes: int, lock: threading.Lock) -> None:
         self.max_bytes = max_bytes
@@ -320,7 +324,7 @@ class ChannelLog:
                 lane = None
             if lane is None:
                 self._lanes.pop(snapshot.tap, None)
-                lane = _Lane(channels, len(values))
+                lane = _Lane(channels, len(values), np.add if adds_up(snapshot.tap) else np.maximum)
                 if not len(values) or not self._make_room(lane.nbytes + 4 * lane.width + _COLUMN_BYTES):
                     self.refused += 1
                     return
@@ -354,6 +358,14 @@ class ChannelLog:
         with self._lock:
             return list(self._lanes)
 
+    def counts(self, tap: Tap) -> tuple[Steps, NDArray[np.float64]]:
+        """Return all columns as they are kept: their first steps, and their values [row, column]."""
+        with self._lock:
+            lane = self._lanes.get(tap)
+            if lane is None:
+                return np.empty(0, np.int64), np.empty((0, 0))
+            return np.array(lane.first, np.int64), np.array(lane.values, np.float64).T
+
     def read(self, tap: Tap, first: int | None, last: int | None, columns: int, rows: int) -> Channels:
         """Return the values in some steps, in at most `columns` by `rows` cells; the largest value of each, or NaN."""
         with self._lock:
@@ -368,7 +380,10 @@ class ChannelLog:
         starts = np.arange(0, len(places), each)
         each_row = -(-width // rows) or 1
         row_starts = np.arange(0, width, each_row)
-        if shown.size:
+        if shown.size and adds_up(tap):
+            shown = np.add.reduceat(np.add.reduceat(shown, starts, axis=1), row_starts, axis=0)
+            shown = shown / np.maximum(shown.sum(axis=0), 1)
+        elif shown.size:
             shown = np.maximum.reduceat(np.maximum.reduceat(shown, starts, axis=1), row_starts, axis=0)
         group = -(-channels // width) if width else 1
         lasts = np.minimum(starts + each, len(places)) - 1

@@ -1142,6 +1142,10 @@ class Store:
         checks.require_at_least("rows", rows, 1)
         return self.parts.channels.read(self.find_tap(tap)[1], first, last, columns, rows)
 
+    def choices(self, tap: Tap) -> tuple[Steps, Floats]:
+        """Return how many tokens chose each expert of a router: the first step of each column, [expert, column]."""
+        return self.parts.channels.counts(tap)
+
     def channel_taps(self, match: str | None = None) -> TapList:
         """Return the taps whose numbers are kept in their order, of modules that match a pattern."""
         kept = set(self.parts.channels.taps())

@@ -48,6 +48,7 @@ from hookcore.recorder import Recorder
 from hookcore.recorder.known.facts import Facts, options_of_script
 from hookcore.recorder.known.place import Ranks
 from hookcore.recorder.measured.probes import MAX_PROBES, probe_of
+from hookcore.recorder.measured.routers import router_of
 from hookcore.records import Coverage, Event, Frame, Kind, Phase, Severity, Tap
 from hookcore.records.vocabulary import counted
 from hookcore.records.wire import DeliveryCounters
@@ -78,7 +79,7 @@ class NullWatcher:
         """Do nothing."""
 
     step = log = log_image = log_text = log_table = log_figure = tokens = labels = samples = _do_nothing
-    request_snapshot = probe = capsule = pause = resume = close = _do_nothing
+    request_snapshot = probe = router = capsule = pause = resume = close = _do_nothing
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         return tensor
@@ -554,6 +555,20 @@ class Watcher:
         self._recorder.capture.models.check_patterns(probe.include)
         if not self._recorder.requests.add_probe(probe):
             raise ArgumentError(f"a watcher has at most {MAX_PROBES} probes: remove one")
+
+    def router(self, module: nn.Module, *, experts: int | None = None, top_k: int | None = None) -> None:
+        """Count which experts a module chooses, if hookcore doesn't recognize it as a router by itself.
+
+        Its output must have the numbers of the chosen experts, or a mask with a column for each expert. If it has only
+        logits, say how many of the largest ones are chosen: `top_k`. `experts` is the number of experts, if the rows of
+        the module's weights don't say it. The numbers are described in docs/probes.md.
+        """
+        self._check_open()
+        if not isinstance(module, nn.Module):
+            raise ArgumentError(f"module={module!r} is invalid: use a module of the watched model, such as model.gate")
+        router = router_of(module, experts, top_k)
+        if not self._recorder.requests.add_router(module, router):
+            raise ArgumentError(f"this {type(module).__name__} is part of no watched model: pass one of its modules")
 
     def capsule(self) -> None:
         """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""

@@ -15,9 +15,9 @@ from hookcore.store import Store
 from hookcore.store.incidents import Incident
 from hookcore_app.analysis.figures.lines import strip_of
 from hookcore_app.analysis.timeline import MAX_MARKS, quantity_of, timeline_of
+from hookcore_app.pages.page import timeline_view
 from hookcore_app.pages.views.layer import nearest_captured, note_of
 from hookcore_app.pages.views.span import Shared, Span, range_in, span_of, step_in
-from hookcore_app.pages.views.timeline import timeline_view
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings

@@ -31,6 +31,7 @@ from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.flows import Flows
 from hookcore.recorder.measured.probes import Probes
+from hookcore.recorder.measured.routers import Routers
 from hookcore.recorder.measured.samples import Samples
 from hookcore.recorder.measured.snapshots import Snapshots, WaitingCopies
 from hookcore.records.vocabulary import counted
@@ -245,7 +246,7 @@ class Placement:
         return None if self._attachment is None else self._attachment.follow_choice(chosen)
 
 
-# The observers that are there in some steps only: snapshots, probes, and what learns the data flow.
+# The observers that are there in some steps only: snapshots, probes, routers, and what learns the data flow.
 
 
 class Observers:
@@ -254,14 +255,22 @@ class Observers:
     def __init__(self, context: Context, dispatcher: Dispatcher, collector: Collector, placement: Placement) -> None:
         self.snapshots = Snapshots(context, WaitingCopies(context, collector.scale, dispatcher.names))
         self.probes = Probes(context, collector)
+        self.routers = Routers(context, self.probes.channels)
         self.flows = Flows(context)
         self._cadence, self._placement = context.cadence, placement
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
-        learns = self.flows.begin_step(captured)
-        if self.probes.begin_step(step, captured, self._cadence.block) or learns:
+        learns, routes = self.flows.begin_step(captured), self.routers.begin_step(step, captured)
+        if self.probes.begin_step(step, captured, self._cadence.block) or learns or routes:
             self._follow()
+
+    def end_step(self) -> None:
+        """Add what is known only now to the rows of the step."""
+        if self.probes.passes.due:
+            self.probes.passes.end_step()
+        if self.routers.due:
+            self.routers.end_step()
 
     def begin_snapshots(self) -> None:
         """Look for the requested tensors."""
@@ -271,8 +280,9 @@ class Observers:
     def _follow(self) -> None:
         snapshots: tuple[Observer, ...] = (self.snapshots,) if self.snapshots.looks_at_calls else ()
         probes: tuple[Observer, ...] = (self.probes,) if self.probes.due else ()
+        routers: tuple[Observer, ...] = (self.routers,) if self.routers.due else ()
         flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
-        self._placement.follow_observers(*snapshots, *probes, *flows)
+        self._placement.follow_observers(*snapshots, *probes, *routers, *flows)
 
     def hurries(self, step: int) -> bool:
         """Return whether to capture a step, whatever the cadence says."""

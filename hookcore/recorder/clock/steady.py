@@ -234,6 +234,7 @@ class Steady:
             and not (current.running or current.ignoring or current.pending)
             and not (parts.open or parts.is_cut or parts.has_new_held)
             and not (observers.snapshots.active or observers.flows.is_learning or observers.probes.has_any)
+            and not observers.routers.due
             and not (loss.held is not None or capture.dispatcher.names.has_any)
             and self.clock.step > FIRST_STEPS
         )

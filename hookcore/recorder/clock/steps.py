@@ -161,8 +161,7 @@ class Steps:
     def end_step(self, skipped_by: GradScaler | None) -> None:
         """Ship the frame."""
         now = self._now()
-        if (passes := self._observers.probes.passes).due:
-            passes.end_step()
+        self._guarded(self._observers.end_step)
         self._has_work = self._control.has_work
         if self._has_work:
             self._guarded(self._end_snapshots)

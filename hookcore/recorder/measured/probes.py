@@ -29,7 +29,7 @@ from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.passprobes import Passes, PassProbes, channels_of, values_of
 from hookcore.recorder.measured.snapshots import Outgoing, Send
 from hookcore.records import PROBE, Kind, Snapshot, Tap
-from hookcore.records.vocabulary import PROBE_LABEL
+from hookcore.records.vocabulary import OWN_NUMBERS, PROBE_LABEL
 
 # One probe: a function of the user or of hookcore, and when and for which tensors it is called.
 
@@ -130,6 +130,8 @@ def probe_of(name: str, function: Function, include: Any, kinds: Any, every: int
     """Return a probe with these arguments of a user. Raises ArgumentError for a wrong one."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise ArgumentError(f"name={name!r} is invalid: use a string of 1 to {MAX_NAME} characters")
+    if name in OWN_NUMBERS:
+        raise ArgumentError(f"name={name!r} is invalid: hookcore's own number has this name. Use another one")
     if not callable(function):
         raise ArgumentError(f"function={function!r} is invalid: use a function that takes a tensor")
     chosen = frozenset([kinds] if isinstance(kinds, str) else kinds)
