@@ -36,6 +36,7 @@ from .views.layer import (
     box_id,
     box_of,
     call_of,
+    experts_of,
     feeds_of,
     flops_words,
     forms_words,
@@ -158,7 +159,7 @@ class LayerPage(RunPage):
     """One module, or a list of modules to choose from. The root's path is empty."""
 
     name = "layer"
-    parts = ("facts", "values", "ranks", "alerts", "hooks", "numbers")
+    parts = ("facts", "experts", "values", "ranks", "alerts", "hooks", "numbers")
 
     module: Annotated[str | None, Query(max_length=1000)] = None
     f: FindText = ""
@@ -211,6 +212,12 @@ class LayerPage(RunPage):
         spread = {"placements": self.shown.module.placements, "placement_note": placement_note(self.run, self.shown)}
         calls = calls_of(self.run.store, self.shown.taps, *self.values_in)[path]
         return {"shapes": self.shown.module.shapes, "calls": calls, "feeds": feeds, **spread}
+
+    def part_experts(self) -> dict[str, Any]:
+        """Return the loads of all routers of the model, if this module is one."""
+        if self.layer is None:
+            return {"experts": []}
+        return {"experts": experts_of(self.run.reader, self.shown.module.path, *self.values_in)}
 
     def part_values(self) -> dict[str, Any]:
         """Return the newest values, or those of the steps that the page is about."""

@@ -177,6 +177,17 @@ def test_ranks_are_one_run_with_the_values_of_all(ranks: Ranks) -> None:
     assert joint.run.store.incidents() == []
 
 
+def test_the_choices_of_routers_add_up_over_ranks(ranks: Ranks) -> None:
+    ranks.all(range(2))
+    load, other = Tap("gate", "probe", "expert_load"), Tap("layer", "probe", "channel_rms")
+    for rank in range(WORLD):
+        values = np.array([rank, 1, 10], np.float32)
+        ranks.post(rank, [Snapshot(tap, 1, 0.0, "float32", values.shape, values) for tap in (load, other)])
+    store = ranks.joint.run.store
+    assert store.choices(load)[1].tolist() == [[0 + 1 + 2 + 3], [WORLD], [10 * WORLD]]
+    assert store.choices(other)[1].tolist() == [[0], [1], [10]]  # of the first rank alone, as other snapshots
+
+
 @pytest.mark.parametrize(("page", "reads"), [("/ranks", "is_silent"), ("", "late")])
 def test_pages_can_be_rendered_while_ranks_join(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, page: str, reads: str

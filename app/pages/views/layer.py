@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hookcore.config.patterns import literal
 from hookcore.findings import Reading
 from hookcore.findings.keyfigures import newest_of
 from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Flow, FlowCall, Model, ModelBox, ModelTensor, Module, Snapshot
-from hookcore.records import KINDS, PARAMETER_KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Phase, Tap
+from hookcore.reading.pictures import address_of as address_of_image
+from hookcore.reading.pictures import image_of
+from hookcore.records import KINDS, PARAMETER_KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Phase, Tap, adds_up
 from hookcore.store import TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
+from ...analysis.tiles import colors_of
 from ...formats import words_of
 from ...runs import Run
 from ...runs.answering import tap_list
@@ -152,6 +158,50 @@ def placement_note(run: Run, layer: LayerView) -> str | None:
     but = ', except where they are labeled "parts or copies"' if any(is_unsure(run, each) for each, _ in taps) else ""
     lacks = " Some ranks are missing, and so are their parts." if joint_of(run).rounds.missing() else ""
     return f"{values} those of the whole tensor: parts are added up, and copies count once{but}.{lacks}"
+
+
+MAX_ROUTERS: Final = 256  # in one table
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """The load of each expert of one router, as a strip of pixels from black (none) to white (the largest)."""
+
+    module: str
+    experts: int
+    strip: str  # an address
+    most: tuple[int, float]  # an expert, and its load as a multiple of an even share
+    least: tuple[int, float]
+
+
+def experts_of(reader: Reader, path: str, first: int | None, last: int | None) -> list[ExpertRow]:
+    """Return the loads of all routers in these steps, by layer, if the module is one of them."""
+    routers = [tap for tap in reader.channel_taps().taps if adds_up(tap.record)]
+    if all(tap.module != path for tap in routers):
+        return []
+    found = []
+    for tap in routers[:MAX_ROUTERS]:
+        answer = reader.channels(tap, first, last, columns=1)
+        if answer.values.size:
+            found.append((tap.module, answer.values[:, 0] * len(answer.values)))
+    if not found:
+        return []
+    pixels = colors_of(np.concatenate([[0.0], *(shares for _, shares in found)])[None])[:, 1:]
+    strips = np.split(pixels, np.cumsum([len(shares) for _, shares in found])[:-1], axis=1)
+    return [
+        ExpertRow(
+            module,
+            len(shares),
+            address_of_image(image_of(strip)),
+            _at(shares, shares.argmax()),
+            _at(shares, shares.argmin()),
+        )
+        for (module, shares), strip in zip(found, strips, strict=True)
+    ]
+
+
+def _at(shares: NDArray[np.float64], place: np.intp) -> tuple[int, float]:
+    return int(place), float(shares[place])
 
 
 def hooks_of(reader: Reader, layer: LayerView) -> tuple[list[HookRecord], int]:
