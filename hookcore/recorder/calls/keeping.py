@@ -267,7 +267,14 @@ class Holding:
                 or plan.ref() is not module
                 or "_compiled_call_impl" in module.__dict__
             ):
-                self._skip(module)
+                self._others += 1
+                attributes = module.__dict__  # in most steps, a module that isn't watched is a loss
+                if (
+                    self._others > MAX_OTHERS
+                    or "_compiled_call_impl" in attributes
+                    or "_orig_mod" in attributes.get("_modules", ())
+                ):
+                    self._skip(module)
                 return False
             self._calls.off()
             self._others = 0
@@ -334,7 +341,6 @@ class Holding:
         quick.learn(facts, routine)
 
     def _skip(self, module: nn.Module) -> None:
-        self._others += 1
         if is_region(module):
             self._give_up(COMPILED)
         elif self._others > MAX_OTHERS:

@@ -96,7 +96,7 @@ class Rounds:
         spent_s = time.thread_time() + self._machine.spent_s + self._context.sink.spent_s
         captured, others = self._shipper.take_counts()
         if captured or others:
-            self._context.cadence.took(spent_s - self._spent_s, captured, others)
+            self._context.cadence.took(max(0.0, spent_s - self._spent_s), captured, others)  # another sink knows less
         elif self._context.now() - self._context.ended.at < IDLE_S:
             return
         self._spent_s = spent_s
