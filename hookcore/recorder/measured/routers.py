@@ -254,7 +254,7 @@ class Routers:
         self.due = False
         self._due_at = 0
         self._given: dict[int, tuple[weakref.ref[nn.Module], Router]] = {}  # by the user
-        self._routers: dict[int, Router] = {}  # by the id of the plan
+        self._routers: dict[int, tuple[Plan, Router]] = {}  # by the id of the plan, which it keeps
         self._parts: dict[int, tuple[Plan, int]] = {}  # by the id of the plan of an expert: its router, and its number
         self._looked_at: object = None
         self._sums: dict[int, _Sums] = {}
@@ -280,7 +280,7 @@ class Routers:
     def _find(self) -> None:
         """Look for routers if models have changed."""
         plans, settings = self._plans, self._context.settings
-        now = len(plans.by_id), plans.changes, len(plans.roots), settings.exclude
+        now = len(plans.by_id), plans.changes, plans.roots, settings.exclude
         if now == self._looked_at:
             return
         self._looked_at = now
@@ -296,7 +296,7 @@ class Routers:
             if router.experts > MAX_EXPERTS:
                 plan.note_reason(TOO_MANY)
                 continue
-            self._routers[id(plan)] = router._replace(parts=())  # which would live as long
+            self._routers[id(plan)] = plan, router._replace(parts=())  # which would live as long
             parts = ((number, plans.by_id.get(id(part))) for number, part in enumerate(router.parts))
             self._parts |= {id(part): (plan, number) for number, part in parts if part is not None}
 
@@ -314,7 +314,7 @@ class Routers:
         if not self.due or call.again or call.phase != "train":
             return
         plan, number = self._parts.get(id(call.plan), (call.plan, -1))
-        router = self._routers.get(id(plan))
+        _, router = self._routers.get(id(plan), (plan, None))
         if router is None:
             return
         if call.traced:
@@ -345,7 +345,7 @@ class Routers:
     def _add_all(self, sums: _Sums) -> None:
         counts = sums.chosen()
         if counts is None:
-            if self._routers[id(sums.plan)].is_sure:
+            if self._routers[id(sums.plan)][1].is_sure:
                 sums.plan.note_reason(UNKNOWN)
             return
         if sums.entropy is not None and sums.tokens:
