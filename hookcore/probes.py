@@ -18,6 +18,7 @@ from hookcore.observe.plain import generators_kept
 __all__ = [
     "GradientCosine",
     "NoiseScale",
+    "attention",
     "attention_entropy",
     "channel_rms",
     "channel_zeros",
@@ -107,6 +108,202 @@ def attention_entropy(weights: Tensor) -> Tensor:
         return mean
     heads: Tensor = entropy.transpose(0, -2).reshape(entropy.shape[-2], -1).mean(dim=1)
     return heads
+
+
+# Attention: the numbers of each head from queries and keys, without the matrix of all weights.
+
+SAMPLES: Final = 4  # of a batch
+QUERIES: Final = 16  # of each sample
+MAX_SCORES: Final = 2**20  # at a time
+MAX_MAP: Final = 15 * 2**20  # weights of attention maps
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> dict[str, Tensor]:
+    """Return numbers of each head, from a fixed sample of 16 queries in each of 4 samples, spread evenly.
+
+    `query`, `key`, and `value` are [sample, head, token, width], as for `scaled_dot_product_attention`; a head of keys
+    may serve several of queries. A `mask` is True where a query sees a key, or it is added to the logits. `window` is
+    how many keys before and after its own place a query sees (-1: all), and a logit x becomes
+    `softcap * tanh(x / softcap)`. Queries that see fewer than two keys don't count. Dropout is left out.
+
+    - `largest_logit`: the largest product of a query and a key, times the scale; before mask and cap.
+    - `entropy`: as a share of the largest possible: 0 looks at one token only, 1 at all alike.
+    - `log_sum_exp`: of the logits, as the softmax sees them.
+    - `first_token`: the weight of the first key.
+    - `distance`: the mean number of tokens between a query and what it looks at; only with as many keys as queries.
+    - `output`: the root mean square of what the head returns, as a multiple of the mean over heads.
+    """
+    what = _Attention(query, key, value, mask, is_causal, scale, window, softcap)
+    step = -(-query.shape[2] // QUERIES)
+    part = what.part(slice(None, None, -(-len(query) // SAMPLES)), slice(step - 1, None, step))
+    size = max(16, MAX_SCORES // max(1, part.rows.shape[0] * query.shape[1] * len(part.places)))
+    running = _Running(part)
+    for start in range(0, key.shape[2], size):
+        running.add(start, min(start + size, key.shape[2]))
+    return running.numbers()
+
+
+def attention_map(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
+    """Return the weights of the first samples, as many as fit in 15,728,640 values: [sample, head, query, key]."""
+    what = _Attention(query, key, value, mask, **how)
+    queries, keys = query.shape[2], key.shape[2]
+    of_sample = query.shape[1] * queries * keys
+    if of_sample > MAX_MAP:
+        raise ArgumentError(f"a map of {of_sample:,} weights is too large: at most {MAX_MAP:,} are computed")
+    samples = slice(MAX_MAP // of_sample)
+    size = max(1, MAX_SCORES // (min(len(query), samples.stop) * query.shape[1] * keys))
+    found = []
+    for start in range(0, queries, size):
+        _, scores, visible = what.part(samples, slice(start, start + size)).scores(0, keys)
+        found.append(scores.masked_fill(~visible, -torch.inf).softmax(-1))
+    return torch.cat(found, dim=2)
+
+
+class _Attention:
+    """What a call of attention got."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+    ) -> None:
+        shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+        fits = all(len(shape) == 4 and all(shape) for shape in shapes) and shapes[1][:3] == shapes[2][:3]
+        if not fits or len(query) != len(key) or query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3]:
+            raise ArgumentError(
+                f"queries, keys, and values of the shapes {shapes} don't fit together: they must be [sample, head, "
+                "token, width], and the heads of queries a multiple of those of keys"
+            )
+        self.query, self.key, self.value, self.is_causal, self.window = query, key, value, is_causal, window
+        self.scale = query.shape[3] ** -0.5 if scale is None else scale
+        self.mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
+        self.softcap = softcap
+
+    def part(self, samples: slice, queries: slice) -> _Part:
+        """Return some queries of some samples."""
+        return _Part(self, samples, queries)
+
+
+class _Part:
+    """Some queries of some samples, and their scores. Queries that share a head of keys are rows of one matrix."""
+
+    def __init__(self, of: _Attention, samples: slice, queries: slice) -> None:
+        wide = torch.float64 if of.query.dtype is torch.float64 else torch.float32
+        chosen = of.query[samples, :, queries].to(wide) * of.scale
+        self.of, self.key, self.value = of, of.key[samples], of.value[samples]
+        self.places = torch.arange(of.query.shape[2], device=chosen.device)[queries]
+        self.rows = self.together(chosen)
+        self.mask = None if of.mask is None else _cut(_cut(of.mask, 0, samples), 2, queries)
+
+    def together(self, tensor: Tensor) -> Tensor:
+        """Return queries by their head of keys."""
+        return tensor.reshape(len(tensor), self.key.shape[1], -1, tensor.shape[3])
+
+    def apart(self, tensor: Tensor) -> Tensor:
+        """Return queries by their own head."""
+        return tensor.reshape(len(tensor), -1, len(self.places), tensor.shape[3])
+
+    def scores(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return products of these queries with some keys, what the softmax gets of them, and who sees whom."""
+        products = self.apart(self.rows @ self.key[:, :, start:stop].to(self.rows.dtype).mT)
+        cap, (before, after) = self.of.softcap, self.of.window
+        scores = cap * torch.tanh(products / cap) if cap else products
+        ahead = self.ahead(start, stop)
+        visible = ahead <= 0 if self.of.is_causal else torch.ones_like(ahead, dtype=torch.bool)
+        visible = visible & (ahead >= -before) if before >= 0 else visible
+        visible = visible & (ahead <= after) if after >= 0 else visible
+        if self.mask is not None:
+            mask = _cut(self.mask, 3, slice(start, stop))
+            if mask.dtype is not torch.bool:
+                scores = scores + mask.to(scores.dtype)
+                mask = mask > torch.finfo(mask.dtype).min / 2  # some mask with the smallest number instead of -inf
+            visible = visible & mask
+        return products, scores, visible.expand_as(scores)
+
+    def ahead(self, start: int, stop: int) -> Tensor:
+        """Return how far keys are behind queries, negative if they come before."""
+        return torch.arange(start, stop, device=self.places.device) - self.places[:, None]
+
+
+class _Running:
+    """A softmax over keys that come in parts, and what it weights."""
+
+    def __init__(self, part: _Part) -> None:
+        shape = part.rows.shape[0], part.of.query.shape[1], len(part.places)
+        self._part = part
+        self._seen = torch.zeros(shape, dtype=torch.int64, device=part.rows.device)  # keys
+        self._top = part.rows.new_full(shape, -torch.inf)  # of the scores
+        self._largest = self._top.clone()  # of the products
+        self._total, self._slope, self._first, self._far = part.rows.new_zeros((4, *shape)).unbind()
+        self._mixed = part.rows.new_zeros((*shape, part.value.shape[3]))
+
+    def add(self, start: int, stop: int) -> None:
+        """Add some keys. Everything so far is a multiple of e to the power of the largest score, which may rise."""
+        part = self._part
+        products, scores, visible = part.scores(start, stop)
+        self._largest = torch.maximum(self._largest, products.masked_fill(~visible, -torch.inf).amax(-1))
+        top = torch.maximum(self._top, scores.masked_fill(~visible, -torch.inf).amax(-1))
+        base = top.masked_fill(top == -torch.inf, 0.0)
+        fall = (self._top - base).masked_fill(self._top == -torch.inf, 0.0)
+        old = (self._top - base).exp()
+        below = (scores - base[..., None]).masked_fill(~visible, 0.0)
+        weights = below.exp().masked_fill(~visible, 0.0)
+        self._top, self._seen = top, self._seen + visible.sum(-1)
+        self._slope = old * (self._slope + fall * self._total) + (weights * below).sum(-1)
+        self._total = old * self._total + weights.sum(-1)
+        self._first = old * self._first if start else weights[..., 0]
+        self._far = old * self._far + (weights * part.ahead(start, stop).abs()).sum(-1)
+        mixed = part.apart(part.together(weights) @ part.value[:, :, start:stop].to(weights.dtype))
+        self._mixed = old[..., None] * self._mixed + mixed
+
+    def numbers(self) -> dict[str, Tensor]:
+        """Return the numbers of each head."""
+        counts = self._seen > 1
+        total, of = self._total, self._part.of
+        most = self._seen.clamp(min=2).to(total.dtype).log()
+        found = {
+            "largest_logit": _most(self._largest, counts),
+            "entropy": _average((total.log() - self._slope / total) / most, counts).clamp(0.0, 1.0),
+            "log_sum_exp": _average(self._top + total.log(), counts),
+            "first_token": _average(self._first / total, counts),
+            "distance": _average(self._far / total, counts),
+        }
+        if of.query.shape[2] != of.key.shape[2]:
+            del found["distance"]
+        size = _average((self._mixed / total[..., None]).square().mean(-1), counts).sqrt()
+        usual = size.mean()
+        return found | {"output": torch.where(usual == 0, usual, size / usual)}
+
+
+def _cut(tensor: Tensor, dim: int, part: slice) -> Tensor:
+    """Return a part of a dimension, or all of one that is repeated."""
+    return tensor if tensor.shape[dim] == 1 else tensor[(slice(None),) * dim + (part,)]
+
+
+def _average(values: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean over samples and queries that count, for each head."""
+    return values.masked_fill(~counts, 0.0).sum((0, 2)) / counts.sum((0, 2))
+
+
+def _most(values: Tensor, counts: Tensor) -> Tensor:
+    largest = values.masked_fill(~counts, -torch.inf).amax((0, 2))
+    return largest.masked_fill(~counts.any(2).any(0), torch.nan)
 
 
 def _vectors(tensor: Tensor) -> Tensor:

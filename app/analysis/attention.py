@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.records import Snapshot, Tap
+from hookcore.records import PROBE, Snapshot, Tap
+from hookcore.records.vocabulary import ATTENTION, ATTENTION_MAP, PROBE_LABEL
 from hookcore.store import Store
 
 # Attention rollout: how much each position before the first layer influences each position of the last. In float64.
@@ -219,6 +220,18 @@ def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
         possible = (column["min"] >= 0) & (column["max"] <= MAX_WEIGHT) & np.isfinite(size) & (size > 1.5)
     chosen = np.flatnonzero(possible & (exact | (named & (column["zero"] > 0))))
     return [latest.taps[place] for place in sorted(chosen.tolist(), key=lambda place: not named[place])]
+
+
+def taps_recomputed(store: Store, match: str | None) -> list[Tap]:
+    """Return the maps of fused attention, which a trainer computes on request: one for each call that was measured."""
+    names = [name.removeprefix(PROBE_LABEL) for name, text in store.labels().items() if text == ATTENTION]
+    found: dict[Tap, None] = {}
+    for tap in store.taps(match, PROBE).taps:
+        for name in names:
+            if tap.index.startswith(measured := f"{name} entropy"):
+                place = tap.index.removeprefix(measured)
+                found[Tap(tap.module, "output", f"{ATTENTION_MAP}{place}", tap.call, tap.phase)] = None
+    return list(found)
 
 
 def looks_like_attention(snapshot: Snapshot, type_: str = "") -> bool:

@@ -18,7 +18,16 @@ from hookcore.records import Snapshot, Tap
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPES, TABLE_TYPE, TEXT_TYPE
 from hookcore.store.checks import unknown
 
-from ..analysis.attention import AttentionLayer, Captured, Fuse, gradient_of, maps_at, maps_of, taps_like_attention
+from ..analysis.attention import (
+    AttentionLayer,
+    Captured,
+    Fuse,
+    gradient_of,
+    maps_at,
+    maps_of,
+    taps_like_attention,
+    taps_recomputed,
+)
 from ..analysis.attention import rollout as roll_out
 from ..analysis.tiles import MAX_VALUES, Pool, factors_of, named, png_of, real_of, statistics_of, tiles_of
 from ..analysis.tiles import pool as pooled
@@ -200,10 +209,13 @@ MAX_ASKED: Final = 64  # snapshots that a trainer remembers
     responses=answered(answers.RequestedMaps, 202, 409),
 )
 def request_maps(run: RunParam, match: MatchParam) -> Response:
-    """Ask the trainer for a snapshot of every output that may be attention, and of its gradient if it has one."""
+    """Ask the trainer for a snapshot of every output that may be attention, and of its gradient if it has one.
+
+    Maps of fused attention are computed for this; they have no gradient.
+    """
     require_live(run)
     store = run.store
-    taps = taps_like_attention(store, match)
+    taps = [*taps_recomputed(store, match), *taps_like_attention(store, match)]
     if not taps:
         among = f" among the modules that fit {match!r}" if match else ""
         raise HTTPException(404, f"no output of this run looks like attention{among}; {_HELP}")
@@ -221,8 +233,9 @@ def request_maps(run: RunParam, match: MatchParam) -> Response:
 
 
 _HELP: Final = (
-    "they must be outputs of modules: use need_weights=True with nn.MultiheadAttention, in transformers "
-    'attn_implementation="eager", and a softmax module in your own attention'
+    "fused attention must have been measured, which is done in few steps; other maps must be outputs of modules: use "
+    'need_weights=True with nn.MultiheadAttention, in transformers attn_implementation="eager", and a softmax module '
+    "in your own attention"
 )
 
 

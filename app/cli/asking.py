@@ -373,7 +373,7 @@ def _look(given: argparse.Namespace) -> Checked:
 def _notes(findings: Iterable[Finding | answers.Finding], incidents: Incidents) -> tuple[str, ...]:
     """Return the notes that begin no incident, in words."""
     from hookcore.findings import RULES
-    from hookcore.findings.rules import OF_LOSS
+    from hookcore.findings.finding import OF_LOSS
 
     known = {(incident.key, incident.first_step) for incident in incidents}
     notes = [each for each in findings if each.severity == "info" and (each.key, each.since_step) not in known]

@@ -18,12 +18,13 @@ from hookcore.store.incidents import NONFINITE
 Step = Callable[[int], dict[str, Any]]  # trains one step and returns what to log
 Training = tuple[nn.Module, Step]
 EVERYTHING: Final = ("output", "output_grad", "param", "param_grad", "update")
-Probe = tuple[str, Callable[[torch.Tensor], Any], str]  # its name, its function, and the modules it looks at
+Probe = tuple[str, Callable[..., Any], str]  # its name, its function, and the modules it looks at
 PROBE_EVERY: Final = 10
 UNKNOWN: Final = "(not known)"  # a culprit
 DEAD: Final = "dead", hookcore.probes.dead_channels, "type:ReLU"
 RANK: Final = "rank", hookcore.probes.effective_rank, "*"
 ENTROPY: Final = "entropy", hookcore.probes.attention_entropy, "type:Softmax"
+HEADS: Final = "heads", hookcore.probes.attention, "*"
 BOTH: Final = {"phases": ("train", "eval")}
 
 

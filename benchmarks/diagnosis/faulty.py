@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from . import trainings
-from .case import BOTH, DEAD, ENTROPY, EVERYTHING, RANK, Case, Training
+from .case import BOTH, DEAD, ENTROPY, EVERYTHING, HEADS, RANK, Case, Training
 from .models import (
     Detached,
     Experts,
+    Fused,
     Gated,
     Mixture,
     Squeezed,
@@ -156,6 +157,20 @@ def _squeezed() -> Training:
 
 def _sharpen(model: Any) -> None:
     model[2].sharp = 1e4
+
+
+def _grow_queries(model: Any) -> None:
+    for each in (model[2].queries, model[2].keys):
+        each.weight.mul_(100.0)
+
+
+def _point_at_first(model: Any) -> None:
+    model[2].to_first = torch.tensor([0.0, 30.0])
+
+
+def _silence_head(model: Any) -> None:
+    for parameter in model[2].values.parameters():
+        parameter[:4] = 0.0
 
 
 FAULTY: Final = {
@@ -303,6 +318,35 @@ FAULTY: Final = {
         "2.probabilities",
         at=AT,
         probes=(ENTROPY,),
+    ),
+    "fused attention to one token": Case(
+        lambda: _at(_grow_queries, attentive(Fused), rate=1e-6, wrong=0.9),
+        ("attention-entropy-collapse",),
+        "2",
+        at=AT,
+        probes=(HEADS,),
+    ),
+    "logits of causal attention that grow": Case(
+        lambda: _at(_grow_queries, attentive(Fused, is_causal=True), rate=1e-6, wrong=0.9),
+        ("attention-logit-growth",),
+        "2",
+        at=AT,
+        probes=(HEADS,),
+    ),
+    "a head on the first token": Case(
+        lambda: _at(_point_at_first, attentive(Fused), rate=1e-6, wrong=0.9),
+        ("attention-first-token",),
+        "2",
+        at=AT,
+        probes=(HEADS,),
+        severities=("error", "warning", "info"),
+    ),
+    "a head that returns nothing": Case(
+        lambda: _at(_silence_head, attentive(Fused), rate=1e-6, wrong=0.9),
+        ("dead-heads",),
+        "2",
+        at=AT,
+        probes=(HEADS,),
     ),
     "rate far too high from the start": Case(
         lambda: trainings.regression(nn.Linear(16, 16), nn.functional.mse_loss, 2.0, torch.optim.SGD),

@@ -11,11 +11,12 @@ from torch.optim import lr_scheduler
 from hookcore import probes
 
 from . import trainings
-from .case import BOTH, DEAD, ENTROPY, EVERYTHING, RANK, Case, Training
+from .case import BOTH, DEAD, ENTROPY, EVERYTHING, HEADS, RANK, Case, Training
 from .models import (
     Adapted,
     Dropping,
     Experts,
+    Fused,
     Gated,
     Mixture,
     Recurrent,
@@ -95,6 +96,14 @@ def _one(tensor: Tensor) -> Tensor:
 
 def _noisy(_: int, batch: Tensor) -> Tensor:
     return batch + torch.randn_like(batch)
+
+
+def _with_large_logits() -> nn.Sequential:
+    model = attentive(Fused)
+    with torch.no_grad():
+        for each in (model[2].queries, model[2].keys):
+            each.weight.mul_(10.0)
+    return model
 
 
 HEALTHY: Final = {
@@ -190,6 +199,13 @@ HEALTHY: Final = {
         lambda: classifier(mlp(5, act=nn.Tanh), 5e-3, _ADAM), steps=300, probes=(RANK, ("my rank", _one, "*"))
     ),
     "attention, probed": Case(lambda: classifier(attentive(), 5e-3, _ADAM), steps=300, probes=(ENTROPY,)),
+    "fused attention, probed": Case(lambda: classifier(attentive(Fused), 5e-3, _ADAM), steps=300, probes=(HEADS,)),
+    "causal attention, probed": Case(
+        lambda: classifier(attentive(Fused, is_causal=True), 2e-2, _ADAM), steps=300, probes=(HEADS,)
+    ),
+    "large logits from the start, probed": Case(
+        lambda: classifier(_with_large_logits(), 1e-3, _ADAM), steps=300, probes=(HEADS,)
+    ),
     "masks of attention and of a router": Case(lambda: classifier(masked(), 5e-3, _ADAM), steps=300),
     "averaged by hand": Case(lambda: classifier(mlp(4), 0.2, parts=4, clip=_average)),
     "clipped now and then": Case(lambda: classifier(mlp(4), 0.1, clip=1.0)),

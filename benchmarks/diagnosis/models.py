@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -295,6 +297,25 @@ class Attention(nn.Module):
         return values + (weights @ read).transpose(1, 2).flatten(2)
 
 
+class Fused(nn.Module):
+    """Attention with two heads by torch's fused operator. `to_first` is added to a head's logits of the first token."""
+
+    def __init__(self, width: int = 8, **options: Any) -> None:
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(width, width) for _ in range(3))
+        self.options, self.to_first = options, torch.zeros(2)
+
+    def forward(self, values: Tensor) -> Tensor:
+        queries, keys, read = (
+            each(values).unflatten(-1, (2, -1)).transpose(1, 2) for each in (self.queries, self.keys, self.values)
+        )
+        bias = torch.zeros(1, 2, 1, values.shape[1])
+        bias[0, :, 0, 0] = self.to_first
+        how = {"attn_mask": bias} if self.to_first.any() else self.options
+        mixed = nn.functional.scaled_dot_product_attention(queries, keys, read, **how)
+        return values + mixed.transpose(1, 2).flatten(2)
+
+
 class Masked(nn.Module):
     """Hides all but the two largest values of each row, as a router does, or the tokens to come."""
 
@@ -316,9 +337,10 @@ def masked(last: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(*model[:4], *router, last or nn.Identity(), nn.Linear(8, 4))
 
 
-def attentive() -> nn.Sequential:
+def attentive(attention: type[nn.Module] = Attention, **options: Any) -> nn.Sequential:
     """Return a classifier with attention over eight tokens."""
-    return nn.Sequential(nn.Unflatten(1, (8, 2)), nn.Linear(2, 8), Attention(), nn.Flatten(), nn.Linear(64, 4))
+    middle = attention(**options)
+    return nn.Sequential(nn.Unflatten(1, (8, 2)), nn.Linear(2, 8), middle, nn.Flatten(), nn.Linear(64, 4))
 
 
 def drawn(model: nn.Sequential, deviation: float) -> nn.Sequential:

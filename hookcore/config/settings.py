@@ -237,7 +237,8 @@ class Settings:
         50,
         "an integer of 1 or more",
         "In every n-th captured step, measure the state of optimizers, too. That is what they keep for each weight, "
-        "such as Adam's moments; and what a step changes, unless `kinds` has `update`.",
+        "such as Adam's moments; and what a step changes, unless `kinds` has `update`. The heads of fused attention "
+        "are measured in the same steps.",
         read_integer(1),
         int,
     )

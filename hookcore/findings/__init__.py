@@ -8,6 +8,7 @@ about the whole stack (`depth`), about zeros, and about the loss detect it. The 
 from __future__ import annotations
 
 from hookcore.findings.advice import SENTENCES
+from hookcore.findings.finding import Rule, RuleName
 from hookcore.findings.follower import (
     FOLLOWED,
     Choices,
@@ -20,7 +21,7 @@ from hookcore.findings.follower import (
 )
 from hookcore.findings.keyfigures import Course
 from hookcore.findings.ranking import FindingsCache
-from hookcore.findings.rules import THRESHOLDS, Rule, RuleName
+from hookcore.findings.rules import THRESHOLDS
 from hookcore.findings.scope import ScopeOfRule, reach_of, without_data
 
 from .finding import Finding

@@ -366,6 +366,36 @@ ADVICE: Final[dict[str, Advice]] = {
             "normalize the router's input, and add noise to its logits while it learns",
         ),
     ),
+    "attention-logit-growth": _advice(
+        "query and key weights that keep growing, often because the learning rate is too high for them",
+        "logits that aren't divided by the square root of the head's width",
+        "no weight decay for these weights, and no normalization of queries and keys",
+        tries=(
+            "lower the learning rate, or lengthen the warm-up",
+            "normalize queries and keys, cap the logits, or scale the weights back (QK-clip)",
+            "use a little weight decay for the query and key weights",
+        ),
+    ),
+    "attention-first-token": _advice(
+        "a head that has nothing to do for most tokens, and looks where it does no harm",
+        "a mask or positions by which the other tokens can't be seen",
+        "query and key weights that grew, so that a small preference became a large one",
+        tries=(
+            "nothing, if the loss falls: such heads are common",
+            "check the mask, and the attention maps on the page Tensors",
+            "with many such heads, use fewer heads, or a gate or an offset in the softmax",
+        ),
+    ),
+    "dead-heads": _advice(
+        "value weights of the head that are zero, or were pruned or decayed away",
+        "a head that another one replaced early",
+        "a mask or a gate of heads that closes this one",
+        tries=(
+            "check how the value weights of each head are initialized, and what prunes them",
+            "lower the weight decay of these weights",
+            "if you don't need the heads, use fewer",
+        ),
+    ),
     "never-used": _advice(
         "a router that never selects these experts, or a branch that is never taken",
         "a layer that the forward pass forgot, or that an older version of the model needed",
@@ -513,8 +543,7 @@ SENTENCES: Final[Mapping[str, str]] = {
         "falls."
     ),
     "attention-entropy-collapse": (
-        "The entropy of every head is below {entropy}, and was {least_entropy} at first, in {results} results of "
-        "a probe."
+        "The entropy of every head is below {entropy}, and was {least_entropy} at first, in {results} results."
     ),
     "dead-expert": (
         "An expert gets {share} of an even share of the choices or less in {measured} measurements, or in as many more "
@@ -523,6 +552,14 @@ SENTENCES: Final[Mapping[str, str]] = {
     "router-collapse": (
         "A share of {share} of the experts gets a share of {choices} of the choices in {measured} measurements."
     ),
+    "attention-logit-growth": (
+        "The largest logit is at least {logit}, and {factor} times its initial size, in {results} results."
+    ),
+    "attention-first-token": (
+        "The first token has a weight of {weight} in a head, and had less than {initial} at first, in {results} "
+        "results."
+    ),
+    "dead-heads": "The output of a head is below {share} times that of the usual head, in {results} results.",
     "state-stays-zero": "A state of an optimizer is zero in {measured} measurements, although the gradient isn't.",
     "second-moments": (
         "Adam's second moments are {factor} times their usual size, or a share of {zero} of them is zero although the "

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, SPARK, Finding, Since
+from hookcore.findings.finding import RECENT, SPARK, Finding, RuleName, Since
 from hookcore.findings.losses import Losses
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import MagnitudeWindow
 from hookcore.records import ROOT, Kind, Severity, Tap
 from hookcore.records.flow import Flow

@@ -1,16 +1,85 @@
-"""Findings, how much of a run they are based on, and when a problem began."""
+"""Findings, the names of their rules, how much of a run they are based on, and when a problem began."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
-from hookcore.findings.rules import OF_LOSS, RuleName
 from hookcore.records import ROOT, Severity, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import since_words
+
+RuleName = Literal[
+    "nonfinite",
+    "loss",
+    "learning-rate-too-high",
+    "learning-rate-too-low",
+    "exploding",
+    "vanishing",
+    "no-gradient",
+    "dead",
+    "saturated-activation",
+    "not-in-optimizer",
+    "frozen-by-mistake",
+    "duplicate-in-optimizers",
+    "overfit",
+    "loss-not-decreasing",
+    "unchanged-tensor",
+    "bf16-update-lost",
+    "large-update",
+    "stalled",
+    "spike",
+    "loss-spike",
+    "all-zero",
+    "tensor-variance",
+    "poor-weight-initialization",
+    "batch-norm-drift",
+    "gradient-clipped-always",
+    "state-stays-zero",
+    "second-moments",
+    "spike-precursor",
+    "dead-channels",
+    "rank-collapse",
+    "attention-entropy-collapse",
+    "attention-logit-growth",
+    "attention-first-token",
+    "dead-heads",
+    "dead-expert",
+    "router-collapse",
+    "never-used",
+    "stalled-training",
+    "slow-data-loading",
+    "long-evaluation",
+    "idle-gpu",
+    "late-rank",
+    "desync",
+]
+
+OF_TIME: Final = {  # rules about measured times, and what their values are
+    **dict.fromkeys(("slow-data-loading", "long-evaluation", "late-rank"), "seconds"),
+    "idle-gpu": "percent busy",
+}
+OF_LOSS: Final = frozenset(OF_TIME) | {  # rules about logged values: they are about the training, not about a tensor
+    *("loss", "learning-rate-too-high", "learning-rate-too-low", "loss-spike", "overfit", "loss-not-decreasing"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The conditions of a finding, its meaning, and advice. `limits` are its thresholds, also those that are fixed."""
+
+    name: RuleName
+    severity: Severity
+    title: str
+    help: str
+    limits: Mapping[str, float]
+    causes: tuple[str, ...]
+    tries: tuple[str, ...]
+    known_as: str  # its name in SageMaker Debugger; "" if there is none
+
 
 WINDOW: Final = 512  # newest steps to examine
 MIN_CAPTURED: Final = 64  # examine more steps until this many captured ones are included

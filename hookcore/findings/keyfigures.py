@@ -10,9 +10,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import Finding
+from hookcore.findings.finding import Finding, RuleName
 from hookcore.findings.losses import HIGH, Losses, main_losses, never_fell, not_fallen
-from hookcore.findings.rules import RuleName
 from hookcore.findings.times import rates_of, recent
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import OWN, RAW_NORM, counted, loss_rank, losses_among, titled

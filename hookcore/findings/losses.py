@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records import Severity
 from hookcore.records.vocabulary import counted, is_found_loss, is_loss, is_rate, loss_rank, titled

@@ -1,4 +1,4 @@
-"""Rules that compare a magnitude with its own past, the gate that notices a change, and non-finite values."""
+"""Rules that compare a magnitude with its past, or with training; the gate that notices changes; non-finite values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, SPARK, WARM_UP, Finding, Since
+from hookcore.findings.finding import RECENT, SPARK, WARM_UP, Finding, RuleName, Since
 from hookcore.findings.losses import Losses, last_output
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import Logs, MagnitudeWindow
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, counted, is_bias
@@ -504,3 +504,74 @@ def _message(incident: Incident, record: _Record, infinite: bool, skipped: bool)
     often = f"non-finite in {record.steps:,} captured steps since step {record.first_step:,}"
     more = f"{tail}; {often}" if record.streaks > 1 else tail
     return f"{what} in the {name} {when}{more}" if when else Since(f"{what} in the {name}", more)
+
+
+DRIFT: Final = "batch-norm-drift"
+NORMALIZING: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
+_TRAINED: Final = 8  # newest columns of training that show the usual value there
+
+
+def find_drift(window: MagnitudeWindow) -> list[Finding]:
+    """Return a finding for the first batch normalization whose output is of another size in evaluation."""
+    taps = window.taps.taps
+    evaluated = window.taps.fact(_evaluated)
+    if not evaluated:
+        return []  # most runs capture no evaluations
+    types = window.store.module_types()
+    pairs = [
+        (place, evaluated[key])
+        for place, tap in enumerate(taps)
+        if tap.phase == "train"
+        and tap.kind == "output"
+        and (key := (tap.module, tap.index, tap.call)) in evaluated
+        and types.get(tap.module, "").startswith(NORMALIZING)
+    ]
+    found = [each for pair in pairs if (each := _drift(window, *pair)) is not None]
+    if not found:
+        return []
+    first, onset, ratio = min(found)
+    return [_drifted(window, first, onset, ratio, found)]
+
+
+def _evaluated(taps: TapList) -> dict[tuple[str, str, int], int]:
+    """Return the places of outputs in evaluation."""
+    return {
+        (tap.module, tap.index, tap.call): place
+        for place, tap in enumerate(taps.taps)
+        if tap.phase == "eval" and tap.kind == "output"
+    }
+
+
+def _drift(window: MagnitudeWindow, trained: int, evaluated: int) -> tuple[int, int, float] | None:
+    """Return the place, the first column, and the ratio, if it was far from one in each of the newest evaluations."""
+    limits = limits_of(window.store, DRIFT)
+    usual, now = window.logs[trained], window.logs[evaluated]
+    columns = np.flatnonzero(~np.isnan(now))
+    first = (window.steps.first or 0) + limits["settled"]
+    columns = columns[[window.first_step(column) >= first for column in columns.tolist()]]
+    known = np.flatnonzero(~np.isnan(usual))
+    if len(columns) < limits["evaluations"] or not len(known):
+        return None
+    ratios = np.array([now[column] - np.median(usual[known[known <= column][-_TRAINED:]]) for column in columns])
+    far = np.abs(ratios) >= np.log10(limits["factor"])
+    newest = ratios[-int(limits["evaluations"]) :]
+    if not far[-len(newest) :].all() or len(set(np.sign(newest))) > 1:
+        return None
+    near = np.flatnonzero(~far)
+    begun = int(near[-1]) + 1 if len(near) else 0
+    if abs(ratios[-1]) < limits["closer"] * abs(ratios[begun]):  # the statistics are still on their way
+        return None
+    return evaluated, int(columns[begun]), float(10.0 ** ratios[-1])
+
+
+def _drifted(
+    window: MagnitudeWindow, place: int, column: int, ratio: float, found: list[tuple[int, int, float]]
+) -> Finding:
+    number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
+    size = float(window.columns.size[np.flatnonzero(~np.isnan(window.logs[place]))[-1], place])
+    since = window.first_step(column)
+    times = f"{ratio:.3g} times as large as" if ratio > 1 else f"{1 / ratio:.3g} times smaller than"
+    text = Since(f"in evaluation, the activation has been {times} in training")
+    members = tuple((int(window.taps.numbers[each]), window.first_step(onset)) for each, onset, _ in found)
+    about = window.stat, size, size / ratio, since, None, text, window.spark(place), len(found) - 1
+    return Finding(DRIFT, RULES[DRIFT].severity, number, tap, *about, members=members)

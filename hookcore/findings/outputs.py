@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding, Since
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since
 from hookcore.findings.losses import Losses
-from hookcore.findings.rules import RULES, RuleName, limits_of
-from hookcore.findings.window import MagnitudeWindow, window_first
+from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.window import window_first
 from hookcore.records import PROBE, Severity, Tap, adds_up
-from hookcore.records.vocabulary import KIND_WORDS, PROBE_LABEL
+from hookcore.records.vocabulary import ATTENTION, KIND_WORDS, PROBE_LABEL
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
 
@@ -306,77 +306,6 @@ def _without_variance(store: Store, taps: TapList, places: NDArray[np.intp]) -> 
     )
 
 
-DRIFT: Final = "batch-norm-drift"
-NORMALIZING: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
-_TRAINED: Final = 8  # newest columns of training that show the usual value there
-
-
-def find_drift(window: MagnitudeWindow) -> list[Finding]:
-    """Return a finding for the first batch normalization whose output is of another size in evaluation."""
-    taps = window.taps.taps
-    evaluated = window.taps.fact(_evaluated)
-    if not evaluated:
-        return []  # most runs capture no evaluations
-    types = window.store.module_types()
-    pairs = [
-        (place, evaluated[key])
-        for place, tap in enumerate(taps)
-        if tap.phase == "train"
-        and tap.kind == "output"
-        and (key := (tap.module, tap.index, tap.call)) in evaluated
-        and types.get(tap.module, "").startswith(NORMALIZING)
-    ]
-    found = [each for pair in pairs if (each := _drift(window, *pair)) is not None]
-    if not found:
-        return []
-    first, onset, ratio = min(found)
-    return [_drifted(window, first, onset, ratio, found)]
-
-
-def _evaluated(taps: TapList) -> dict[tuple[str, str, int], int]:
-    """Return the places of outputs in evaluation."""
-    return {
-        (tap.module, tap.index, tap.call): place
-        for place, tap in enumerate(taps.taps)
-        if tap.phase == "eval" and tap.kind == "output"
-    }
-
-
-def _drift(window: MagnitudeWindow, trained: int, evaluated: int) -> tuple[int, int, float] | None:
-    """Return the place, the first column, and the ratio, if it was far from one in each of the newest evaluations."""
-    limits = limits_of(window.store, DRIFT)
-    usual, now = window.logs[trained], window.logs[evaluated]
-    columns = np.flatnonzero(~np.isnan(now))
-    first = (window.steps.first or 0) + limits["settled"]
-    columns = columns[[window.first_step(column) >= first for column in columns.tolist()]]
-    known = np.flatnonzero(~np.isnan(usual))
-    if len(columns) < limits["evaluations"] or not len(known):
-        return None
-    ratios = np.array([now[column] - np.median(usual[known[known <= column][-_TRAINED:]]) for column in columns])
-    far = np.abs(ratios) >= np.log10(limits["factor"])
-    newest = ratios[-int(limits["evaluations"]) :]
-    if not far[-len(newest) :].all() or len(set(np.sign(newest))) > 1:
-        return None
-    near = np.flatnonzero(~far)
-    begun = int(near[-1]) + 1 if len(near) else 0
-    if abs(ratios[-1]) < limits["closer"] * abs(ratios[begun]):  # the statistics are still on their way
-        return None
-    return evaluated, int(columns[begun]), float(10.0 ** ratios[-1])
-
-
-def _drifted(
-    window: MagnitudeWindow, place: int, column: int, ratio: float, found: list[tuple[int, int, float]]
-) -> Finding:
-    number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
-    size = float(window.columns.size[np.flatnonzero(~np.isnan(window.logs[place]))[-1], place])
-    since = window.first_step(column)
-    times = f"{ratio:.3g} times as large as" if ratio > 1 else f"{1 / ratio:.3g} times smaller than"
-    text = Since(f"in evaluation, the activation has been {times} in training")
-    members = tuple((int(window.taps.numbers[each]), window.first_step(onset)) for each, onset, _ in found)
-    about = window.stat, size, size / ratio, since, None, text, window.spark(place), len(found) - 1
-    return Finding(DRIFT, RULES[DRIFT].severity, number, tap, *about, members=members)
-
-
 # Rules about the results of probes with functions of hookcore: dead channels, and rank and attention that collapse.
 
 _FIRST: Final = 3  # results that show the usual value
@@ -427,45 +356,78 @@ def _entropy(largest: Floats, losses: Losses) -> _Judged:
     return _Judged(bad, usual, "info" if losses.fell else rule.severity, message)
 
 
+def _logits(largest: Floats, losses: Losses) -> _Judged:
+    rule, usual = RULES["attention-logit-growth"], _usual(largest)
+    limits = limits_of(losses.store, "attention-logit-growth")
+    bad = (largest >= limits["logit"]) & (largest >= limits["factor"] * usual)
+    message = f"the largest logit of attention has been {largest[-1]:.3g} (at first {usual:.3g})"
+    return _Judged(bad, usual, "info" if losses.fell else rule.severity, message)
+
+
+def _first_token(largest: Floats, losses: Losses) -> _Judged:
+    rule, usual = RULES["attention-first-token"], _usual(largest)
+    limits = limits_of(losses.store, "attention-first-token")
+    bad = (largest >= limits["weight"]) & (usual < limits["initial"])
+    message = f"a head has looked at the first token only (weight {largest[-1]:.2g}, at first {usual:.2g})"
+    return _Judged(bad, usual, rule.severity, message)
+
+
+def _dead_heads(smallest: Floats, losses: Losses) -> _Judged:
+    rule, limits = RULES["dead-heads"], limits_of(losses.store, "dead-heads")
+    bad = smallest <= limits["share"]
+    message = f"the output of a head has been {smallest[-1]:.2g} times that of the usual head"
+    usual = float("nan") if bad.all() else float(smallest[~bad][-1])
+    return _Judged(bad, usual, "info" if losses.fell else rule.severity, message)
+
+
 def _usual(values: Floats) -> float:
     return float(np.median(values[:_FIRST]))
 
 
+_COLLAPSE: Final = _Judge("attention-entropy-collapse", "max", _entropy)
+# By the function, and by the name of the number if it computes several.
 _JUDGES: Final = {
     "hookcore.probes.dead_channels": _Judge("dead-channels", "mean", _dead_channels),
     "hookcore.probes.effective_rank": _Judge("rank-collapse", "mean", _rank),
-    "hookcore.probes.attention_entropy": _Judge("attention-entropy-collapse", "max", _entropy),
+    "hookcore.probes.attention_entropy": _COLLAPSE,
+    f"{ATTENTION} entropy": _COLLAPSE,
+    f"{ATTENTION} largest_logit": _Judge("attention-logit-growth", "max", _logits),
+    f"{ATTENTION} first_token": _Judge("attention-first-token", "max", _first_token),
+    f"{ATTENTION} output": _Judge("dead-heads", "min", _dead_heads),
 }
 
 
-FUNCTIONS: Final[dict[RuleName, str]] = {judge.rule: name for name, judge in _JUDGES.items()}
+_FUNCTIONS: Final = frozenset(name.partition(" ")[0] for name in _JUDGES)
+FUNCTIONS: Final[dict[RuleName, str]] = {judge.rule: name.partition(" ")[0] for name, judge in _JUDGES.items()}
 
 
 def find_probed(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     """Return at most one finding of each rule, for the tap where the problem began first."""
     mine = places_by_rule(store, taps)
-    judges = (judge for judge in _JUDGES.values() if judge.rule in mine)
-    return [found for each in judges for found in _find(store, taps.at(mine[each.rule]), each, losses)]
+    judges = {judge.rule: judge for judge in _JUDGES.values() if judge.rule in mine}
+    return [found for rule, each in judges.items() for found in _find(store, taps.at(mine[rule]), each, losses)]
 
 
 def places_by_rule(store: Store, taps: TapList) -> dict[RuleName, list[int]]:
     """Return the places of the probes that each rule judges."""
     labels = {name: text for name, text in store.labels().items() if name.startswith(PROBE_LABEL)}
-    known = {name.removeprefix(PROBE_LABEL): judge for name, text in labels.items() if (judge := _JUDGES.get(text))}
+    known = {name.removeprefix(PROBE_LABEL): text for name, text in labels.items() if text in _FUNCTIONS}
     found: dict[RuleName, list[int]] = {}
     for place, tap in enumerate(taps.taps) if known else ():
-        judge = _probe_of(tap.index, known) if tap.kind == PROBE and tap.phase == "train" else None
+        judge = _judge_of(tap.index, known) if tap.kind == PROBE and tap.phase == "train" else None
         if judge is not None:
             found.setdefault(judge.rule, []).append(place)
     return found
 
 
-def _probe_of(index: str, known: dict[str, _Judge]) -> _Judge | None:
-    """Return what judges a probe of outputs; others have the kind of their tensor behind the name."""
+def _judge_of(index: str, known: dict[str, str]) -> _Judge | None:
+    """Return what judges a number of a probe of outputs; others have the kind of their tensor behind the name."""
     if index in known:
-        return known[index]
-    name, _, place = index.rpartition(" ")  # of one of several outputs
-    return known.get(name) if place[:1].isdigit() else None
+        return _JUDGES.get(known[index])
+    name, _, last = index.rpartition(" ")
+    if last[:1].isdigit():  # the place of one of several outputs, or calls of attention
+        return _judge_of(name, known)
+    return _JUDGES.get(f"{known.get(name)} {last}")
 
 
 def _find(store: Store, taps: TapList, judge: _Judge, losses: Losses) -> list[Finding]:

@@ -11,13 +11,12 @@ from typing import Final, cast
 import numpy as np
 
 from hookcore.findings.depth import find_depth, find_equal, find_scale
-from hookcore.findings.finding import SPARK, Finding, with_unseen
+from hookcore.findings.finding import SPARK, Finding, RuleName, with_unseen
 from hookcore.findings.keyfigures import Course, course_of
 from hookcore.findings.losses import HIGH, Losses, find_loss, find_loss_spikes, find_progress, find_rate
-from hookcore.findings.magnitudes import find_clipped, find_nonfinite, find_sizes, find_updates
+from hookcore.findings.magnitudes import find_clipped, find_drift, find_nonfinite, find_sizes, find_updates
 from hookcore.findings.outputs import (
     find_dead,
-    find_drift,
     find_no_gradient,
     find_probed,
     find_routing,
@@ -25,13 +24,13 @@ from hookcore.findings.outputs import (
     find_variance,
     find_zero_inputs,
 )
-from hookcore.findings.rules import RULES, RuleName
+from hookcore.findings.rules import RULES
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits
 from hookcore.findings.updates import find_lost, find_ownership, find_precursors, find_states
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import APART, PROBE, SEVERITIES, STAT_COLUMN, Tap
-from hookcore.records.vocabulary import OWN_NUMBERS
+from hookcore.records.vocabulary import ATTENTION_NUMBERS, OWN_NUMBERS
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -221,7 +220,10 @@ def findings_of(
 
 
 def _is_apart(tap: Tap) -> bool:
-    return tap.kind in APART or (tap.kind == PROBE and tap.index.partition(" ")[0] in OWN_NUMBERS)
+    if tap.kind != PROBE:
+        return tap.kind in APART
+    first, *others = tap.index.split(" ")
+    return first in OWN_NUMBERS or any(each in ATTENTION_NUMBERS for each in others)
 
 
 def _judged(taps: TapList) -> TapList:

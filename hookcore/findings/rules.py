@@ -5,78 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from hookcore.errors import ArgumentError, shown
 from hookcore.findings.advice import ADVICE
+from hookcore.findings.finding import Rule, RuleName
 from hookcore.records import Severity
 from hookcore.store import Store
-
-RuleName = Literal[
-    "nonfinite",
-    "loss",
-    "learning-rate-too-high",
-    "learning-rate-too-low",
-    "exploding",
-    "vanishing",
-    "no-gradient",
-    "dead",
-    "saturated-activation",
-    "not-in-optimizer",
-    "frozen-by-mistake",
-    "duplicate-in-optimizers",
-    "overfit",
-    "loss-not-decreasing",
-    "unchanged-tensor",
-    "bf16-update-lost",
-    "large-update",
-    "stalled",
-    "spike",
-    "loss-spike",
-    "all-zero",
-    "tensor-variance",
-    "poor-weight-initialization",
-    "batch-norm-drift",
-    "gradient-clipped-always",
-    "state-stays-zero",
-    "second-moments",
-    "spike-precursor",
-    "dead-channels",
-    "rank-collapse",
-    "attention-entropy-collapse",
-    "dead-expert",
-    "router-collapse",
-    "never-used",
-    "stalled-training",
-    "slow-data-loading",
-    "long-evaluation",
-    "idle-gpu",
-    "late-rank",
-    "desync",
-]
-
-OF_TIME: Final = {  # rules about measured times, and what their values are
-    **dict.fromkeys(("slow-data-loading", "long-evaluation", "late-rank"), "seconds"),
-    "idle-gpu": "percent busy",
-}
-OF_LOSS: Final = frozenset(OF_TIME) | {  # rules about logged values: they are about the training, not about a tensor
-    *("loss", "learning-rate-too-high", "learning-rate-too-low", "loss-spike", "overfit", "loss-not-decreasing"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The conditions of a finding, its meaning, and advice. `limits` are its thresholds, also those that are fixed."""
-
-    name: RuleName
-    severity: Severity
-    title: str
-    help: str
-    limits: Mapping[str, float]
-    causes: tuple[str, ...]
-    tries: tuple[str, ...]
-    known_as: str  # its name in SageMaker Debugger; "" if there is none
-
 
 # The table of thresholds: what a user may change, with ranges and meanings.
 
@@ -243,6 +178,17 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("choices", 0.95, 0.5, 1, "share of the choices that go to them"),
         _measured(8),
     ),
+    "attention-logit-growth": (
+        Threshold("logit", 100.0, 0, 1e30, "largest logit"),
+        Threshold("factor", 4.0, 1, 1e30, "times its initial size"),
+        _results(3),
+    ),
+    "attention-first-token": (
+        Threshold("weight", 0.95, 0, 1, "weight of the first token"),
+        Threshold("initial", 0.5, 0, 1, "largest weight of it at first"),
+        _results(3),
+    ),
+    "dead-heads": (Threshold("share", 0.01, 0, 1, "times the output of the usual head"), _results(3)),
     "slow-data-loading": (
         Threshold("share", 0.5, 0.01, 1, "share of a step's time"),
         Threshold("least_s", 0.005, 0, 1e6, "seconds per step"),
@@ -543,8 +489,30 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "warning",
                 "Attention collapse",
                 "Every head of a layer looks at little more than one token, but didn't at first, in each of the newest "
-                "results of a probe with `hookcore.probes.attention_entropy`. It is a note if the loss fell. Needs "
-                "such a probe.",
+                "results. It is a note if the loss fell. Needs fused attention, which is measured by itself, or a "
+                "probe with `hookcore.probes.attention_entropy`.",
+            ),
+            _rule(
+                "attention-logit-growth",
+                "warning",
+                "Attention logits grow",
+                "The largest logit of a layer's attention is above 100 and has grown, in each of the newest results. "
+                "Such logits often come before a collapse of attention or a spike of the loss. It is a note if the "
+                "loss fell. Needs fused attention.",
+            ),
+            _rule(
+                "attention-first-token",
+                "info",
+                "Only the first token",
+                "A head looks at little more than the first token, but didn't at first, in each of the newest results. "
+                "Trained language models have such heads, which then do nothing. Needs fused attention.",
+            ),
+            _rule(
+                "dead-heads",
+                "warning",
+                "Dead heads",
+                "A head returns almost nothing compared with the other heads of its layer, in each of the newest "
+                "results. It is a note if the loss fell. Needs fused attention.",
             ),
             _rule(
                 "dead-expert",

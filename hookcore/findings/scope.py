@@ -9,12 +9,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import MIN_PAST, RECENT, Finding
+from hookcore.findings.finding import MIN_PAST, RECENT, Finding, RuleName
 from hookcore.findings.losses import Losses, is_validation
+from hookcore.findings.magnitudes import NORMALIZING as NORMALIZING
 from hookcore.findings.outputs import FUNCTIONS, places_by_rule, zeros_of
-from hookcore.findings.outputs import NORMALIZING as NORMALIZING
 from hookcore.findings.outputs import SATURATING as SATURATING
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import PROBE, Kind, Tap
 from hookcore.records.vocabulary import DESYNC, LATE_RANK, counted, found_words
@@ -188,6 +188,7 @@ class _Known:
 
 
 _Count = Callable[[_Known], int]
+OF_HEADS: Final[tuple[RuleName, ...]] = ("attention-logit-growth", "attention-first-token", "dead-heads")
 
 
 def _tensors(*kinds: Kind) -> tuple[_Count, str]:
@@ -213,8 +214,9 @@ def _validated(known: _Known) -> int:
     return sum(map(is_validation, known.losses)) if _logged(known) else 0
 
 
-def _probed(rule: RuleName) -> tuple[_Count, str]:
-    return lambda known: len(places_by_rule(known.store, known.taps).get(rule, ())), f"a probe with {FUNCTIONS[rule]}"
+def _probed(rule: RuleName, or_else: str = "") -> tuple[_Count, str]:
+    words = f"{or_else}a probe with {FUNCTIONS[rule]}"
+    return lambda known: len(places_by_rule(known.store, known.taps).get(rule, ())), words
 
 
 def _all(known: _Known) -> int:
@@ -263,7 +265,8 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     **dict.fromkeys(("state-stays-zero", "second-moments", "spike-precursor")),
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
-    "attention-entropy-collapse": _probed("attention-entropy-collapse"),
+    "attention-entropy-collapse": _probed("attention-entropy-collapse", "fused attention, or "),
+    **{rule: _probed(rule, "fused attention, or ") for rule in OF_HEADS},
     **dict.fromkeys(("dead-expert", "router-collapse")),  # a model without a router lacks nothing
     "never-used": None,
     "stalled-training": None,
@@ -294,6 +297,8 @@ def reach_of(store: Store) -> dict[RuleName, ScopeOfRule]:
             found[rule] = ScopeOfRule(None, "")
         else:
             count, needs = reads[0](known), reads[1]
+            if rule in OF_HEADS and not count and not any("attention" in name.lower() for name in known.types.values()):
+                needs = ""  # a model without attention lacks nothing
             found[rule] = ScopeOfRule(count, "" if count else needs)
     return found
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding, Since
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import STATE_KINDS, Event, Kind, Severity, Tap
 from hookcore.records.vocabulary import ENDED, FROZEN, KIND_WORDS, NEVER_USED, STALLED, counted, is_bias
 from hookcore.store import Store, TapList

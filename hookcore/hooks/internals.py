@@ -158,6 +158,8 @@ def memory_of(tensor: Tensor) -> Any:
         return None
 
 
+CHECKPOINT: Final = "torch.utils.checkpoint"
+
 # Nodes of the autograd graph. Each thread numbers those that it makes; this is the number of the next one.
 next_node_number: Final[Callable[[], int] | None] = getattr(torch.autograd, "_get_sequence_nr", None)
 
@@ -187,6 +189,40 @@ def given_to(node: Any, place: int) -> tuple[int, ...]:
 def is_transposed(node: Any) -> bool:
     """Return whether the node of a convolution is that of a transposed one."""
     return bool(node._saved_transposed)
+
+
+def saved_by(node: Any, *names: str) -> Tensor | None:
+    """Return a tensor that a node keeps for its backward pass, by the first of these names that it has.
+
+    Raises LookupError with the module of a hook that has packed it: that of a checkpoint would run its operators again.
+    """
+    name = next((name for name in names if hasattr(node, f"_raw_saved_{name}")), None)
+    if name is None:
+        return None
+    return _unpacked(getattr(node, f"_raw_saved_{name}"), lambda: getattr(node, f"_saved_{name}"))
+
+
+def saved_by_function(node: Any, number: int) -> list[Tensor | None]:
+    """Return the first tensors that the node of an `autograd.Function` keeps. Raises LookupError as `saved_by` does."""
+
+    def read(place: int) -> Callable[[], Tensor | None]:
+        return lambda: node.saved_tensors[place]
+
+    return [_unpacked(each, read(place)) for place, each in enumerate(node._raw_saved_tensors[:number])]
+
+
+def _unpacked(kept: Any, read: Callable[[], Tensor | None]) -> Tensor | None:
+    hook = getattr(kept, "unpack_hook", kept)  # older releases of torch don't say
+    if hook is None:
+        return read()
+    if getattr(hook, "__module__", "") == CHECKPOINT and isinstance(kept.data, Tensor):
+        return kept.data  # the checkpoint is repeating its operators, and passes on what they keep
+    raise LookupError(getattr(hook, "__module__", ""))
+
+
+def option_of(node: Any, name: str) -> Any:
+    """Return a number or a flag that a node keeps for its backward pass; None if it has none."""
+    return getattr(node, f"_saved_{name}", None)
 
 
 def function_of(node: Any) -> Any:

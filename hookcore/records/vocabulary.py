@@ -77,6 +77,10 @@ EXPERT_LOAD: Final = "expert_load"  # the share of each expert in the choices of
 ROUTER_ENTROPY: Final = "router_entropy"  # of a token's probabilities, on average; 1 if all experts are as likely
 EXPERT_DROPPED: Final = "expert_dropped"  # the share of the choices beyond an expert's capacity
 OWN_NUMBERS: Final = (*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED)  # names that no probe of a user has
+# Numbers of each head of a call of attention, stored as probes, and the place of its maps among a module's outputs.
+ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_token", "distance", "output")
+ATTENTION: Final = "hookcore.probes.attention"  # the function that computes them
+ATTENTION_MAP: Final = "recomputed attention"
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about

@@ -538,7 +538,7 @@ class Watcher:
     def probe(
         self,
         name: str,
-        function: Callable[[Tensor], Any] | type,
+        function: Callable[..., Any] | type,
         *,
         include: Pattern | Iterable[Pattern] | None = None,
         kinds: Kind | Iterable[Kind] = "output",
@@ -548,7 +548,8 @@ class Watcher:
 
         It is called for tensors of these kinds ("output", "output_grad", "param", "param_grad") of the modules that
         `include` matches, in the first captured step of every `every` steps. Its results are taps of the kind "probe".
-        If `function` is a class, each tensor gets its own object, which remembers a few steps (docs/probes.md).
+        If `function` is a class, each tensor gets its own object, which remembers a few steps (docs/probes.md). With
+        `hookcore.probes.attention`, it looks at fused attention inside of these modules instead of their tensors.
         """
         self._check_open()
         probe = probe_of(name, function, include, kinds, every)

@@ -263,6 +263,20 @@ def test_possible_attention_maps_are_requested_together(world: World) -> None:
     assert "layers" not in str(world.client.post("/api/v1/attention-rollout?match=blocks.1*").json()["asked"])
 
 
+def test_maps_of_fused_attention_that_was_measured_are_requested_and_rolled_out(world: World) -> None:
+    measured = (Tap("fused", "probe", "heads entropy"), Tap("fused", "probe", "heads entropy 1"))
+    others = Tap("fused", "probe", "heads distance"), Tap("fused", "probe", "rank entropy")
+    labels = {"probe heads": "hookcore.probes.attention", "probe rank": "own.rank"}
+    world.run.store.append(
+        make_frame(21, [0.5] * 4, new_taps=(*measured, *others), numbers=range(8, 12), labels=labels)
+    )
+    asked = [each["tap"] for each in world.client.post("/api/v1/attention-rollout").json()["asked"]]
+    found = [(each["kind"], each["index"]) for each in asked if each["module"] == "fused"]
+    assert found == [("output", "recomputed attention"), ("output", "recomputed attention 1")]
+    keep(world, Tap("fused", "output", "recomputed attention"), 22, attention(1, causal=True).astype(np.float32), 101)
+    assert [each["number"] for each in world.json("attention-rollout")["layers"]] == [101]
+
+
 def test_a_run_without_attention_says_how_to_get_it(world: World) -> None:
     answer = world.client.post("/api/v1/attention-rollout?match=head")
     assert answer.status_code == 404

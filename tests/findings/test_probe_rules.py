@@ -18,6 +18,13 @@ from hookcore.store import Store
 from tests import build
 
 RANK, DEAD, ENTROPY = (f"hookcore.probes.{name}" for name in ("effective_rank", "dead_channels", "attention_entropy"))
+HEADS = "hookcore.probes.attention"
+
+
+JUDGED = (
+    *("dead-channels", "rank-collapse", "attention-entropy-collapse"),
+    *("attention-logit-growth", "attention-first-token", "dead-heads"),
+)
 
 
 def found(
@@ -32,13 +39,12 @@ def found(
     for step in range(10 * len(results)):
         value = results[step // 10]
         seen = range(1 if step % 10 else 2)
-        stats = build.stats_of_magnitudes([1.0, value][: len(seen)], "rms", "norm", "max", "mean")
+        stats = build.stats_of_magnitudes([1.0, value][: len(seen)], "rms", "norm", "max", "min", "mean")
         if top is not None and len(seen) == 2:
             stats[1, build.STAT_COLUMN["max"]] = top
         labels = {f"{PROBE_LABEL}mine": function}
         store.append(build.frame(step, stats, taps if step == 0 else (), scalars={"loss": loss(step)}, labels=labels))
-    names = ("dead-channels", "rank-collapse", "attention-entropy-collapse")
-    return [each for each in findings_of(store) if each.rule in names]
+    return [each for each in findings_of(store) if each.rule in JUDGED]
 
 
 def falls(step: int) -> float:
@@ -63,6 +69,35 @@ def test_a_collapse_is_found_in_three_results_in_a_row(
     assert when in told.message
     assert found(function, [*results[:-1], results[0] if since else 0.1]) == []
     assert found(function, results[:2]) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "results", "rule", "severity"),
+    [
+        ("entropy", [0.8, 0.7, 0.8, 0.02, 0.01, 0.01], "attention-entropy-collapse", "warning"),
+        ("largest_logit", [2.0, 3.0, 2.0, 120.0, 130.0, 150.0], "attention-logit-growth", "warning"),
+        ("first_token", [0.1, 0.2, 0.1, 0.97, 0.98, 0.99], "attention-first-token", "info"),
+    ],
+)
+def test_heads_of_fused_attention_are_judged(number: str, results: list[float], rule: str, severity: str) -> None:
+    for place in ("", " 1"):
+        (told,) = found(HEADS, results, index=f"mine {number}{place}")
+        assert (told.rule, told.severity, told.since_step) == (rule, severity, 30)
+    assert found(HEADS, results, index=f"mine {number} weight") == []
+    assert found(HEADS, [results[0]] * 3 + results[3:5] + [results[0]], index=f"mine {number}") == []
+    assert found(HEADS, results, falls, index=f"mine {number}")[0].severity == "info"
+
+
+def test_logits_that_were_large_from_the_start_have_not_grown() -> None:
+    assert found(HEADS, [80.0, 90.0, 80.0, 120.0, 130.0, 140.0], index="mine largest_logit") == []
+    assert found(HEADS, [0.7, 0.7, 0.7, 0.99, 0.99, 0.99], index="mine first_token") == []
+
+
+def test_a_head_that_returns_nothing_is_found_by_the_smallest_output() -> None:
+    (told,) = found(HEADS, [0.9, 0.9, 0.9, 0.001, 0.0, 0.0], index="mine output")
+    assert (told.rule, told.severity, told.since_step) == ("dead-heads", "warning", 30)
+    (told,) = found(HEADS, [0.0] * 3, falls, index="mine output")
+    assert told.severity == "info"
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
         "idle-gpu",
         *("state-stays-zero", "second-moments", "spike-precursor"),  # most runs keep no state, or don't jump
         *("dead-expert", "router-collapse"),  # or have no router
+        *("attention-logit-growth", "attention-first-token", "dead-heads"),  # there is no attention
         "late-rank",  # it needs several processes
         "desync",
     }
@@ -75,6 +76,22 @@ def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
 
 def test_a_default_watch_lists_what_it_cannot_find() -> None:
     assert set(without_data(trained((), {}, evaluates=True))) == UPDATES | {"overfit", *PROBES, "batch-norm-drift"}
+
+
+def test_a_model_with_attention_lacks_what_rules_about_heads_need() -> None:
+    seed_all()
+    heads = {"attention-logit-growth", "attention-first-token", "dead-heads"}
+    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    for dropout, silent in ((0.5, heads), (0.0, set[str]())):  # with dropout, the CPU has no fused attention
+        model.self_attn.dropout = dropout
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hookcore.watch(model, server=None, budget=None, state_every=1) as watcher:
+            model(torch.randn(2, 3, 8)).sum().backward()
+            optimizer.step()
+            watcher.flush()
+            reach = reach_of(watcher.store)
+        assert {rule for rule in heads if reach[rule].needs} == silent  # type: ignore[index]
+        assert {rule for rule in heads if not reach[rule].looks_at} == silent  # type: ignore[index]
 
 
 def test_everything_has_data_if_everything_is_captured() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from hookcore.findings import RULES, Finding, Rule
-from hookcore.findings.rules import OF_LOSS, OF_TIME
+from hookcore.findings.finding import OF_LOSS, OF_TIME
 from hookcore.reading import Mute, Reader, answers
 from hookcore.records import ROOT, SEVERITIES, Kind, Severity, Tap
 from hookcore.records.vocabulary import NONFINITE_STEP, TRACEBACK

@@ -24,6 +24,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.recorder.measured.flows import Flows
 from hookcore.recorder.measured.snapshots import BatchNames
+from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
@@ -39,7 +40,7 @@ class Dispatcher:
         self.statistics, self.errors, self.track = context.statistics, context.errors, context.track
         self.times, self.names, self.keeper = StepTimes(context.now), BatchNames(), keeper
         self.others: tuple[Observer, ...] = ()
-        self.flows: Flows | None = None  # if it is among them: it sees calls before they run
+        self.entering: tuple[Flows | AttentionCalls, ...] = ()  # those of them that see calls before they run
         self._observers: tuple[Observer, ...] = (self.statistics,)
         self._saw_eval = False  # whether a call in evaluation was counted in this step
 
@@ -48,7 +49,7 @@ class Dispatcher:
     def add_only(self, *others: Observer) -> None:
         """Pass the calls to the statistics and to these observers."""
         self.others = others
-        self.flows = next((other for other in others if isinstance(other, Flows)), None)
+        self.entering = tuple(other for other in others if isinstance(other, Flows | AttentionCalls))
         self._observers = (self.statistics, *others)
 
     def wants(self, plan: Plan) -> bool:
@@ -140,16 +141,17 @@ class Dispatcher:
         plan.counts.micro_batch = number
 
     def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
-        """Report that a module is about to run, to what learns the data flow."""
-        flows = self.flows  # another thread may end the step
-        if flows is not None and not plan.root.rehearses:
+        """Report that a module is about to run, to what learns the data flow or looks for attention."""
+        entering = self.entering  # another thread may end the step
+        if entering and not plan.root.rehearses:
             plan.root.note_wrapper()  # that of a part, before it is known that the training calls only parts
             with DisableTorchFunction():
-                flows.entered(plan, module, args)
+                for each in entering:
+                    each.entered(plan, module, args)
 
     def _forget_call(self, plan: Plan) -> None:
-        if (flows := self.flows) is not None:
-            flows.forget(plan)
+        for each in self.entering:
+            each.forget(plan)
 
     def leave_model(self, plan: Plan, output: Any) -> None:
         """Report that a model returned."""
@@ -211,12 +213,20 @@ class Dispatcher:
                 return
             with DisableTorchFunction():
                 call = self._new_call(plan, output) if current_graph_task() == -1 else _call_again(plan, output)
-                if call is not None:
+                if call is None:
+                    self._saw_repeated(plan, output)
+                else:
                     self.current.repeated = call.again
                     for observer in self._observers:
                         observer.saw_outputs(call)
         except Exception as error:
             self.errors.record("forward hook", error, plan)
+
+    def _saw_repeated(self, plan: Plan, output: Any) -> None:
+        """Report what a checkpoint repeats whose first outputs get the gradients, if a module has no other call."""
+        attention = next((each for each in self.entering if isinstance(each, AttentionCalls)), None)
+        if attention is not None and current_graph_task() != -1 and plan.counts.training == 1:
+            attention.saw_outputs(Call(plan, list(find_tensors(output)), 0, "train", again=True))
 
     def _new_call(self, plan: Plan, output: Any) -> Call | None:
         plan.history.seen = True

@@ -222,7 +222,7 @@ class ModuleAttachment:
         for plan in self._dispatcher.plans.live() if self._dispatcher.others else ():
             if self._dispatcher.wants(plan):
                 attached = id(plan) in self._attached
-                acts = self._dispatcher.wants_input(plan) or self._dispatcher.flows is not None
+                acts = self._dispatcher.wants_input(plan) or bool(self._dispatcher.entering)
                 before = acts and not (attached and plan.acts_before)
                 self._borrowed += self._put_on(plan, before, after=not attached)
 
@@ -493,7 +493,7 @@ class ProcessAttachment:
         if plan.acts_before or dispatcher.others:
             if plan.is_model:
                 dispatcher.enter_model(plan, module, args)
-            if dispatcher.flows is not None:
+            if dispatcher.entering:
                 dispatcher.entered(plan, module, args)
             if plan.wants_input or (dispatcher.others and dispatcher.wants_input(plan)):
                 if not module._forward_pre_hooks:

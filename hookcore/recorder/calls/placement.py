@@ -34,6 +34,7 @@ from hookcore.recorder.measured.probes import Probes
 from hookcore.recorder.measured.routers import Routers
 from hookcore.recorder.measured.samples import Samples
 from hookcore.recorder.measured.snapshots import Snapshots, WaitingCopies
+from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records.vocabulary import counted
 
 # Hooks that are traced into compiled graphs, and called directly outside of them.
@@ -256,14 +257,18 @@ class Observers:
         self.snapshots = Snapshots(context, WaitingCopies(context, collector.scale, dispatcher.names))
         self.probes = Probes(context, collector)
         self.routers = Routers(context, self.probes.channels)
+        self.attention = AttentionCalls(context, self.probes, self.snapshots)
         self.flows = Flows(context)
         self._cadence, self._placement = context.cadence, placement
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
         learns, routes = self.flows.begin_step(captured), self.routers.begin_step(step, captured)
-        if self.probes.begin_step(step, captured, self._cadence.block) or learns or routes:
+        is_rare, block = captured and self._cadence.is_rare(step), self._cadence.block
+        if self.probes.begin_step(step, captured, is_rare, block) or learns or routes:
             self._follow()
+        if self.attention.looks:
+            self.attention.begin_step()
 
     def end_step(self) -> None:
         """Add what is known only now to the rows of the step."""
@@ -281,8 +286,9 @@ class Observers:
         snapshots: tuple[Observer, ...] = (self.snapshots,) if self.snapshots.looks_at_calls else ()
         probes: tuple[Observer, ...] = (self.probes,) if self.probes.due else ()
         routers: tuple[Observer, ...] = (self.routers,) if self.routers.due else ()
+        attention: tuple[Observer, ...] = (self.attention,) if self.attention.looks else ()
         flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
-        self._placement.follow_observers(*snapshots, *probes, *routers, *flows)
+        self._placement.follow_observers(*snapshots, *probes, *routers, *attention, *flows)
 
     def hurries(self, step: int) -> bool:
         """Return whether to capture a step, whatever the cadence says."""

@@ -20,14 +20,14 @@ from hookcore.hooks.internals import DisableTorchFunction, version_of
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import Copy, take_copy
 from hookcore.observe.plain import generators_kept, unseen
-from hookcore.probes import channel_rms, channel_zeros
+from hookcore.probes import attention, channel_rms, channel_zeros
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector
-from hookcore.recorder.measured.passprobes import Passes, PassProbes, channels_of, values_of
 from hookcore.recorder.measured.snapshots import Outgoing, Send
+from hookcore.recorder.measured.wideprobes import Passes, PassProbes, channels_of, values_of
 from hookcore.records import PROBE, Kind, Snapshot, Tap
 from hookcore.records.vocabulary import OWN_NUMBERS, PROBE_LABEL
 
@@ -39,7 +39,7 @@ MAX_STATES: Final = 1024  # objects of a class
 MAX_FAULTS: Final = 3  # then it is switched off
 PROBE_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", "param", "param_grad")
 
-Function = Callable[[Tensor], Any]
+Function = Callable[..., Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +145,8 @@ def probe_of(name: str, function: Function, include: Any, kinds: Any, every: int
         raise ArgumentError(
             f"include={include!r} is invalid: use a pattern, a list of patterns, or None. {error}"
         ) from None
+    if function is attention:
+        return Probe(name, function, patterns, frozenset(), every)
     if isinstance(function, type) and hasattr(function, "end_pass"):
         return Probe(name, function, patterns, frozenset(), every, passes=Passes(function))
     return Probe(name, function, patterns, chosen, every)
@@ -205,6 +207,8 @@ class Probes:
         self._emit, self._collector = context.emit, collector
         self.channels, self.passes = ChannelColumns(context.errors), PassProbes(context)
         self.due: tuple[Probe, ...] = ()
+        self.of_attention: tuple[Probe, ...] = ()  # those of them that look at attention
+        self._of_rare = Probe("attention", attention, (), frozenset(), 1)
         self.added: list[Probe] = []  # by the user; replaced, never changed
         self.choose_channels(context.settings.channels)
 
@@ -231,15 +235,18 @@ class Probes:
         """Return whether to capture a step because a probe looks at several in a row."""
         return any(probe.wants_next(step) for probe in self.added)
 
-    def begin_step(self, step: int, captured: bool, block: int = 1) -> bool:
+    def begin_step(self, step: int, captured: bool, is_rare: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""
-        if not (self.added or self._of_channels or self.due):
+        if not (self.added or self._of_channels or self.due or is_rare):
             return False
         self.channels.end_step()
         before = self.due
         self.due = tuple(
             probe for probe in (*self._of_channels, *self.added) if probe.begin_step(step, captured, block)
         )
+        if is_rare and not any(probe.function is attention for probe in self.added):
+            self.due = (*self.due, self._of_rare)
+        self.of_attention = tuple(probe for probe in self.due if probe.function is attention)
         modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.due else {}
         for probe in self.due:
             probe.paths = frozenset(_chosen(modules, probe.include))

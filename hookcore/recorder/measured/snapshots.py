@@ -27,6 +27,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.measured.scalars import LossScale
 from hookcore.records import GRADIENT_KINDS, PARAMETER_KINDS, Names, Snapshot, Tap, about_command, text_of
+from hookcore.records.vocabulary import ATTENTION_MAP
 
 # The script's names for the positions and samples of a batch, which become part of its snapshots.
 
@@ -428,6 +429,18 @@ class Snapshots:
         self._by_path = by_path
         self.active = bool(self._pending or self._asked)
 
+    # -- attention --------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_maps(self) -> bool:
+        """Whether maps of attention are looked for that have to be computed."""
+        return any(request.tap.index.startswith(ATTENTION_MAP) for request in self._pending)
+
+    def maps_wanted(self, call: Call, index: str) -> list[Request]:
+        """Return the requests for such a map of a call."""
+        wanted = Tap(call.plan.path, "output", index, call.number, call.phase)
+        return [each for each in self._by_path.get(call.plan.path, ()) if each.tap == wanted and not each.taken]
+
     # -- modules ----------------------------------------------------------------------------------------------------
 
     @property
@@ -479,6 +492,7 @@ class Snapshots:
             if (
                 request.taken
                 or tap.kind not in (kind, f"{kind}_grad")
+                or tap.index.startswith(ATTENTION_MAP)
                 or (tap.call, tap.phase) != (call.number, call.phase)
             ):
                 continue
