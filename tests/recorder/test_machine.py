@@ -410,6 +410,7 @@ def test_what_arrives_after_the_last_step_has_the_time_at_which_it_ended(monkeyp
         snapshots=SimpleNamespace(copies=None), probes=SimpleNamespace(channels=None)
     )
     world.capture.media = world.capture.moments = None
+    world.capture.samples = SimpleNamespace(hurry=None)
     steps: Any = SimpleNamespace(clock=None, steady=None)
     description: Any = SimpleNamespace(send_news=lambda ended: None, problems=SimpleNamespace(emit_new=lambda: None))
     THREAD.Rounds(world.context, world.capture, steps, world.context, description).end()
