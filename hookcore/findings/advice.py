@@ -522,7 +522,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     ),
     "tensor-variance": (
         "The standard deviation of an activation of {least_values} or more values is below {spread} of its root "
-        "mean square in {captured_steps} captured steps. Without a weight, it must have been {varied} at first."
+        "mean square in {captured_steps} captured steps. Without a weight, or as one of several results, it must have "
+        "been {varied} at first."
     ),
     "poor-weight-initialization": (
         "Activations get {factor} times as large, or as small, from layer to layer, {in_a_row} times in a row. Or"

@@ -268,8 +268,10 @@ def find_variance(store: Store, taps: TapList, outputs: TapList) -> list[Finding
     flat, enough = judge_newest(~np.isnan(spreads), spreads > limits["spread"], limits["captured_steps"])
     start = store.steps().first or 0
     early = _spreads(store, judged, start, start + WARM_UP - 1)[1]
+    # One of several results may be meant to be the same, such as the only weight of each token's only expert.
     weighted = {tap.module for tap in taps.taps if tap.kind == "param_grad" and tap.index == "weight"}
-    varied = (early > limits["varied"]).any(axis=0) | np.array([tap.module in weighted for tap in judged.taps], bool)
+    single = np.array([tap.module in weighted and not tap.index for tap in judged.taps], bool)
+    varied = (early > limits["varied"]).any(axis=0) | single
     places = np.flatnonzero(flat & enough & varied)
     return [_without_variance(store, judged, places)] if len(places) else []
 

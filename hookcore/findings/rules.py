@@ -416,7 +416,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "warning",
                 "No variance",
                 "All values of an activation are the same nonzero number in each of its newest captured steps. The "
-                "rule checks modules with a weight, and modules whose activation varied at first.",
+                "rule checks the result of a module with a weight, and activations that varied at first.",
                 among=64,
             ),
             _rule(

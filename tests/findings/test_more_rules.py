@@ -121,11 +121,11 @@ def test_zeros_with_another_cause_are_not_blamed_on_inputs() -> None:
 
 
 def flat(
-    deviation: Callable[[int], float], *, count: int = 64, weighted: bool = True, size: float = 2.0
+    deviation: Callable[[int], float], *, count: int = 64, weighted: bool = True, size: float = 2.0, index: str = ""
 ) -> list[Finding]:
     """Return the findings about an output with this standard deviation."""
     store = Store(2**24)
-    taps = (Tap("act", "output"), Tap("act" if weighted else "other", "param_grad", "weight"))
+    taps = (Tap("act", "output", index), Tap("act" if weighted else "other", "param_grad", "weight"))
     for step in range(60):
         columns = {"std": [deviation(step), 1.0], "mean": [size, 0.0], "count": count}
         append(store, step, [size, 1.0], taps if step == 0 else (), {"loss": 1.0}, **columns)
@@ -141,6 +141,8 @@ def test_an_output_that_is_one_number_has_no_variance() -> None:
 
 def test_outputs_that_may_be_constant() -> None:
     assert flat(lambda _: 0.0, weighted=False) == []  # a mask of ones
+    assert flat(lambda _: 0.0, index="1") == []  # the only weight of each token's only expert
+    assert len(flat(lambda step: 1.0 if step < 30 else 0.0, index="1")) == 1
     assert flat(lambda _: 0.0, count=8) == []  # a single prediction for each of eight samples
     assert flat(lambda _: 0.0, size=0.0) == []  # zeros belong to another rule
     assert flat(lambda step: 1.0 if step == 50 else 0.0) == []
