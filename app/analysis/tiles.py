@@ -135,12 +135,12 @@ def named(snapshot: Snapshot) -> Named:
     names, shape = snapshot.names, snapshot.values.shape
     if names is None:
         return Named()
-    if snapshot.truncated or len(shape) < 2:
-        return Named(why="Names are shown only for whole tensors with a sample dimension.")
+    if shape[1:] != snapshot.shape[1:] or len(shape) < 2:
+        return Named(why="Names are shown only for tensors with a sample dimension, and not for parts of a sample.")
     axes, problems = _axes(names, snapshot)
-    labels = names.labels
-    if labels and len(labels) != shape[0]:
-        problems.append(f"{counted(len(labels), 'label')} for {counted(shape[0], 'sample')}: give one for each sample.")
+    labels, samples = names.labels, snapshot.shape[0]
+    if labels and len(labels) != samples:
+        problems.append(f"{counted(len(labels), 'label')} for {counted(samples, 'sample')}: give one for each sample.")
         labels = ()
     return Named(axes, names.tokens if axes else (), names.shared, labels, " ".join(problems))
 
@@ -152,8 +152,8 @@ def _axes(names: Names, snapshot: Snapshot) -> tuple[tuple[int, ...], list[str]]
         return (), []
     if len(sizes) > 1:
         return (), ["The samples have different numbers of tokens: name the padding, too."]
-    if not names.shared and len(names.tokens) > shape[0]:
-        return (), [f"Tokens of {counted(len(names.tokens), 'sample')} were given for {shape[0]}."]
+    if not names.shared and len(names.tokens) > snapshot.shape[0]:
+        return (), [f"Tokens of {counted(len(names.tokens), 'sample')} were given for {snapshot.shape[0]}."]
     (size,) = sizes
     fits = tuple(axis for axis in range(1, len(shape)) if shape[axis] == size)
     last = (len(shape) - 2, len(shape) - 1)

@@ -104,6 +104,7 @@ class WatchSettings(TypedDict, total=False):
     sketches: int | Literal["auto"]
     sketch_values: int | None
     state_every: int
+    snapshot_every: int | None
     server: str | None
     keep: str | os.PathLike[str] | None
     capsule: Capsule
@@ -241,6 +242,15 @@ class Settings:
         "are measured in the same steps.",
         read_integer(1),
         int,
+    )
+    snapshot_every: int | None = setting(
+        200,
+        "an integer of 1 or more, or None for none",
+        "In every n-th captured step, take [automatic snapshots](how-it-works.md#automatic-snapshots). These are "
+        "attention maps, and outputs of layers all over the model, up to 4 MiB, so that a run that has ended has tensors "
+        "to look at. In a long run, they get rarer: four steps have them each time that its length doubles.",
+        optional(read_integer(1)),
+        or_none(int),
     )
     server: str | None = setting(
         "auto",

@@ -89,10 +89,10 @@ class Copy:
     _done: Any = None  # the event after a transfer
 
     def finish(self) -> NDArray[np.generic]:
-        """Return the values: all of them, or the first ones, flat. Waits, in this thread only."""
+        """Return the values: all of them, the first rows, or the first ones of a row, flat. Waits, in this thread."""
         wait_for(self._done)
         values: NDArray[np.generic] = self._values.numpy()
-        return values.reshape(-1) if self.truncated else values
+        return values
 
 
 def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | str:

@@ -286,7 +286,7 @@ def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
 def snapshot_of(item: SnapshotItem) -> Snapshot:
     """Return the snapshot of an item; raise WireError if it can't be true.
 
-    The values have the shape `shape`. Those of a truncated snapshot are flat.
+    The values have the shape `shape`. Those of a truncated snapshot are its first rows, or the first ones of a row, flat.
     """
     _require(item.stored in DTYPES, f"a snapshot of type {item.stored!r}")
     kind = np.dtype(item.stored).newbyteorder("<")
@@ -300,8 +300,14 @@ def snapshot_of(item: SnapshotItem) -> Snapshot:
     expected = math.prod(item.shape)
     whole = len(values) == expected
     _require(whole or (item.truncated and len(values) < expected), f"{len(values)} values of {expected}")
-    shaped = values.reshape(item.shape) if whole else values
+    shaped = values.reshape(item.shape) if whole else _first_rows(values, item.shape)
     return Snapshot(values=shaped, number=item.request, **_same(item, _OF_SNAPSHOTS))
+
+
+def _first_rows(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return values as the first rows of a tensor of this shape; flat if they are less than one."""
+    row = math.prod(shape[1:])
+    return values.reshape(-1, *shape[1:]) if len(values) and len(values) % row == 0 else values
 
 
 def _same(record: Any, names: tuple[str, ...]) -> dict[str, Any]:

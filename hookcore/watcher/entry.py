@@ -54,6 +54,7 @@ def watch(
     sketches: int | Literal["auto"] = NOT_GIVEN,
     sketch_values: int | None = NOT_GIVEN,
     state_every: int = NOT_GIVEN,
+    snapshot_every: int | None = NOT_GIVEN,
     server: str | None = NOT_GIVEN,
     keep: str | os.PathLike[str] | None = NOT_GIVEN,
     capsule: Capsule = NOT_GIVEN,
@@ -96,6 +97,7 @@ def watch(
     sketches='auto': Count histograms in every n-th captured step.
     sketch_values=65536: How many values of a tensor its histogram counts.
     state_every=50: In every n-th captured step, measure the state of optimizers, too.
+    snapshot_every=200: In every n-th captured step, take [automatic snapshots](how-it-works.md#automatic-snapshots).
     server='auto': Where captured data goes.
     keep='auto': The folder for the run's Parquet files, which are written during the run.
     capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times per run.

@@ -254,7 +254,7 @@ def test_only_the_first_values_of_a_large_tensor_are_captured(monkeypatch: pytes
         watcher.step()
         (event,) = events(watcher, "snapshot-taken")
     assert (snapshot.shape, snapshot.truncated) == ((20, 3), True)
-    np.testing.assert_array_equal(snapshot.values, model.tensor.reshape(-1)[:24].numpy())
+    np.testing.assert_array_equal(snapshot.values, model.tensor[:8].numpy())
     assert "the first 24 values" in event.message
 
 
@@ -461,6 +461,67 @@ def test_a_step_that_the_cadence_skips_is_captured_for_a_snapshot() -> None:
     assert (snapshot.step, snapshot.number) == (3, 1)
 
 
+# --- Automatic snapshots --------------------------------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """Attention, a tower of layers, and an output."""
+
+    def __init__(self, layers: int = 2, width: int = 8) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.tower = nn.Sequential(nn.Linear(8, width), *(nn.Linear(width, width) for _ in range(layers - 1)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        mixed, _ = self.attention(inputs, inputs, inputs, average_attn_weights=False)
+        return cast(Tensor, self.tower(mixed))
+
+
+def trained(steps: int, samples: int = 3, layers: int = 2, width: int = 8, **settings: Any) -> hookcore.Watcher:
+    model = Reader(layers, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, budget=None, **settings) as watcher:
+        for _ in range(steps):
+            step(model, optimizer, torch.randn(samples, 5, 8))
+        assert watcher.flush()
+    return watcher
+
+
+def test_a_run_that_has_ended_has_attention_maps_and_outputs_that_nobody_asked_for() -> None:
+    watcher = trained(40, snapshot_every=20)
+    found = [(each.step, each.tap.label, each.shape, each.truncated) for each in watcher.store.snapshots()]
+    maps, outputs = (3, 2, 5, 5), (3, 5, 8)
+    of_a_step = [("attention output [1]", maps, False), ("tower.0 output", outputs, False)]
+    of_a_step.append(("tower.1 output", outputs, False))
+    assert found == [(number, *each) for number in (16, 36) for each in of_a_step]
+    assert watcher.errors == []
+    assert [event for event in watcher.store.events() if "snapshot" in event.name] == []
+
+
+def test_long_runs_have_ever_fewer_automatic_snapshots_and_none_without_the_setting() -> None:
+    watcher = trained(70, layers=1, snapshot_every=1)
+    steps = sorted({each.step for each in watcher.store.snapshots()})
+    assert steps == [*range(8), 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+    assert trained(20, snapshot_every=None).store.snapshots() == []
+
+
+def test_large_tensors_have_their_first_samples_in_an_automatic_snapshot_and_what_has_no_room_is_counted() -> None:
+    watcher = trained(1, samples=400, layers=64, snapshot_every=1, memory="16MB")  # room: 160 KB
+    kept = watcher.store.snapshots()
+    (attention,) = (each for each in kept if each.tap.module == "attention")
+    assert attention.truncated
+    assert attention.shape == (400, 2, 5, 5)
+    assert attention.values.shape == (50, 2, 5, 5)
+    tower = [each for each in kept if each.tap.module.startswith("tower.")]
+    assert len(tower) == 21  # every third of 65: all over the model
+    assert {each.values.shape for each in tower} == {(11, 5, 8)}
+    assert events(watcher, "snapshot-left-out") == []
+    large = trained(1, samples=5, layers=1, snapshot_every=1, memory="16MB", width=2048)
+    assert [each.tap.label for each in large.store.snapshots()] == ["attention output [1]"]
+    (left_out,) = events(large, "snapshot-left-out")
+    assert (left_out.count, left_out.severity) == (1, "info")
+
+
 # --- Harmless -------------------------------------------------------------------------------------------------------
 
 
@@ -502,7 +563,7 @@ def _ask_for_everything(watcher: hookcore.Watcher) -> None:
 
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
-    "captured": {},
+    "captured": {"snapshot_every": 1},
     "not-captured": {"include": "is:root", "kinds": "param_grad"},
     "per-module": {"attach": "module"},
 }

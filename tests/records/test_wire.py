@@ -172,11 +172,13 @@ def test_a_snapshot_arrives_as_it_was_sent(values: np.ndarray[Any, Any], tap: Ta
     assert (seen.tap, seen.step, seen.dtype, seen.number, seen.truncated) == (tap, 7, "float32", number, False)
 
 
-def test_a_truncated_snapshot_keeps_its_original_shape() -> None:
-    snapshot = Snapshot(Tap("a", "output"), 0, 0.0, "float32", (10, 10), np.arange(30, dtype=np.float32), True)
+@pytest.mark.parametrize(("many", "kept"), [(30, (3, 10)), (7, (7,))], ids=["rows", "part of a row"])
+def test_a_truncated_snapshot_keeps_its_original_shape_and_has_rows(many: int, kept: tuple[int, ...]) -> None:
+    values = np.arange(many, dtype=np.float32)
+    snapshot = Snapshot(Tap("a", "output"), 0, 0.0, "float32", (10, 10), values, True)
     seen = snapshot_of(arrive(snapshot_item(0, snapshot)))
     assert seen.shape == (10, 10)
-    assert np.array_equal(seen.values, np.arange(30))
+    assert np.array_equal(seen.values, values.reshape(kept))
 
 
 def test_values_that_are_not_numbers_are_refused() -> None:

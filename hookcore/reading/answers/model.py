@@ -199,7 +199,7 @@ class Snapshot(Answer, frozen=True, omit_defaults=True):
     """A captured tensor. Only the answer about a single one has the last three fields: its run, and its values."""
 
     number: Annotated[int, Meta(description="its number in the API")]
-    asked: Annotated[bool, Meta(description="whether a reader requested it; otherwise the training script did")]
+    asked: Annotated[bool, Meta(description="whether a reader requested it; otherwise, it is the script's or an automatic one")]
     tap: Tap
     step: int
     time_s: Number

@@ -33,7 +33,7 @@ from hookcore.recorder.measured.flows import Flows
 from hookcore.recorder.measured.probes import Probes
 from hookcore.recorder.measured.routers import Routers
 from hookcore.recorder.measured.samples import Samples
-from hookcore.recorder.measured.snapshots import Snapshots, WaitingCopies
+from hookcore.recorder.measured.snapshots import AutomaticSnapshots, Snapshots, WaitingCopies
 from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records.vocabulary import counted
 
@@ -247,14 +247,16 @@ class Placement:
         return None if self._attachment is None else self._attachment.follow_choice(chosen)
 
 
-# The observers that are there in some steps only: snapshots, probes, routers, and what learns the data flow.
+# The observers that are there in some steps only: snapshots (also automatic ones), probes, routers, and what learns the
+# data flow.
 
 
 class Observers:
     """Chooses the observers of a step's calls, in addition to the statistics."""
 
     def __init__(self, context: Context, dispatcher: Dispatcher, collector: Collector, placement: Placement) -> None:
-        self.snapshots = Snapshots(context, WaitingCopies(context, collector.scale, dispatcher.names))
+        copies = WaitingCopies(context, collector.scale, dispatcher.names)
+        self.snapshots, self.automatic = Snapshots(context, copies), AutomaticSnapshots(context, copies)
         self.probes = Probes(context, collector)
         self.routers = Routers(context, self.probes.channels)
         self.attention = AttentionCalls(context, self.probes, self.snapshots)
@@ -264,8 +266,8 @@ class Observers:
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
         learns, routes = self.flows.begin_step(captured), self.routers.begin_step(step, captured)
-        is_rare, block = captured and self._cadence.is_rare(step), self._cadence.block
-        if self.probes.begin_step(step, captured, is_rare, block) or learns or routes:
+        takes, is_rare = self.automatic.begin_step(captured), captured and self._cadence.is_rare(step)
+        if self.probes.begin_step(step, captured, is_rare, self._cadence.block) or learns or routes or takes:
             self._follow()
         if self.attention.looks:
             self.attention.begin_step()
@@ -284,11 +286,12 @@ class Observers:
 
     def _follow(self) -> None:
         snapshots: tuple[Observer, ...] = (self.snapshots,) if self.snapshots.looks_at_calls else ()
+        automatic: tuple[Observer, ...] = (self.automatic,) if self.automatic.due else ()
         probes: tuple[Observer, ...] = (self.probes,) if self.probes.due else ()
         routers: tuple[Observer, ...] = (self.routers,) if self.routers.due else ()
         attention: tuple[Observer, ...] = (self.attention,) if self.attention.looks else ()
         flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
-        self._placement.follow_observers(*snapshots, *probes, *routers, *attention, *flows)
+        self._placement.follow_observers(*snapshots, *automatic, *probes, *routers, *attention, *flows)
 
     def hurries(self, step: int) -> bool:
         """Return whether to capture a step, whatever the cadence says."""

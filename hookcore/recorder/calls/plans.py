@@ -173,6 +173,11 @@ class Plan:
         return self.root.ref() is self.ref()
 
     @property
+    def is_leaf(self) -> bool:
+        """Whether it contains no module."""
+        return not self._children
+
+    @property
     def below(self) -> str:
         """What the paths of the modules inside it begin with."""
         return f"{self.path}{'/' if self.is_root else '.'}" if self.path else ""

@@ -38,6 +38,7 @@ SPARSEST: Final = 8  # captured steps from one with histograms to the next, at m
 AROUND: Final = 8  # captured steps that have histograms from something unusual on
 RARE_EVERY: Final = 50  # captured steps from one to the next in which optimizers are measured, unless it is set
 RARE_FIRST: Final = 16
+FINE: Final = 3  # leading bits of the number of an automatic snapshot; the others are zero: four in each doubling
 MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
 MINUTE_S: Final = 60.0
 MAX_FINDERS: Final = 256  # scalars that are checked for jumps
@@ -79,6 +80,7 @@ class Cadence:
         # a step that has them, and what each step takes anyway.
         self.cost = float("nan")
         self._histograms = self.following = 0.0
+        self._snapshots_s = 0.0  # of the training's thread for automatic snapshots, per captured step
         self.background_s = self._light_s = 0.0  # processor time of hookcore's threads per captured and other frame
         self.uncaptured = 0  # steps that were skipped
         self.skipped: list[float] = []  # times of skipped steps that ended since the cadence last looked
@@ -299,6 +301,18 @@ class Cadence:
         place = step // self.block // self.stride % self.rare_every
         return place == min(RARE_FIRST, self.rare_every - 1) and self.chooses(step)
 
+    def has_snapshots(self, step: int, every: int) -> bool:
+        """Return whether a step has automatic snapshots, by its number alone: every n-th, and ever fewer."""
+        place = step // self.block // self.stride
+        if not self.chooses(step) or place % every != min(RARE_FIRST, every - 1):
+            return False
+        many = place // every
+        return many & ((1 << max(0, many.bit_length() - FINE)) - 1) == 0
+
+    def took_snapshots(self, spent_s: float, every: int) -> None:
+        """Record how long automatic snapshots took in one of so many captured steps."""
+        self._snapshots_s = spent_s / every
+
     @property
     def wants_timing(self) -> bool:
         """Return whether to time the captured step that begins, because no step is ever skipped."""
@@ -328,7 +342,8 @@ class Cadence:
         return lean + histograms / self.thinning, histograms
 
     def _measure(self, extra: float, plain: float, following: float = 0.0, histograms: float = 0.0) -> None:
-        self.cost = (max(0.0, extra) + self.background_s) / plain if plain > 0 else 0.0
+        extra_s = max(0.0, extra) + self._snapshots_s + self.background_s
+        self.cost = extra_s / plain if plain > 0 else 0.0
         self.following = following / plain if plain > 0 else 0.0
         self._histograms = histograms / plain if plain > 0 else 0.0
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hookcore.config.flat import cut_text
 from hookcore.errors import ArgumentError
-from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
+from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, is_wrapped
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
 from hookcore.observe.plain import unseen
@@ -267,6 +267,7 @@ class Request:
     taken: bool = False
     hint: str = ""  # why it is missing
     before: Tensor | None = None  # a parameter before the optimizer's step
+    by_itself: bool = False  # nobody asked for it
 
 
 @dataclass(slots=True)
@@ -324,6 +325,8 @@ class WaitingCopies(Outgoing[_Taken]):
     def miss(self, request: Request, reason: str) -> None:
         """Give up a request, and say why in an event."""
         request.taken, request.before = True, None
+        if request.by_itself:
+            return
         hint = f": {request.hint}" if request.hint else ""
         about = about_command(request.number, "refused")
         self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module, about)
@@ -352,6 +355,8 @@ class WaitingCopies(Outgoing[_Taken]):
                 names=names,
             )
         )
+        if request.by_itself:
+            return
         cut = f", of which the first {values.size} values were captured" if copy.truncated else ""
         scale = f"; still multiplied by the loss scale {item.scale:g}" if item.scale not in (None, 1.0) else ""
         unnamed = f"; {left}" if left else ""
@@ -597,3 +602,79 @@ class SnapshotHook:
         snapshots, request = self.snapshots, self.request
         if grad is not None and not request.taken:
             snapshots.saw_requested_gradient(request, grad)
+
+
+# Automatic snapshots: of outputs of one step in many, so that a run that has ended has tensors to look at.
+
+ROOM_BYTES: Final = 4 << 20  # of a step
+SHARE: Final = 0.01  # of the memory of the run's store, if that is less
+OF_OTHERS: Final = 0.25  # of this room for outputs other than attention maps, which are most wanted
+SPREAD: Final = 32  # layers, at equal distances in the order of the model
+MAPS: Final = 16  # parts of the room for one attention map; of a larger tensor, the first samples are kept
+
+
+class AutomaticSnapshots:
+    """Takes the outputs of a step that the cadence has chosen. Between such steps, nothing here is called."""
+
+    wants_inputs = False
+
+    def __init__(self, context: Context, copies: WaitingCopies) -> None:
+        self._context, self._errors, self._now = context, context.errors, context.now
+        self._copies = copies
+        self.due = False  # in this step
+        self._chosen: frozenset[int] = frozenset()  # ids of plans
+        self._room = self._of_map = self._of_other = 0.0  # bytes: what is left of all, and at most of a tensor
+        self._spent_s = 0.0
+
+    def begin_step(self, captured: bool) -> bool:
+        """Decide by the number of the step. Return whether it looks at other calls than before."""
+        context, was_due, every = self._context, self.due, self._context.settings.snapshot_every
+        if was_due and every is not None:
+            context.cadence.took_snapshots(self._spent_s, every)
+        self.due = captured and every is not None and context.cadence.has_snapshots(context.step, every)
+        if self.due:
+            leaves = [plan for plan in context.plans.live() if plan.wants_output and plan.is_leaf]
+            self._chosen = frozenset(map(id, leaves[:: max(1, -(-len(leaves) // SPREAD))]))
+            self._room = min(ROOM_BYTES, SHARE * context.settings.memory)
+            self._of_map, self._of_other = self._room / MAPS, OF_OTHERS * self._room / max(1, len(self._chosen))
+            self._spent_s = 0.0
+        return was_due or self.due
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether a module may have a tensor for it: those that are captured anyway."""
+        return plan.wants_output
+
+    def saw_inputs(self, call: Call) -> None:
+        """Leave inputs: they are outputs of other modules."""
+
+    def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
+        """Leave gradients."""
+
+    def saw_outputs(self, call: Call) -> None:
+        """Take what there is room for of a module's first call."""
+        if not self.due or call.number or call.again or call.phase != "train":
+            return
+        began = self._now()
+        try:
+            for index, tensor in call.tensors:
+                is_plain = type(tensor) is Tensor and not is_wrapped(tensor) and tensor.layout is torch.strided
+                if is_plain and not tensor.is_nested and tensor.dim() > 1:
+                    self._take(call.plan, Tap(call.plan.path, "output", index), tensor)
+        finally:
+            self._spent_s += self._now() - began
+
+    def _take(self, plan: Plan, tap: Tap, tensor: Tensor) -> None:
+        is_map = tensor.dim() in (3, 4) and tensor.shape[-1] == tensor.shape[-2] and tensor.is_floating_point()
+        if not is_map and id(plan) not in self._chosen:
+            return
+        if not (row := tensor.numel() // max(1, len(tensor)) * tensor.element_size()):
+            return
+        rows = min(len(tensor), int(min(self._room, self._of_map if is_map else self._of_other) // row))
+        if not rows:
+            why = "left out of automatic snapshots: too large, or no room was left"
+            self._errors.count_loss("snapshot-left-out", "tensor", why, "info")
+            return
+        self._room -= rows * row
+        with unseen():
+            first = tensor.detach()[:rows]
+        self._copies.take(Request(tap, -1, by_itself=True), first, tuple(tensor.shape))

@@ -435,7 +435,7 @@ export class Side {
 /** @param {Snapshot} entry */
 function aboutOf(entry) {
   const cut = entry.truncated
-    ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit`
+    ? ` \u00b7 only the first ${entry.kept_shape.join(" \u00d7 ")}: all of it is too large`
     : "";
   const shape = entry.shape.join(" \u00d7 ") || "one value";
   return `${[`step ${count(entry.step)}`, shape, entry.dtype, bytes(entry.nbytes)].join(" \u00b7 ")}${cut}`;
