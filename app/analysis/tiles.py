@@ -123,6 +123,7 @@ class Named:
     shared: bool = False
     labels: tuple[str, ...] = ()
     why: str = ""
+    origin: str = ""  # of the tokens, if the script didn't give them
 
     def tokens_of(self, sample: int) -> tuple[str, ...]:
         """Return the names of the positions of a sample, if there are any."""
@@ -138,11 +139,14 @@ def named(snapshot: Snapshot) -> Named:
     if shape[1:] != snapshot.shape[1:] or len(shape) < 2:
         return Named(why="Names are shown only for tensors with a sample dimension, and not for parts of a sample.")
     axes, problems = _axes(names, snapshot)
+    if names.origin:
+        problems = []  # nobody expects these tokens
     labels, samples = names.labels, snapshot.shape[0]
     if labels and len(labels) != samples:
         problems.append(f"{counted(len(labels), 'label')} for {counted(samples, 'sample')}: give one for each sample.")
         labels = ()
-    return Named(axes, names.tokens if axes else (), names.shared, labels, " ".join(problems))
+    tokens, origin = (names.tokens, names.origin) if axes else ((), "")
+    return Named(axes, tokens, names.shared, labels, " ".join(problems), origin)
 
 
 def _axes(names: Names, snapshot: Snapshot) -> tuple[tuple[int, ...], list[str]]:

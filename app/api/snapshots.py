@@ -144,9 +144,14 @@ def tiles(
 
 @router.reads("/snapshots/{number}/names", "The names of a tensor's tokens and samples")
 def names(run: RunParam, number: Number) -> answers.SnapshotNames:
-    """Return what the script called them with `watcher.tokens` and `watcher.labels`, as far as it fits the tensor."""
+    """Return what the script called them with `watcher.tokens` and `watcher.labels`, as far as it fits the tensor.
+
+    Without tokens of the script, they are the ids of the batch, or what a tokenizer in the training's process says.
+    """
     fits = named(_find(run, number))
-    return answers.SnapshotNames(run.id, number, fits.axes, fits.tokens, fits.shared, fits.labels, fits.why)
+    return answers.SnapshotNames(
+        run.id, number, fits.axes, fits.tokens, fits.shared, fits.labels, fits.why, fits.origin
+    )
 
 
 @router.reads("/snapshots/{number}/statistics", "Statistics of a slice")

@@ -247,8 +247,8 @@ class Settings:
         200,
         "an integer of 1 or more, or None for none",
         "In every n-th captured step, take [automatic snapshots](how-it-works.md#automatic-snapshots). These are "
-        "attention maps, and outputs of layers all over the model, up to 4 MiB, so that a run that has ended has tensors "
-        "to look at. In a long run, they get rarer: four steps have them each time that its length doubles.",
+        "attention maps, and outputs of layers all over the model, up to 4 MiB, so that a run that has ended has "
+        "tensors to look at. In a long run, they get rarer: four steps have them each time that its length doubles.",
         optional(read_integer(1)),
         or_none(int),
     )

@@ -402,7 +402,7 @@ class Client(Reader):
         names = None
         if entry.named:
             texts = self.snapshot_names(entry.number, run=requested.run)
-            names = Names(texts.tokens, texts.shared, texts.labels)
+            names = Names(texts.tokens, texts.shared, texts.labels, texts.origin)
         return Snapshot(*about, values, entry.truncated, entry.number, names)
 
     def settings(self, run: str | None = None) -> answers.Settings:

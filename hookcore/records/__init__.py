@@ -213,16 +213,17 @@ def is_shared(taps: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The script's names for the positions of each sample of a batch, and for the samples."""
+    """The names of the positions of each sample of a batch, and of the samples: the script's, or what its ids say."""
 
     tokens: tuple[tuple[str, ...], ...] = ()
     shared: bool = False  # whether there is one row of tokens, for all samples alike
     labels: tuple[str, ...] = ()
+    origin: str = ""  # what says the tokens if the script didn't, such as "ids of the batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A raw tensor captured on request. `dtype` is torch's name; bfloat16 is sent as float32."""
+    """A raw tensor captured on request, or by itself. `dtype` is torch's name; bfloat16 is sent as float32."""
 
     tap: Tap
     step: int
@@ -232,7 +233,7 @@ class Snapshot:
     values: NDArray[np.generic]
     truncated: bool = False
     number: int = -1  # the number of the command that requested it; -1 if the training script did
-    names: Names | None = None  # of its batch, if the script said them
+    names: Names | None = None  # of its batch
 
     @property
     def is_media(self) -> bool:

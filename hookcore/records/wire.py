@@ -286,7 +286,7 @@ def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
 def snapshot_of(item: SnapshotItem) -> Snapshot:
     """Return the snapshot of an item; raise WireError if it can't be true.
 
-    The values have the shape `shape`. Those of a truncated snapshot are its first rows, or the first ones of a row, flat.
+    The values have the shape `shape`. Those of a truncated one are its first rows, or the first values of a row, flat.
     """
     _require(item.stored in DTYPES, f"a snapshot of type {item.stored!r}")
     kind = np.dtype(item.stored).newbyteorder("<")

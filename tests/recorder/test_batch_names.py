@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,8 @@ def train(watcher: hookcore.Watcher, model: nn.Module, *batches: list[list[str]]
 
 
 def names_in(store: Store) -> dict[tuple[int, str], Names | None]:
-    return {(each.step, each.tap.kind): each.names for each in store.snapshots()}
+    given = {(each.step, each.tap.kind): each.names for each in store.snapshots()}
+    return {key: None if names is not None and names.origin else names for key, names in given.items()}
 
 
 @pytest.mark.parametrize("attach", ["global", "module"])
@@ -241,3 +245,70 @@ def test_a_client_has_the_names_that_a_trainer_sent() -> None:
         said = client.snapshot_names(number)
     server.stop()
     assert (said.axes, said.tokens, said.shared) == ((2, 3), tuple(map(tuple, WORDS)), False)
+
+
+# Names that nobody gave.
+
+itos = {number: f"w{number}" for number in range(10)}
+
+
+def read_by_itself(monkeypatch: pytest.MonkeyPatch, labels: bool = False, **script: Any) -> Names | None:
+    """Return the names in an automatic snapshot of a model of ids, in a script with these variables."""
+    for name, value in script.items():
+        monkeypatch.setitem(vars(sys.modules["__main__"]), name, value)
+    model = Reader()
+    with hookcore.watch(model, server=None, budget=None, snapshot_every=1) as watcher:
+        if labels:
+            watcher.labels(["one", "two"])
+        model(torch.tensor([[1, 2, 3], [4, 5, 6]])).sum().backward()
+        watcher.step()
+        watcher.flush()
+    (found,) = (each for each in watcher.store.snapshots() if each.tap.label == "attention output [1]")
+    assert watcher.errors == []
+    assert named(found).axes == (2, 3)
+    return found.names
+
+
+def test_without_tokens_of_the_script_the_ids_of_the_batch_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = (("1", "2", "3"), ("4", "5", "6"))
+    assert read_by_itself(monkeypatch) == Names(ids, origin="ids of the batch")
+    assert read_by_itself(monkeypatch, labels=True) == Names(ids, labels=("one", "two"), origin="ids of the batch")
+    assert read_by_itself(monkeypatch, itos={1: "only one"}) == Names(ids, origin="ids of the batch")  # of other ids
+
+
+def test_ids_are_read_by_a_table_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (("w1", "w2", "w3"), ("w4", "w5", "w6"))
+    expected = Names(words, origin="ids of the batch, read by itos of the script")
+    assert read_by_itself(monkeypatch, itos=itos) == expected
+    assert read_by_itself(monkeypatch, itos=list(itos.values())) == expected
+
+
+def test_a_tokenizer_that_only_a_collate_function_knows_reads_the_ids_unless_another_one_disagrees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizers = import_module("tokenizers")
+    transformers = import_module("transformers")
+
+    def tokenizer_of(words: list[str]) -> Any:
+        model = tokenizers.models.WordLevel({word: at for at, word in enumerate(words)}, unk_token=words[0])
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model))
+
+    collate = partial(zip, tokenizer_of(list(itos.values())))  # never called
+
+    found = read_by_itself(monkeypatch)
+    assert found is not None
+    assert found.tokens == (("w1", "w2", "w3"), ("w4", "w5", "w6"))
+    assert found.origin == f"ids of the batch, read by {type(collate.args[0]).__name__}"
+    other = tokenizer_of([f"v{number}" for number in range(10)])
+    disputed = read_by_itself(monkeypatch)
+    assert disputed == Names((("1", "2", "3"), ("4", "5", "6")), origin="ids of the batch")
+    assert other is not None
+
+
+def test_what_is_no_text_has_no_tokens() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with hookcore.watch(model, server=None, budget=None, snapshot_every=1) as watcher:
+        model(torch.randn(2, 3)).sum().backward()
+        watcher.step()
+        watcher.flush()
+    assert [each.names for each in watcher.store.snapshots()] == [None, None]

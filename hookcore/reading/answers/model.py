@@ -199,7 +199,7 @@ class Snapshot(Answer, frozen=True, omit_defaults=True):
     """A captured tensor. Only the answer about a single one has the last three fields: its run, and its values."""
 
     number: Annotated[int, Meta(description="its number in the API")]
-    asked: Annotated[bool, Meta(description="whether a reader requested it; otherwise, it is the script's or an automatic one")]
+    asked: Annotated[bool, Meta(description="whether a reader requested it; else the script did, or nobody")]
     tap: Tap
     step: int
     time_s: Number
@@ -209,7 +209,7 @@ class Snapshot(Answer, frozen=True, omit_defaults=True):
     kept_shape: tuple[int, ...]
     truncated: bool
     nbytes: int
-    named: Annotated[bool, Meta(description="whether the script named the tokens or the samples of its batch")]
+    named: Annotated[bool, Meta(description="whether the tokens or the samples of its batch have names")]
     run: str | None = None
     slice: str | None = None
     values: Annotated[Nested | None, Meta(description="complex numbers are pairs")] = None
@@ -238,7 +238,7 @@ class Snapshots(Page, frozen=True):
 
 
 class SnapshotNames(Answer, frozen=True):
-    """The script's names for the positions and samples of a snapshot's batch, as far as they fit the tensor."""
+    """The names of the positions and samples of a snapshot's batch, as far as they fit the tensor."""
 
     run: str
     number: int
@@ -247,6 +247,7 @@ class SnapshotNames(Answer, frozen=True):
     shared: bool
     labels: Annotated[tuple[str, ...], Meta(description="of the samples, the first dimension")]
     why: Annotated[str, Meta(description="why the given names are missing")]
+    origin: Annotated[str, Meta(description="what says the tokens if the script doesn't; else empty")] = ""
 
 
 class Statistics(Answer, frozen=True):

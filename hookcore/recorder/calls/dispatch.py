@@ -121,6 +121,9 @@ class Dispatcher:
             with DisableTorchFunction():
                 plan.root.note_batch(module, args)
         self.names.enters()
+        if self.others and not self.names.has_tokens and transform() is None:
+            with DisableTorchFunction():
+                self.names.saw_batch(args, keywords_of(module), self.track.step)
         plan.root.called = True
         plan.root.note_wrapper()
         if torch.is_grad_enabled():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -23,6 +25,7 @@ from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
 from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.owners import instances_of
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.measured.scalars import LossScale
@@ -57,6 +60,7 @@ class BatchNames:
         self._inside = 0  # the models that are running
         self._passes = 0  # of this step
         self._mixed = False  # whether gradients may be of several batches
+        self._ids: Copy | None = None  # of the tokens, if the script gives none and a tensor may be captured
 
     def give_tokens(self, tokens: Any, step: int) -> None:
         """Name the positions: of each sample, or of all samples alike."""
@@ -86,7 +90,22 @@ class BatchNames:
 
     def _drop(self) -> None:
         self._tokens, self._shared, self._labels = (), False, ()
-        self._used = False
+        self._used, self._ids = False, None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the script has given tokens."""
+        return bool(self._tokens)
+
+    def saw_batch(self, args: Any, keywords: dict[str, Any] | None, step: int) -> None:
+        """Keep the ids that the outermost model is about to get, as a copy."""
+        if self._inside == 1 and current_graph_task() == -1:
+            with unseen():
+                ids = _ids_in(args, keywords or {})
+            copy = "" if ids is None else take_copy(ids)
+            if isinstance(copy, Copy):
+                self._ids, self._used = copy, True
+                self._step, self._thread = step, get_ident()
 
     @property
     def has_any(self) -> bool:
@@ -104,7 +123,7 @@ class BatchNames:
         self._mixed |= self._passes > 1
         if self._used or self._thread != get_ident():
             self._drop()
-        self._used = bool(self._tokens or self._labels)
+        self._used, self._ids = bool(self._tokens or self._labels), None
 
     def leaves(self) -> None:
         """Note that a model has returned."""
@@ -123,15 +142,25 @@ class BatchNames:
         if (self._tokens or self._labels) and (self._used or self._carried or not captured):
             self._drop()
         self._carried = bool(self._tokens or self._labels)
+        self._ids = None
         self._step, self._inside, self._passes, self._mixed = step, 0, 0, False
 
     def of(self, kind: str, step: int) -> Names | None:
         """Return the names that a tensor has which is captured now. They are converted when they are sent."""
-        if not self._used or step != self._step or kind not in OF_BATCHES:
+        if not (self._tokens or self._labels) or not self._are_of(kind, step):
             return None
+        return Names(self._tokens, self._shared, self._labels)
+
+    def ids_of(self, kind: str, step: int) -> Copy | None:
+        """Return the ids of the tokens of such a tensor, if the script has given no tokens."""
+        return self._ids if not self._tokens and self._are_of(kind, step) else None
+
+    def _are_of(self, kind: str, step: int) -> bool:
+        """Return whether a tensor that is captured now is of the running batch."""
+        if not self._used or step != self._step or kind not in OF_BATCHES:
+            return False
         # Gradients arrive in other threads, after the pass.
-        unknown = self._mixed if kind in GRADIENT_KINDS else not self._inside or self._thread != get_ident()
-        return None if unknown else Names(self._tokens, self._shared, self._labels)
+        return not self._mixed if kind in GRADIENT_KINDS else self._inside > 0 and self._thread == get_ident()
 
 
 def _list_of(what: str, given: Any) -> Sequence[Any]:
@@ -162,6 +191,84 @@ def plain_names(names: Names) -> tuple[Names, str]:
         "too many labels" * (len(labels) < len(names.labels)),
     ]
     return Names(tuple(rows), names.shared, labels), ", ".join(filter(None, left))
+
+
+# The words of ids, by what is in the process: a tokenizer, or a table of the script. Nothing is fetched or imported.
+
+MAX_IDS: Final = 1 << 14
+MAX_SEARCHES: Final = 4  # for tokenizers, each of which holds the interpreter for some milliseconds
+OF_IDS: Final = "ids of the batch"
+_KEYS: Final = ("idx", "ids", "tokens", "x")  # of arguments
+_TABLES: Final = ("itos", "id2token", "id_to_token", "idx_to_token", "idx2char", "ix_to_char", "int_to_char", "id2word")
+_Decoder = tuple[str, Callable[[int], Any]]  # what it is, and what gives the word of an id
+
+
+def _ids_in(args: Any, keywords: dict[str, Any]) -> Tensor | None:
+    """Return what may be ids of tokens, [sample, position], the first ones."""
+    first = args[:1] if isinstance(args, tuple) else ()
+    named = (keywords.get("input_ids"), *first, *map(keywords.get, _KEYS))
+    found = next((each for each in named if each is not None), None)
+    if isinstance(found, Mapping):
+        found = found.get("input_ids")
+    if type(found) is not Tensor or found.dim() != 2 or found.dtype not in (torch.int32, torch.int64):
+        return None
+    if found.is_nested or found.layout is not torch.strided or is_wrapped(found):
+        return None
+    rows = min(len(found), MAX_IDS // max(1, found.shape[1]))
+    return found.detach()[:rows] if rows and found.numel() else None
+
+
+class Words:
+    """Finds the words of ids. If tokenizers disagree, nothing says which one is right, and ids stay ids."""
+
+    def __init__(self) -> None:
+        self._tokenizers: list[weakref.ref[Any]] = []
+        self._searches = 0
+
+    def name(self, ids: Copy, labels: tuple[str, ...]) -> Names:
+        """Return the names of a batch. Waits for the ids, on the recorder's thread."""
+        rows: list[list[int]] = ids.finish().tolist()
+        distinct = sorted({each for row in rows for each in row})
+        found = [(what, words) for what, decode in self._decoders() if (words := _words_of(distinct, decode))]
+        if len({tuple(words.values()) for _, words in found}) == 1:
+            what, words = found[0]
+            origin = f"{OF_IDS}, read by {what}"
+        else:
+            words, origin = {each: str(each) for each in distinct}, OF_IDS
+        tokens = tuple(tuple(words[each] for each in row) for row in rows)
+        return Names(tokens, labels=labels, origin=origin)
+
+    def _decoders(self) -> Iterator[_Decoder]:
+        script = vars(sys.modules.get("__main__", sys))
+        for name in _TABLES:
+            table = script.get(name)
+            if type(table) is dict or type(table) is list:
+                yield f"{name} of the script", table.__getitem__
+        for tokenizer in self._found():
+            yield type(tokenizer).__name__, tokenizer.convert_ids_to_tokens
+        kind = getattr(sys.modules.get("tokenizers"), "Tokenizer", None)
+        for value in list(script.values()):
+            if kind is not None and type(value) is kind:
+                yield "Tokenizer", value.id_to_token
+
+    def _found(self) -> list[Any]:
+        """Return the tokenizers of transformers, also those that only a trainer or a data loader knows."""
+        base = getattr(sys.modules.get("transformers.tokenization_utils_base"), "PreTrainedTokenizerBase", None)
+        if base is not None and self._searches < MAX_SEARCHES:
+            self._searches += 1
+            known = [each for each in instances_of(base) if type(each).__module__.startswith("transformers.")]
+            self._tokenizers = [weakref.ref(each) for each in known]
+        return [each for ref in self._tokenizers if (each := ref()) is not None]
+
+
+def _words_of(ids: list[int], decode: Callable[[int], Any]) -> dict[int, str] | None:
+    """Return the words of all ids; None if one of them has none, because the ids are others then."""
+    try:
+        words = {each: decode(each) for each in ids if each >= 0}
+    except Exception:  # as of a list that is too short
+        return None
+    fine = len(words) == len(ids) and all(isinstance(each, str) for each in words.values())
+    return {each: _text_of(word) for each, word in words.items()} if fine else None
 
 
 def _size_of(texts: Iterable[str]) -> int:
@@ -278,6 +385,7 @@ class _Taken:
     time_s: float
     scale: float | None
     names: Names | None
+    ids: Copy | None
 
 
 class WaitingCopies(Outgoing[_Taken]):
@@ -288,7 +396,7 @@ class WaitingCopies(Outgoing[_Taken]):
     def __init__(self, context: Context, scale: LossScale, names: BatchNames) -> None:
         super().__init__(context.errors)
         self._emit, self._current, self._owners = context.emit, context.current, context.owners
-        self._scale, self._names = scale, names
+        self._scale, self._names, self._words = scale, names, Words()
         self._lock = threading.Lock()
         self.waiting_bytes = 0
 
@@ -319,8 +427,9 @@ class WaitingCopies(Outgoing[_Taken]):
             else:
                 self.waiting_bytes += copy.nbytes
                 step = self._current.number
-                names = self._names.of(request.tap.kind, step)
-                self._waiting.append(_Taken(request, copy, step, time.time(), scale, names))
+                kind = request.tap.kind
+                names, ids = self._names.of(kind, step), self._names.ids_of(kind, step)
+                self._waiting.append(_Taken(request, copy, step, time.time(), scale, names, ids))
 
     def miss(self, request: Request, reason: str) -> None:
         """Give up a request, and say why in an event."""
@@ -342,6 +451,8 @@ class WaitingCopies(Outgoing[_Taken]):
         copy, request = item.copy, item.request
         values = copy.finish()
         names, left = (None, "") if item.names is None else plain_names(item.names)
+        if item.ids is not None:
+            names = self._words.name(item.ids, () if names is None else names.labels)
         send(
             Snapshot(
                 tap=request.tap,

@@ -244,8 +244,8 @@ export class Side {
     if (this.layers.length > 1) await this.#addLayers(query, most, look.pool, signal);
     this.high = high?.values ?? null;
     this.names = names;
-    this.why.textContent = names.why;
-    this.why.hidden = !names.why;
+    this.why.textContent = [names.origin && `Tokens: ${names.origin}.`, names.why].filter(Boolean).join(" ");
+    this.why.hidden = !this.why.textContent;
   }
 
   /** The attention maps of all layers in the step, as far as they have the same shape. @param {AbortSignal} signal */

@@ -9,7 +9,7 @@ import { colors } from "../theme.js";
  * @import { Palette } from "../canvas/colors.js"
  * @import { Page } from "../page.js" */
 
-/** @typedef {Pick<SnapshotNames, "axes" | "tokens" | "shared" | "labels" | "why">} Names */
+/** @typedef {Pick<SnapshotNames, "axes" | "tokens" | "shared" | "labels" | "why" | "origin">} Names */
 
 /** @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, head: number, width: number, height:
  * number}} Layout `head` is the room above each tile for its name */
@@ -149,7 +149,7 @@ const WIDEST = 110;
 const NAME_GAP = 4;
 
 /** @type {Names} */
-export const NONE = { axes: [], tokens: [], shared: false, labels: [], why: "" };
+export const NONE = { axes: [], tokens: [], shared: false, labels: [], why: "", origin: "" };
 
 /** Returns the distance between two names that have room. Pure. @param {number} size pixels of a cell */
 export function strideOf(size) {
