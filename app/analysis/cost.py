@@ -8,7 +8,7 @@ from typing import Any
 
 from hookcore.findings.keyfigures import newest_of
 from hookcore.findings.times import Rates, rates_of, recent
-from hookcore.records.vocabulary import COST, EFFECTIVE_COST, FOLLOWING_COST, HISTOGRAM_STRIDE, STRIDE
+from hookcore.records.vocabulary import COST, EFFECTIVE_COST, FOLLOWING_COST, FORMAT, HISTOGRAM_STRIDE, STRIDE
 from hookcore.store import Store
 
 from ..runs import Run
@@ -31,10 +31,13 @@ class Cost:
     longer: float | None = None  # the share by which a captured step takes longer; None if unknown
     paused: bool = False
     is_live: bool = True
+    origin: str = ""  # of an imported run, such as "TensorBoard": hookcore wasn't there
 
     @property
     def headline(self) -> str:
         """What watching adds, or that this isn't known."""
+        if self.origin:
+            return "not watched"
         return self.average if self.added is None else f"adds {self.average} on average"
 
     @property
@@ -94,12 +97,15 @@ class Cost:
     @property
     def terms(self) -> str:
         """Everything in the sentence that follows the headline."""
+        if self.origin:
+            return f"imported from {self.origin}"
         return f"{self.limit}; {self.captures}"
 
     @property
     def sentence(self) -> str:
         """The cost in one sentence."""
-        return f"{'cost ' if self.added is None else ''}{self.headline}, {self.terms}"
+        cost = "cost " if self.added is None and not self.origin else ""
+        return f"{cost}{self.headline}, {self.terms}"
 
     @property
     def asked(self) -> str:
@@ -129,6 +135,7 @@ def cost_of(run: Run) -> Cost:
         longer=_longer(settings, store),
         paused=run.is_paused,
         is_live=run.state == "live",
+        origin=run.info.facts.get(FORMAT, ""),
     )
 
 
@@ -148,6 +155,8 @@ def _longer(settings: dict[str, Any], store: Store) -> float | None:
 
 def _left_out(run: Run) -> int | None:
     """Return how many steps are not among the captured ones, so that both add up to all steps of the run."""
+    if FORMAT in run.info.facts:
+        return 0
     return max(0, run.store.steps().length - run.store.captured()) if run.loaded else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -305,17 +305,20 @@ def sweep_of(
     names: Mapping[str, str],
     began: Mapping[str, int],
     better: str = "",
+    crashed: Collection[str] = (),
 ) -> Sweep | None:
     """Return the verdict on runs by their result; None with fewer than two.
 
     `settings` are the values that differ, by run; `began` is the step at which a run became bad, as far as it is known.
+    A run that crashed is best of none.
     """
     if len(reached) < 2:
         return None
     lower = lower_is_better(result, better)
     diverged = _diverged(reached, lower)
     kept = {run: value for run, value in reached.items() if run not in diverged}
-    best = (min if lower else max)(kept, key=lambda run: kept[run]) if kept else ""
+    whole = [run for run in kept if run not in crashed]
+    best = (min if lower else max)(whole, key=lambda run: kept[run]) if whole else ""
     order = [run for run in reached if run not in diverged]
     order.sort(key=lambda run: kept[run], reverse=not lower)
     worst = len(order) + (len(diverged) - 1) / 2  # they share the last ranks
@@ -324,6 +327,8 @@ def sweep_of(
     found = tuple(sorted((each for each in weights if each is not None), key=lambda each: -each.share))
     leading = found[0].name if found else next(iter(settings), "")
     words = _sentence(result, best, kept, leading, settings.get(leading, {}), names, diverged, began, len(reached))
+    if ended := len(kept) - len(whole):
+        words += f" {counted(ended, 'run')} crashed, and can't be the best."
     value = kept[best] if best else math.nan
     return Sweep(result, lower, best, value, len(reached), tuple(diverged), found, words)
 
@@ -377,7 +382,7 @@ def _sentence(
     runs: int,
 ) -> str:
     if not best:
-        return f"All {runs} runs diverged."
+        return f"All {runs} runs diverged." if not kept else f"None of {runs} runs ended without a crash or divergence."
     who = f"{setting} {_word(values[best])}" if setting and best in values else names[best]
     first = f"{who} is best of {runs}, with {result.replace('_', ' ')} {shown(kept[best])}"
     if not diverged:

@@ -183,7 +183,8 @@ class GroupPage(RunListPage):
         found = {each.run.id: value for each in chosen if (value := each.result_values().get(result)) is not None}
         settings = {each.name: each.values for each in differences_of(chosen) if each.source == "config"}
         names = {each.run.id: each.run.name or each.run.id for each in chosen}
-        sweep = sweep_of(result, found, settings, names, _began_of(chosen), self.better)
+        crashed = [each.run.id for each in chosen if each.run.state == "crashed"]
+        sweep = sweep_of(result, found, settings, names, _began_of(chosen), self.better, crashed)
         return {
             "sweep": sweep,
             "sweep_names": names,

@@ -194,11 +194,12 @@ class SystemPage(RunPage):
 
     def part_newest(self) -> dict[str, Any]:
         """Return the newest values in the steps that the page is about, or the nearest steps with samples."""
+        imported = FORMAT in self.run.info.facts
         machine, span = machine_of(self.run, *self.values_in), self.span
         near = None
         if not machine.gauges and span is not None and span.step is not None:
             near = nearest_sampled(self.run, machine.sampled, span.step)
-        return {"machine": machine, "near": near}
+        return {"machine": machine, "near": near, "imported": imported}
 
     def part_cost(self) -> dict[str, Any]:
         """Return what watching costs as it is now, or was at the end."""

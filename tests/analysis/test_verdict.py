@@ -206,6 +206,18 @@ def test_the_best_of_a_sweep_is_named_with_its_setting_and_from_where_on_runs_di
     )
 
 
+def test_a_run_that_crashed_is_not_the_best() -> None:
+    reached, names = {"a": 0.2, "b": 0.5, "c": 0.9}, {"a": "A", "b": "B", "c": "C"}
+    found = sweep_of("loss", reached, {}, names, {}, crashed=["a"])
+    assert found is not None
+    assert (found.best, found.diverged) == ("b", ())
+    assert found.sentence == "B is best of 3, with loss 0.5. 1 run crashed, and can't be the best."
+    none = sweep_of("loss", reached, {}, names, {}, crashed=list(reached))
+    assert none is not None
+    assert none.best == ""
+    assert none.sentence.startswith("None of 3 runs ended without a crash or divergence.")
+
+
 def test_the_direction_of_a_result_follows_its_name_unless_it_is_chosen() -> None:
     reached, names = {"a": 0.5, "b": 0.9}, {"a": "A", "b": "B"}
     best = {better: sweep_of("val/acc", reached, {}, names, {}, better) for better in ("", "low", "high")}

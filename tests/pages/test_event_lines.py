@@ -305,6 +305,12 @@ def test_an_imported_run_is_judged_by_its_logged_values_and_gets_no_advice_about
     assert "Gradient norm" not in text
     assert 'id="model"' not in text
     assert 'id="cost"' not in text
+    assert "Imported from TensorBoard: steps 0 to " in text
+    for page in ("", "/performance", "/capture"):
+        shown = " ".join(re.sub("<[^>]*>", " ", world.client.get(f"/runs/one{page}").text).split())
+        assert not re.search(r"left out|\d captured|at the end, limit|limit 5|As requested", shown), page
+    assert "it cost nothing" in world.client.get("/runs/one/performance").text
+    assert world.client.get("/api/v1/overview?run=one").json()["cost"] == "not watched, imported from TensorBoard"
     scope = run.findings.scope()
     assert (scope.verdict, scope.sentence[:41]) == ("problems", "1 problem found in logged values; no tens")
 

@@ -231,10 +231,12 @@ def progress_of(run: Run) -> RunProgress:
     state, steps = _STATES.get(run.state, run.state.capitalize()), run.reader.steps()
     if steps.first is None or steps.newest is None:
         return RunProgress(f"{state}. No step has been captured.", None, "")
-    left_out, captured = cost_of(run).left_out, run.store.captured()
+    cost, captured = cost_of(run), run.store.captured()
     words = "step " if steps.first == steps.newest else f"steps {steps.first:,} to "
+    if cost.origin:
+        return RunProgress(f"Imported from {cost.origin}: {words}", steps.newest, ".")
     # Of a live run, the sum changes faster than anybody reads it.
-    more = f", {left_out:,} left out" if left_out and run.state != "live" else ""
+    more = f", {cost.left_out:,} left out" if cost.left_out and run.state != "live" else ""
     turns = sum(map(is_found_loss, run.reader.scalars().names))
     each = f" Each of {turns} optimizers that take turns counts its own steps." if turns > 1 else ""
     return RunProgress(f"{state}: {words}", steps.newest, f", {captured:,} captured{more}.{each}")
