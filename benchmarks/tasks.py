@@ -97,9 +97,13 @@ class Person:
         for each in pages:
             self.side(each)
 
+    def entry(self, title: str) -> Locator:
+        """Return the link to a page in the menu."""
+        return self.page.get_by_role("navigation", name="Pages").get_by_role("link", name=re.compile(f"^{title}"))
+
     def side(self, title: str) -> None:
         """Open another page of the run."""
-        link = self.page.get_by_role("navigation", name="Pages").get_by_role("link", name=re.compile(f"^{title}"))
+        link = self.entry(title)
         self.click(link)
         expect(link).to_have_attribute("aria-current", "page")
 
@@ -223,13 +227,12 @@ def compare(world: World, person: Person) -> tuple[str, bool]:
 
 
 def feature_map(world: World, person: Person) -> tuple[str, bool]:
-    """Ask for the output of a convolution of a live run."""
+    """Find the output of a convolution of a live run among its automatic snapshots."""
     page = person.page
     person.open("live", "Model")
     person.tab("Tensors")
-    person.click(page.locator("input[name=module]"))
+    person.press("/")
     person.type("features.0")
-    person.press("Enter")
     expect(page.locator("#viewer-title")).to_have_text(re.compile(r"^features\.0 .*activation$"))
     expect(page.locator("#view option:checked")).to_have_text("feature maps")
     expect(page.locator("#panes canvas.tiles")).to_be_visible()
@@ -237,20 +240,20 @@ def feature_map(world: World, person: Person) -> tuple[str, bool]:
 
 
 def attention(world: World, person: Person) -> tuple[str, bool]:
-    """Ask for all attention maps of a live run."""
+    """Find all attention maps of a live run, which nobody asked for."""
     person.open("live", "Model")
     person.tab("Tensors")
-    person.click(person.page.locator("#ask-attention"))
     about = person.page.locator("#rollout-about")
     expect(about).to_contain_text("2 heads, 36 positions", timeout=60_000)
     return person.said("#rollout-about"), True
 
 
 def back_to_a_step(world: World, person: Person) -> tuple[str, bool]:
-    """Hold the page at step 120, and look at other pages."""
+    """Hold the page at step 120, and look at other pages, by keys."""
     page = person.page
     person.open("sigmoids")
-    person.click(page.locator("#step-box"))
+    person.press("#")
+    expect(page.locator("#step-box")).to_be_focused()
     person.type("120")
     person.press("Enter")
     page.wait_for_url(re.compile("step=120"))
@@ -261,7 +264,9 @@ def back_to_a_step(world: World, person: Person) -> tuple[str, bool]:
     shown = float(loss.get_attribute("value") or "nan")
     held = []
     for title in ("Flow", "Metrics", "Model"):
-        person.side(title)
+        link = person.entry(title)
+        person.press("g", str(link.get_attribute("data-key")))
+        expect(link).to_have_attribute("aria-current", "page")
         held.append(page.locator("#step-box").input_value())
     right = abs(shown - truth) < 1e-6 and held == ["120"] * 3
     return f"loss {shown:.4g} at step 120; {', '.join(held)} on the next pages", right

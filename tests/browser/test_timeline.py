@@ -171,6 +171,12 @@ def test_keys_reach_the_timeline_move_on_it_and_leave_it(visit: Open) -> None:
         expect(page.locator("#step-box")).to_have_value("400")
         page.keyboard.press("p")
         expect(page.locator("#step-box")).to_have_value("200")
+        page.keyboard.press("#")
+        page.keyboard.type("123")
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => location.search.includes('step=123')")
+        page.keyboard.press("ArrowRight")  # the focus has left the box
+        expect(page.locator("#step-box")).to_have_value("124")
 
 
 def test_the_step_box_accepts_numbers_and_explains_errors(visit: Open) -> None:

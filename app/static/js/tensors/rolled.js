@@ -154,7 +154,7 @@ export class Rolled {
       `${named}, ${counted(heads, "head")}, ${counted(size, "position")}, ${of}.`,
       "Each row shows what a position of the last layer attends to before the first; rows sum to 1.",
       "Discard drops the smallest weights of each row, but never those of the first position.",
-      ...(differ ? [] : ["Gradient weighting isn\u2019t available: no gradient reaches these weights."]),
+      ...(differ ? [] : ["Weighting by gradient isn\u2019t available: this step has no snapshots of gradients."]),
     ].join(" ");
     this.matrix.show({
       values: Float32Array.from(matrix.flat()),

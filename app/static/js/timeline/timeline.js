@@ -192,8 +192,9 @@ export class Timeline {
     const { keys } = this.page;
     const group = { group: "Steps" };
     keys.add("w", "go to the timeline; Escape leaves it", () => this.#reach(), group);
-    keys.add("n", "next incident or event", () => this.#toMark(1), group);
-    keys.add("p", "previous incident or event", () => this.#toMark(-1), group);
+    keys.add("#", "type the number of a step", () => byId("step-box").select(), group);
+    keys.add("n", "next problem or note", () => this.#toMark(1), group);
+    keys.add("p", "previous problem or note", () => this.#toMark(-1), group);
     if (this.page.mayChange) keys.add("m", "annotate this step", () => this.#annotate(), group);
   }
 
@@ -238,6 +239,7 @@ export class Timeline {
     byId("when").addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
       event.preventDefault();
       take();
+      if (box.getAttribute("aria-invalid") !== "true") byId("main").focus({ preventScroll: true }); // for other keys
     });
   }
 
