@@ -329,7 +329,7 @@ def pandas(world: World, person: Person) -> tuple[str, bool]:
     page = person.page
     person.open("sigmoids")
     chart = page.locator("#chart")
-    person.click(chart.get_by_role("button", name=re.compile("^Export")))
+    person.click(chart.get_by_role("button", name=re.compile("^Actions")))
     person.click(page.get_by_role("menuitem", name="Copy as Python"))
     expect(page.locator(".toast")).to_contain_text("Copied")
     script = page.evaluate("navigator.clipboard.readText()")

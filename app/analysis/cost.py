@@ -135,7 +135,7 @@ def cost_of(run: Run) -> Cost:
         longer=_longer(settings, store),
         paused=run.is_paused,
         is_live=run.state == "live",
-        origin=run.info.facts.get(FORMAT, ""),
+        origin=str(run.info.facts.get(FORMAT) or ""),
     )
 
 

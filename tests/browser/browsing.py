@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Playwright, expect, sync_playwright
 
 from tests.waiting import wait_for
 
@@ -51,6 +51,12 @@ LOST = (
     "NetworkError",
 )
 AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+
+
+def choose(where: Page | Locator, words: str, title: str = "") -> None:
+    """Choose an action in a chart's menu."""
+    where.get_by_role("button", name=f"Actions: {title}").first.click()
+    where.get_by_role("menuitem", name=words, exact=True).click()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import expect
 
+from .browsing import choose
 from .conftest import Open, Paths
 
 
@@ -11,10 +12,10 @@ def test_charts_of_other_pages_are_pinned_followed_in_another_run_and_unpinned(v
     with visit() as tab:
         page = tab.page
         tab.goto(paths("ended")["overview"])
-        page.get_by_role("button", name="Pin to the board: loss").click()
+        choose(page, "Pin", "loss")
         expect(page.locator("#toasts")).to_contain_text("Pinned to the board: loss")
         tab.goto(paths("ended")["layer"])
-        page.get_by_role("button", name="Pin to the board").first.click()
+        choose(page, "Pin")
         expect(page.locator("#toasts")).to_contain_text("Pinned to the board: encoder.layers.1.linear1")
         tab.goto(paths("live")["board"])
         expect(page.locator("#charts figure")).to_have_count(2)

@@ -12,7 +12,7 @@ from hookcore.records import Tap
 from hookcore_app.serving import server_thread
 from tests.build import append, open_run
 
-from .browsing import visiting
+from .browsing import choose, visiting
 from .conftest import Open, Paths
 from .site import Site
 
@@ -83,7 +83,7 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         expect(page.locator("#layer-lines h2")).to_have_text("head: rms of activation")
         expect(page.locator("tr.picked")).to_contain_text("head")
         assert "module=head" in page.url
-        page.get_by_role("button", name="Table: Difference by layer and step").click()
+        choose(page, "Show as table", "Difference by layer and step")
         expect(page.locator("#differences table")).to_contain_text("encoder.layers.1.linear1")
         pictures = ("compare/heatmap?", "series?", "scalars?")
         asked: list[str] = []
@@ -117,7 +117,7 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser, request: pytes
         page.on("request", lambda request: asked.append(request.url))
         tab.goto("compare?a=first&b=second&f=layer")
         expect(page.locator(".verdict")).to_contain_text("No difference in the 10 steps that both runs captured")
-        page.get_by_role("button", name="Table: A layer in both runs").click()
+        choose(page, "Show as table", "A layer in both runs")
         newest = page.locator("#layer-lines tbody th").first
         expect(newest).to_have_text("9")
         page.clock.fast_forward(11_000)
@@ -149,8 +149,7 @@ def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, path
         expect(page.locator("#layer-lines svg").first).to_be_visible()
         for title in ("A layer in both runs", "Loss in both runs"):
             exported.clear()
-            page.get_by_role("button", name=f"Export: {title}").click()
-            page.get_by_role("menuitem", name="CSV").click()
+            choose(page, "Save as CSV", title)
             tab.wait_for(lambda: len(exported) == 2, "both runs are exported")
             assert [parse_qs(urlsplit(url).query)["run"][0] for url in exported] == wanted
 
@@ -190,7 +189,7 @@ def test_the_root_module_is_drawn_alone(visit: Open, paths: Paths) -> None:
         tab.goto(f"{paths('ended')['compare']}&module=")
         expect(page.locator("#layer-lines h2")).to_have_text("Net: rms of activation")
         expect(page.locator("#layer-lines svg").first).to_be_visible()
-        page.get_by_role("button", name="Table: A layer in both runs").click()
+        choose(page, "Show as table", "A layer in both runs")
         expect(page.locator("#layer-lines th[scope=col]")).to_have_text(
             ["step", "A: ended", "A: ended, min", "A: ended, max", "B: bad", "B: bad, min", "B: bad, max"]
         )

@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
+from .browsing import choose
 from .conftest import Open, Paths
 from .site import Site
 
@@ -69,7 +70,7 @@ def test_the_first_bad_layers_are_at_the_top_by_default_and_the_order_can_be_cha
         tab.goto(paths("bad")["flow"] + "?kind=output&stat=rms&rows=read")
         opened(tab.page)
         table = tab.page.locator("#flow .card-table tbody th")
-        tab.page.get_by_role("button", name="Table: Over steps").click()
+        choose(tab.page, "Show as table", "Over steps")
         expect(table.first).to_have_text("encoder.layers.1.linear1")
         tab.page.get_by_label("Sort").select_option("model")
         expect(table.first).to_have_text("features.0")
@@ -97,7 +98,7 @@ def test_a_held_page_has_the_bars_of_its_step(visit: Open, paths: Paths, site: S
     with visit() as tab:
         tab.goto(paths("bad")["flow"])
         opened(tab.page)
-        tab.page.get_by_role("button", name="Table: One step, from input to output").click()
+        choose(tab.page, "Show as table", "One step, from input to output")
         cell = (
             tab.page.locator("#profile .card-table tbody tr", has_text="encoder.layers.1.linear2").locator("td").nth(2)
         )
@@ -152,7 +153,7 @@ def test_a_layer_is_selected_by_click_or_key_drawn_as_a_line_and_can_be_pinned(v
         expect(page.locator("#line-title")).to_have_text("features.1")
         page.get_by_role("button", name="Pin").click()
         assert "pin=features.1" in page.url
-        page.get_by_role("button", name="Table: Over steps").click()
+        choose(page, "Show as table", "Over steps")
         expect(page.locator("#flow .card-table tbody th").first).to_have_text("features.1")
         page.get_by_role("button", name="Close").click()
         expect(page.locator("#line")).to_be_hidden()

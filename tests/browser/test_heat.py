@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
+from .browsing import choose
 from .conftest import Open
 
 MAKE = (Path(__file__).parent / "heat.js").read_text("utf-8").partition("*/")[2].strip()
@@ -179,7 +180,7 @@ def test_the_export_has_the_title_the_names_and_the_legend_and_the_table_every_l
         size = tab.page.evaluate("probe.heat.card.options.png().then((blob) => [blob.type, blob.size])")
         assert size[0] == "image/png"
         assert size[1] > 5000
-        tab.page.get_by_role("button", name="Table: A probe").click()
+        choose(tab.page, "Show as table", "A probe")
         rows = tab.page.locator("#probe table tbody tr")
         assert rows.count() == 40
         assert rows.nth(7).inner_text().split("\t")[0] == "layers.0.m7"

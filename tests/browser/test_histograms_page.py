@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
+from .browsing import choose
 from .conftest import Open, Paths
 from .site import Site
 
@@ -166,9 +167,9 @@ def test_layers_are_sorted_by_their_zeros_and_by_drift(visit: Open, paths: Paths
         tab.goto(paths("ended")["histograms"] + "?sort=zero")
         expect(tab.page.locator(".tile a").first).to_contain_text(said["module"])
         tab.page.select_option("select[name=sort]", "drift")
-        expect(tab.page.locator("#wall-card .button", has_text="Table")).to_be_visible()
+        expect(tab.page.locator("#wall-card [aria-haspopup=menu]")).to_be_visible()
         drawn(tab.page)
-        tab.page.locator("#wall-card .button", has_text="Table").click()
+        choose(tab.page.locator("#wall-card"), "Show as table")
         drifts = [
             float(text)
             for text in tab.page.locator(".card-table tbody tr td:nth-child(5)").all_inner_texts()
@@ -224,9 +225,8 @@ def test_the_wall_is_exported_as_a_picture_and_as_numbers(visit: Open, paths: Pa
         tab.goto(paths("ended")["histograms"])
         drawn(tab.page)
         for name, start in (("PNG", b"\x89PNG"), ("CSV", b'"tap"'), ("JSON", b"{")):
-            tab.page.locator("#wall-card .button", has_text="Export").click()
             with tab.page.expect_download() as coming:
-                tab.page.get_by_text(name, exact=True).click()
+                choose(tab.page.locator("#wall-card"), f"Save as {name}")
             content = coming.value.path().read_bytes()
             assert content.startswith(start)
         assert len(json.loads(content)["histograms"]) > 5

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from .browsing import PATIENCE_MS
+from .browsing import PATIENCE_MS, choose
 from .conftest import Open, Paths
 
 
@@ -42,7 +42,7 @@ def test_another_stat_changes_chart_table_and_address(visit: Open, paths: Paths)
         expect(tab.page.locator("#tensors thead >> nth=0")).to_contain_text("norm, step 39")
         tab.page.reload()
         expect(tab.page.locator("select[name=stat]")).to_have_value("norm")
-        tab.page.locator("#chart").get_by_role("button", name="Table").click()
+        choose(tab.page.locator("#chart"), "Show as table")
         expect(tab.page.locator("#chart table tbody tr")).not_to_have_count(0)
 
 

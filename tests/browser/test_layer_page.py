@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.waiting import wait_for
 
-from .browsing import PATIENCE_MS
+from .browsing import PATIENCE_MS, choose
 from .conftest import Open, Paths
 from .site import PATIENCE_S, Site
 
@@ -205,7 +205,7 @@ def test_the_distributions_are_drawn_when_they_become_visible(visit: Open, paths
             const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
             return new Set(new Uint32Array(pixels.buffer)).size;
         }"""
-        page.locator("#histograms figure").first.get_by_role("button", name="Table").click()
+        choose(page.locator("#histograms figure").first, "Show as table")
         expect(page.locator("#histograms .card-table").first.get_by_role("row").nth(2)).to_be_attached()
         wait_for(lambda: canvases.first.evaluate(colors) > 10, "the first distribution is drawn")
 
@@ -277,6 +277,6 @@ def test_channels_are_captured_on_request_and_shown_by_channel_and_step(visit: O
         page.locator("#channels [role=application]").focus()
         page.keyboard.press("ArrowUp")
         expect(page.locator("#announcer")).to_contain_text(f"channel {top}, step")
-        page.get_by_role("button", name="Table: Channels").click()
+        choose(page, "Show as table", "Channels")
         expect(page.locator("#channels tbody tr")).to_have_count(32)
         expect(page.locator("#channels tbody th").first).to_have_text(f"channel {top}")

@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
+from .browsing import choose
 from .conftest import Open, Paths
 from .site import Site
 
@@ -92,7 +93,7 @@ def test_nan_is_drawn_from_the_box_where_it_begins(visit: Open, paths: Paths) ->
         expect(page.locator("#drawer h2")).to_have_text("encoder.layers.1.linear1")
         expect(page.locator("#step-words")).to_have_text("step 40")
         wait_for(lambda: page.evaluate(COLORS, True) > 500, "NaN is drawn")
-        page.get_by_role("button", name="Table: Model").click()
+        choose(page, "Show as table", "Model")
         cell = page.locator("#model .card-table tbody tr", has_text="encoder.layers.1.linear1").first
         expect(cell).to_contain_text("NaN")
         expect(page.locator("#model .card-table tbody tr", has_text="features.0").first).not_to_contain_text("NaN")

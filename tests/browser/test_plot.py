@@ -16,7 +16,7 @@ from playwright.sync_api import Download, Locator, Page, Route, expect
 import hookcore
 from tests.waiting import wait_for
 
-from .browsing import PATIENCE_MS, Visit
+from .browsing import PATIENCE_MS, Visit, choose
 from .conftest import Open, Paths
 from .site import Site
 
@@ -41,16 +41,10 @@ def open_layer(tab: Visit, paths: Paths, run: str = "bad", more: str = "") -> Pa
     return tab.page
 
 
-def choose(page: Page, figure: str, words: str) -> None:
-    """Select an entry of a chart's export menu."""
-    page.locator(figure).get_by_role("button", name="Export").click()
-    page.locator(figure).get_by_role("menuitem", name=words, exact=True).click()
-
-
 def exported(page: Page, figure: str, words: str, folder: Path) -> bytes:
-    """Return what an entry of a chart's export menu downloads."""
+    """Return what an entry of a chart's menu downloads."""
     with page.expect_download(timeout=PATIENCE_MS) as found:
-        choose(page, figure, words)
+        choose(page.locator(figure), f"Save as {words}")
     download: Download = found.value
     download.save_as(folder / download.suggested_filename)
     return (folder / download.suggested_filename).read_bytes()
@@ -130,7 +124,7 @@ def test_the_copied_script_fetches_the_same_numbers(visit: Open, paths: Paths, s
     run = site.run("bad")["id"]
     with visit(permissions=["clipboard-read", "clipboard-write"]) as tab:
         page = open_layer(tab, paths)
-        choose(page, GRADIENTS, "Copy as Python")
+        choose(page.locator(GRADIENTS), "Copy as Python")
         expect(page.locator(".toast")).to_contain_text("Copied")
         script = page.evaluate("navigator.clipboard.readText()")
     found: dict[str, Any] = {}
@@ -235,7 +229,7 @@ def test_a_chart_has_a_name_a_description_and_a_table(visit: Open, paths: Paths,
         picture = page.get_by_role("img", name="Gradients: norm")
         described = picture.get_attribute("aria-describedby")
         expect(page.locator(f"#{described}")).to_contain_text("Steps 0 to 59. activation gradient:")
-        page.locator(GRADIENTS).get_by_role("button", name="Table").click()
+        choose(page.locator(GRADIENTS), "Show as table")
         table = page.get_by_role("table", name="Gradients: norm")
         expect(table.get_by_role("row")).to_have_count(61)
         expect(table.get_by_role("columnheader")).to_have_text(
@@ -244,11 +238,24 @@ def test_a_chart_has_a_name_a_description_and_a_table(visit: Open, paths: Paths,
         expect(table.get_by_role("rowheader").first).to_have_text("59")
 
 
-@pytest.mark.all
-def test_the_export_menu_works_with_the_keyboard(visit: Open, paths: Paths) -> None:
+def test_the_menu_of_a_chart_is_quiet_until_the_pointer_or_the_focus_is_there(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
-        page.locator(GRADIENTS).get_by_role("button", name="Table").focus()
+        menu = page.locator(f"{GRADIENTS} .menu-place")
+        page.mouse.move(0, 0)
+        expect(menu).to_have_css("opacity", "0")
+        page.locator(GRADIENTS).hover()
+        expect(menu).to_have_css("opacity", "1")
+        page.mouse.move(0, 0)
+        menu.get_by_role("button").focus()
+        expect(menu).to_have_css("opacity", "1")
+
+
+@pytest.mark.all
+def test_the_menu_of_a_chart_works_with_the_keyboard(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = open_layer(tab, paths, "ended")
+        page.locator(f"{GRADIENTS} .plot-area").focus()
         page.keyboard.press("e")
         entries = page.locator(f"{GRADIENTS} [role=menuitem]")
         expect(entries.first).to_be_focused()
@@ -258,7 +265,7 @@ def test_the_export_menu_works_with_the_keyboard(visit: Open, paths: Paths) -> N
         expect(entries.first).to_be_focused()
         page.keyboard.press("Escape")
         expect(entries.first).to_be_hidden()
-        expect(page.locator(GRADIENTS).get_by_role("button", name="Export")).to_be_focused()
+        expect(page.locator(GRADIENTS).get_by_role("button", name="Actions")).to_be_focused()
 
 
 @pytest.mark.all

@@ -17,7 +17,7 @@ from tests.build import append, make_info, open_run
 from tests.serving import BATCH, make_batch, served
 from tests.waiting import wait_for
 
-from .browsing import visiting
+from .browsing import choose, visiting
 from .conftest import Open
 from .site import Site, running
 
@@ -294,7 +294,7 @@ def test_many_selected_runs_are_in_one_chart(browser: Browser) -> None:
         expect(page.locator("#charts-about")).to_have_text(re.compile("of all 70 listed runs.*; showing the first 64$"))
         page.get_by_role("checkbox", name="Select all listed runs").check()
         expect(page.locator("#charts-about")).to_have_text("of 70 selected runs")
-        page.get_by_role("button", name="Table: Runs over steps").click()
+        choose(page, "Show as table", "Runs over steps")
         heads = page.locator("#overlay thead th")
         tab.wait_for(lambda: set(names) <= set(heads.all_inner_texts()), "each run is a line")
 

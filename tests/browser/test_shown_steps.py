@@ -19,7 +19,7 @@ from tests.serving import (
     make_taps,
 )
 
-from .browsing import visiting
+from .browsing import choose, visiting
 from .conftest import Open
 from .site import running
 
@@ -51,7 +51,7 @@ def test_a_finished_run_opens_with_all_steps(visit: Open) -> None:
         expect(tab.page.locator("#figures .glance")).to_contain_text("Ended: steps 0 to 699")
         expect(tab.page.locator("#scalars header")).to_contain_text("steps 0 to 699")
         expect(tab.page.locator("#chart .main-svg").first).to_be_visible()
-        tab.page.locator("#chart").get_by_role("button", name="Table").click()
+        choose(tab.page.locator("#chart"), "Show as table")
         expect(tab.page.locator("#chart .card-table tbody tr").last).to_contain_text("10,000")
         assert "steps=" not in tab.page.url
 

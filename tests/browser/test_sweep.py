@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.processes import start
 from tests.waiting import wait_for
 
-from .browsing import Visit, visiting
+from .browsing import Visit, choose, visiting
 from .site import Site, running
 from .sweep import RATES, WIDTHS
 
@@ -114,10 +114,10 @@ def test_settings_are_drawn_against_the_result_and_a_click_selects_a_run(
     assert 4 <= finite <= 8  # some have diverged
     points = page.locator("#scatter .points path")
     expect(points).to_have_count(8)  # those that diverged stand on the rail
-    page.locator("#scatter").get_by_role("button", name="Table").click()
+    choose(page.locator("#scatter"), "Show as table")
     rows = page.locator("#scatter tbody tr")
     expect(rows).to_have_count(8)
-    page.locator("#scatter").get_by_role("button", name="Table").click()
+    choose(page.locator("#scatter"), "Show as chart")
     expect(page.locator("#config-differences tbody tr")).to_have_count(4)
     points.first.scroll_into_view_if_needed()
     points.first.hover(force=True)

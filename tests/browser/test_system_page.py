@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from .browsing import choose
 from .conftest import Open, Paths
 from .site import Site
 
@@ -48,7 +49,7 @@ def test_the_machine_of_a_run_with_gpus_is_drawn_over_its_steps(visit: Open, gpu
         expect(chart.locator(".js-plotly-plot .scatterlayer .trace")).to_have_count(2)
         expect(chart).to_contain_text(re.compile(r"GPU 0\s*87"))
         memory = tab.page.locator("#chart-gpu0-memory")
-        memory.get_by_role("button", name="Table").click()
+        choose(memory, "Show as table")
         expect(memory.locator("table")).to_contain_text("21.47")
         assert tab.axe() == []
         tab.check()

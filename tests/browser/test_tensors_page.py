@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
-from .browsing import visiting
+from .browsing import choose, visiting
 from .conftest import Open, Paths
 from .site import Site
 
@@ -232,7 +232,7 @@ def test_all_attention_maps_are_requested_and_rolled_out(
         tab.page.keyboard.press("Tab")
         expect(tab.page.locator("#rollout-row")).to_contain_text("position 7 (r1 c1) attends to")
         expect(tab.page.locator("#rollout-about")).to_contain_text(re.compile(r"sample 0 of 32 \(quarter \d\)"))
-        tab.page.locator("#rollout .button", has_text="Table").click()
+        choose(tab.page.locator("#rollout"), "Show as table")
         row = [float(text) for text in tab.page.locator("#rollout tbody tr").first.locator("td").all_inner_texts()]
         assert sum(row) == pytest.approx(1, abs=1e-2)
         assert tab.axe() == []

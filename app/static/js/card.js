@@ -1,4 +1,4 @@
-/** The parts that every chart has: its numbers as a table, and its export as a picture, as numbers, and as Python. */
+/** The menu that every chart has: its numbers as a table, its pin, and its files: pictures, numbers, and Python. */
 import { pin, pinOf } from "./board/pin.js";
 import { copyText, h, makeButton } from "./dom.js";
 import { count, number } from "./format.js";
@@ -81,25 +81,18 @@ export function pythonOf(asked, url) {
 let made = 0;
 
 class Menu {
-  /** @param {string} words on the button @param {string} label what it is the menu of
-   * @param {() => Item[]} items asked for when it opens */
-  constructor(words, label, items) {
+  /** @param {string} label what it is the menu of @param {() => Item[]} items asked for when it opens */
+  constructor(label, items) {
     made += 1;
     this.items = items;
-    this.button = makeButton(words, () => (this.list.hidden ? this.open() : this.close()), {
-      class: "button small",
+    this.button = makeButton("\u22ef", () => (this.list.hidden ? this.open() : this.close()), {
+      class: "button small icon",
       "aria-haspopup": "menu",
       "aria-expanded": "false",
-      "aria-label": `${words}: ${label}`,
       "aria-controls": `menu-${made}`,
     });
-    this.list = h("div", {
-      class: "menu",
-      id: `menu-${made}`,
-      role: "menu",
-      "aria-label": `${words}: ${label}`,
-      hidden: true,
-    });
+    this.list = h("div", { class: "menu", id: `menu-${made}`, role: "menu", hidden: true });
+    this.rename(label);
     this.element = h("span", { class: "menu-place" }, this.button, this.list);
     this.element.addEventListener("keydown", (event) => this.#hear(event));
     this.element.addEventListener("focusout", (event) => {
@@ -110,8 +103,7 @@ class Menu {
 
   /** @param {string} label what it is the menu of */
   rename(label) {
-    const words = `${this.button.textContent}: ${label}`;
-    for (const element of [this.button, this.list]) element.setAttribute("aria-label", words);
+    for (const element of [this.button, this.list]) element.setAttribute("aria-label", `Actions: ${label}`);
   }
 
   open() {
@@ -200,22 +192,11 @@ export class Card {
       "aria-label": `${options.title}, as a table`,
       hidden: true,
     });
-    this.toggle = makeButton("Table", () => this.showTable(Boolean(this.table.hidden)), {
-      class: "button small toggle",
-      "aria-pressed": "false",
-      "aria-label": `Table: ${options.title}`,
-    });
-    this.pin = makeButton("Pin", () => void pin(pinOf(this.queries, this.options.title)), {
-      class: "button small",
-      "aria-label": `Pin to the board: ${options.title}`,
-      title: "Pin to the board, which shows it of every run",
-      hidden: true,
-    });
-    this.menu = new Menu("Export", options.title, () => this.items());
+    this.menu = new Menu(options.title, () => this.items());
     this.heading = element.querySelector(":scope > header :is(h2, h3)");
     const header = element.querySelector(":scope > header") ?? h("header", {}, h("h2", {}, options.title));
     if (!header.parentNode) element.prepend(header);
-    this.tools = h("span", { class: "card-tools" }, this.toggle, this.pin, this.menu.element);
+    this.tools = h("span", { class: "card-tools" }, this.menu.element);
     header.append(this.tools);
     element.append(this.table);
     register(page, this);
@@ -224,7 +205,6 @@ export class Card {
   /** @param {boolean} shown */
   showTable(shown) {
     this.table.hidden = !shown;
-    this.toggle.setAttribute("aria-pressed", String(shown));
     this.element.classList.toggle("as-table", shown);
     this.refresh();
   }
@@ -235,15 +215,12 @@ export class Card {
     this.options.title = title;
     if (this.heading) this.heading.textContent = title;
     this.table.setAttribute("aria-label", `${title}, as a table`);
-    this.toggle.setAttribute("aria-label", `Table: ${title}`);
-    this.pin.setAttribute("aria-label", `Pin to the board: ${title}`);
     this.menu.rename(title);
     this.refresh();
   }
 
-  /** Updates the table if it is open, and whether the chart can be pinned. */
+  /** Updates the table if it is open. */
   refresh() {
-    this.pin.hidden = !this.page.mayChange || this.options.pins === false || !pinOf(this.queries, this.options.title);
     if (this.table.hidden) return;
     const { columns, rows } = this.options.table();
     const head = h(
@@ -288,19 +265,23 @@ export class Card {
 
   /** @returns {Item[]} */
   items() {
-    const { png, svg } = this.options;
-    const items = [];
-    if (png) items.push({ words: "PNG", action: () => this.save("png", png) });
+    const { png, svg, title } = this.options;
+    const { queries } = this;
+    const isChart = Boolean(this.table.hidden);
+    const items = [{ words: isChart ? "Show as table" : "Show as chart", action: () => this.showTable(isChart) }];
+    const pinned = this.page.mayChange && this.options.pins !== false && pinOf(queries, title);
+    if (pinned) items.push({ words: "Pin", action: () => void pin(pinned) });
+    if (png) items.push({ words: "Save as PNG", action: () => void this.save("png", png) });
     if (svg)
       items.push({
-        words: "SVG",
+        words: "Save as SVG",
         action: () => this.save("svg", async () => new Blob([await svg()], { type: "image/svg+xml" })),
       });
     items.push(
-      { words: "CSV", action: () => this.saveNumbers("csv") },
-      { words: "JSON", action: () => this.saveNumbers("json") },
+      { words: "Save as CSV", action: () => this.saveNumbers("csv") },
+      { words: "Save as JSON", action: () => this.saveNumbers("json") },
     );
-    if (hasPython(this.queries)) items.push({ words: "Copy as Python", action: () => this.copyPython() });
+    if (hasPython(queries)) items.push({ words: "Copy as Python", action: () => this.copyPython() });
     return items;
   }
 
@@ -315,7 +296,7 @@ export class Card {
 
   /** Removes everything that it added. */
   remove() {
-    this.toggle.parentElement?.remove();
+    this.tools.remove();
     this.table.remove();
     const others = cards.get(this.page) ?? [];
     others.splice(others.indexOf(this), 1);
@@ -360,7 +341,7 @@ function register(page, card) {
   if (!registered.length)
     page.keys.add(
       "e",
-      "export the chart under the pointer, or the first visible one",
+      "actions of the chart under the pointer, or of the first visible one",
       () => pointedAt(registered)?.menu.open(),
       { group: "Charts" },
     );
