@@ -32,6 +32,7 @@ from .views.events import (
     Filter,
     Line,
     all_lines,
+    annotation_lines,
     around_of,
     counts_of,
     line_with,
@@ -80,12 +81,17 @@ class EventsPage(RunPage):
     @cached_property
     def everything(self) -> list[Line]:
         """All lines of the run, or of the steps that the page is about, newest first."""
-        return all_lines(self.run, *self.listed_in)
+        return sorted(all_lines(self.run, *self.listed_in) + self.annotations, key=lambda line: -line.step)
+
+    @cached_property
+    def annotations(self) -> list[Line]:
+        """What readers have written about these steps."""
+        return annotation_lines(self.run, *self.listed_in)
 
     @cached_property
     def lines(self) -> list[Line]:
-        """The lines that can be filtered: problems and notes, unless others are asked for."""
-        return self.everything if self.rule else problem_lines(self.run, *self.listed_in)
+        """The lines that can be filtered: problems, notes, and what readers wrote, unless others are asked for."""
+        return self.everything if self.rule else problem_lines(self.run, *self.listed_in) + self.annotations
 
     @cached_property
     def wanted(self) -> Filter:
@@ -128,6 +134,7 @@ class EventsPage(RunPage):
             "events": len(self.everything),
             "total": len(self.lines),
             "count_words": found_words(*counts_of(self.lines)),
+            "annotations": len(self.annotations),
             "fitting": len(self.fitting),
             "quiet": sum(line.is_quiet for line in self.lines),
             "hidden_seen": sum(line.is_quiet for line in self.lines) if self.wanted.hides_seen else 0,

@@ -278,6 +278,24 @@ def test_problems_are_listed_by_severity_and_step_and_those_that_were_seen_come_
     assert [line.is_alert for line in problem_lines(run)] == [True, True, False]
 
 
+def test_what_readers_wrote_is_in_the_list_after_problems_and_not_counted(world: World) -> None:
+    run = _run(world)
+    before = run.findings.scope().problems
+    for step, text in ((3, "learning rate halved"), (40, "new data")):
+        assert world.client.post("/api/v1/annotations", json={"run": "one", "step": step, "text": text}).is_success
+    page = world.client.get("/runs/one/problems?steps=all").text
+    heading = page[page.index('id="list-title"') :]
+    assert "and 2 notes of readers, not counted" in heading
+    rows = [*re.findall(r'<tr role="row" id="row-([^"]+)"', page)]
+    assert rows[-2:] == ["annotation@3", "annotation@40"]
+    assert 'href="runs/one?step=40"' in page
+    assert 'data-seen="annotation' not in page
+    assert run.findings.scope().problems == before
+    only = world.client.get("/runs/one/problems?steps=all&name=annotation").text
+    assert "learning rate halved" in only
+    assert "learning rate halved" in world.client.get("/runs/one/problems?steps=all&format=markdown").text
+
+
 def test_two_findings_of_one_incident_are_one_problem(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None

@@ -23,6 +23,7 @@ from ...runs import Run
 
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
 EVERYTHING: Final = "all"  # as the name to filter by: events too
+ANNOTATION: Final = "annotation"  # the name of what a reader has written about a step
 MAX_EVENTS: Final = 10_000  # of an answer
 
 
@@ -87,6 +88,11 @@ class Line:
     def is_event(self) -> bool:
         """Whether it is an event, which has one step."""
         return self.finding is None and self.incident is None
+
+    @property
+    def is_annotation(self) -> bool:
+        """Whether a reader wrote it. It is listed, but doesn't count as something that was found."""
+        return self.name == ANNOTATION
 
     @property
     def is_of_loss(self) -> bool:
@@ -206,6 +212,15 @@ def event_lines(run: Run) -> list[Line]:
     return found
 
 
+def annotation_lines(run: Run, first: int | None = None, last: int | None = None) -> list[Line]:
+    """Return what readers have written about some steps of a run, the first step first."""
+    return [
+        Line(f"{ANNOTATION}@{step}", ANNOTATION, "Reader's note", "info", step, None, "", text, 1, float("nan"), False)
+        for step, text in run.edits.annotations.items()
+        if (first is None or step >= first) and (last is None or step <= last)
+    ]
+
+
 def incident_lines(run: Run, first: int | None, last: int) -> list[Line]:
     """Return the incidents that touch some steps, the worst first, as they were known at the last of these steps."""
     muting = run.edits.quiet.muting(run.store)
@@ -273,7 +288,7 @@ class Filter:
         """Return whether a line is shown."""
         return (
             self.severity in ("", line.severity)
-            and (line.is_problem if self.name == "" else self.name in (line.name, EVERYTHING))
+            and (line.is_problem or line.is_annotation if self.name == "" else self.name in (line.name, EVERYTHING))
             and self.fits_module(line.module)
             and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}\n{line.traceback}".casefold()
             and not (self.hides_seen and line.is_quiet)

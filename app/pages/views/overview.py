@@ -406,7 +406,9 @@ def _number(tile: Tile, value: float) -> Tile:
 
 
 def problem_address(run: Run, line: Line) -> str:
-    """Return the address of the page of a line."""
+    """Return the address of the page of a line; what a reader wrote leads to its step."""
+    if line.is_annotation:
+        return address_of(run, "overview", step=line.step)
     return address_of(run, "incident", id=line.page_id)
 
 
