@@ -21,9 +21,8 @@ from hookcore.observe.plain import INSIDE_FUNC, why_empty
 from hookcore.recorder.calls.plans import Call, Observer, Plan, StepKeeper
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
-from hookcore.recorder.known.roots import find_tensors
+from hookcore.recorder.known.roots import BatchNames, find_tensors
 from hookcore.recorder.measured.flows import Flows
-from hookcore.recorder.measured.snapshots import BatchNames
 from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records import Phase
 
