@@ -154,7 +154,7 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
     missed = client.events(name=CAPSULE_MISSED, limit=1, run=run).events if capsule is None else ()
     lines = [*opening, *_of_incident(full), *(_replayed(capsule) or _where(full))]
     lines += [*(f"saved step: {quoted(each.message)}" for each in missed), *_evidence(full), *_chain(full)]
-    lines += [quoted(client.samples(full.first_step, run=run).sentence)]
+    lines += [*_moved_before(findings, found, full), quoted(client.samples(full.first_step, run=run).sentence)]
     lines += [*_advice(findings, full.rule), *_others(found, full)]
     lines += [f"Covers: {findings.scope.sentence}", *link(client, run, "/problems/incident", id=full.id)]
     return told(lines, run=about, incident=full, capsule=capsule)
@@ -262,6 +262,16 @@ def _advice(findings: answers.Findings, name: str) -> list[str]:
         return []
     meaning = rule.help.partition(". ")[0].removesuffix(".")
     return [f"meaning: {meaning}.", f"usual causes: {'; '.join(rule.causes)}", f"try: {'; '.join(rule.tries)}"]
+
+
+def _moved_before(findings: answers.Findings, found: answers.Incidents, incident: answers.Incident) -> list[str]:
+    """Return what moved first before the loss jumped."""
+    if incident.rule != "loss-spike":
+        return []
+    reach = next((each.limits["before"] for each in findings.rules if each.name == "spike-precursor"), 0)
+    moved = [each for each in found if each.rule == "spike-precursor"]
+    near = [each for each in moved if 0 <= incident.first_step - each.first_step <= reach]
+    return [f"before it: {quoted(each.sentence)}" for each in near[:_LISTED]]
 
 
 def _others(found: answers.Incidents, shown_one: answers.Incident) -> list[str]:

@@ -22,6 +22,7 @@ from hookcore.records.vocabulary import counted, found_words
 
 from ..analysis.modules import finder_of
 from ..analysis.numerals import title_of_rule
+from ..runs.answering import samples_of
 from ..runs.edits import mutes_of, rules_of
 from ..runs.saved import tried
 from .frame import address_of, no_change_words
@@ -49,6 +50,8 @@ from .views.incident import (
     cause_of,
     default_stat,
     graph_of,
+    may_be_of_samples,
+    precursors_of,
     source_of,
     view_of,
 )
@@ -241,7 +244,15 @@ class IncidentPage(RunPage):
         """Return the saved step, and what its replay found."""
         line, capsules = self.line, capsules_of(self.request, self.run)
         capsule = capsule_for(line, capsules) if line.incident is None else capsule_of(line.incident, capsules)
-        return {"capsule": capsule, "capsule_heading": "h2", "source_of": source_of}
+        incident = line.incident
+        samples = samples_of(self.run, line.step) if may_be_of_samples(incident) else None
+        return {
+            "capsule": capsule,
+            "capsule_heading": "h2",
+            "source_of": source_of,
+            "samples": samples,
+            "precursors": [] if incident is None else precursors_of(incident, self.run.store.incidents()),
+        }
 
     def part_graph(self) -> dict[str, Any]:
         """Return the modules around the culprit."""

@@ -3,7 +3,7 @@
 Opening a capsule runs code, because it contains pickles. Only `replay` opens one; `read_about` and `read_frames` don't.
 """
 
-from hookcore.capsules.keeper import read_frames
+from hookcore.capsules.content import read_frames
 from hookcore.capsules.record import Recording, record
 from hookcore.capsules.replay import Replay, as_text, replay
 from hookcore.delivery.dashboard.capsules import read_about

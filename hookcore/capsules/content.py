@@ -12,10 +12,13 @@ import os
 import pickle
 import re
 import sys
+import threading
 import time
 import zipfile
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import IO, Any, Final, cast
@@ -28,9 +31,11 @@ from hookcore import hooks
 from hookcore.capsules.calls import Call, bits_of, compact, versions
 from hookcore.delivery.dashboard.capsules import ABOUT, FORMAT, FRAMES, opened
 from hookcore.delivery.dashboard.private import whole_file
-from hookcore.errors import CapsuleError
+from hookcore.errors import CapsuleError, WireError
 from hookcore.hooks.internals import tree_map
 from hookcore.reading.answers import SourceLine, TensorFacts
+from hookcore.records import Frame, SketchBlock, Tap, wire
+from hookcore.store import Store
 
 # The file of a capsule: a ZIP archive with a readable description and the pickled step.
 
@@ -344,3 +349,73 @@ def about(model: nn.Module, call: Call, reason: str, step: int) -> dict[str, Any
         "versions": versions(),
         "main": describe_main(),
     }
+
+
+# The newest captured steps before a saved one, which a capsule contains as numbers.
+
+MAX_STEPS: Final = 50
+MAX_BYTES: Final = 16 << 20  # fewer steps are kept if they take more
+_RUN: Final = wire.RunInfo(id="capsule", key="", name="")
+_STORE_BYTES: Final = 256 << 20
+
+
+@dataclass(slots=True)
+class RecentFrames:
+    """The newest steps of a run without their histograms. One thread adds, another one reads."""
+
+    _steps: deque[list[Frame]] = field(default_factory=deque)  # the parts of each step
+    taps: list[Tap] = field(default_factory=list)
+    nbytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, frame: Frame, keep: bool = True) -> None:
+        """Keep a frame, and drop the oldest ones to make room. Otherwise, only learn the names of its taps."""
+        with self._lock:
+            self.taps += frame.new_taps
+            if not keep:
+                self._steps.clear()
+                self.nbytes = 0
+                return
+            if not self._steps or self._steps[-1][0].step != frame.step:
+                self._steps.append([])
+            self._steps[-1].append(_outline(frame))
+            self.nbytes += frame.stats.nbytes
+            while len(self._steps) > MAX_STEPS or self.nbytes > MAX_BYTES:
+                self.nbytes -= sum(each.stats.nbytes for each in self._steps.popleft())
+
+    def steps(self, last: int) -> list[int]:
+        """Return the kept steps up to this one, oldest first."""
+        with self._lock:
+            return [parts[0].step for parts in self._steps if parts[0].step <= last]
+
+    def packed(self, last: int) -> bytes:
+        """Return the kept steps up to this one as a message."""
+        with self._lock:
+            frames = [frame for parts in self._steps for frame in parts if frame.step <= last]
+            known = tuple(self.taps)
+        items = tuple(wire.frame_item(number, frame) for number, frame in enumerate(frames))
+        return wire.encode(wire.Batch(run=_RUN, taps=known, items=items))
+
+
+def read_frames(path: str | os.PathLike[str]) -> Store:
+    """Return a store with the steps before the saved one: all scalars, and captured tensors without their histograms.
+
+    Runs no code of the capsule.
+    """
+    with opened(path) as archive:
+        if FRAMES not in archive.namelist():
+            raise CapsuleError(f"{path} has no earlier steps: only hookcore.watch saves them, if capsule isn't 'never'")
+        try:
+            batch = wire.decode_batch(archive.read(FRAMES))
+            store, taps = Store(_STORE_BYTES), batch.taps
+            for item in batch.items:
+                if isinstance(item, wire.FrameItem):
+                    store.append(wire.frame_of(item, taps))
+                    taps = ()
+        except WireError as error:
+            raise CapsuleError(f"the earlier steps in {path} can't be read: {error}") from None
+    return store
+
+
+def _outline(frame: Frame) -> Frame:
+    return replace(frame, sketches=SketchBlock.empty(len(frame.taps)), new_taps=(), events=())

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,109 +28,39 @@ from hookcore.capsules.calls import (
     is_traced,
     versions_of,
 )
-from hookcore.capsules.content import about, step_of, write_capsule
+from hookcore.capsules.content import RecentFrames, about, step_of, write_capsule
 from hookcore.capsules.entries import Members, Reason, bytes_of
 from hookcore.capsules.late import LateStep, LateSteps
-from hookcore.config import Capsule
+from hookcore.capsules.shares import Jump, UnknownPartsError, parts_of
+from hookcore.config import Capsule, CapsuleOn
 from hookcore.delivery.dashboard.capsules import (
-    FRAMES,
     MAX_RUNS,
-    opened,
     path_of,
     prepare,
     remove_old,
     remove_unfinished,
 )
-from hookcore.errors import CapsuleError, WireError
+from hookcore.errors import CapsuleError
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import is_capturing
 from hookcore.observe.finite import is_elsewhere
 from hookcore.observe.plain import device_generators, unseen
-from hookcore.recorder.calls.plans import FirstBad, Place, Routine
+from hookcore.recorder.calls.plans import BatchOf, FirstBad, Place, Routine
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors
-from hookcore.records import ROOT, Frame, Occasion, SketchBlock, Tap, wire
+from hookcore.records import ROOT, Frame, Occasion
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_WORDS, counted
-from hookcore.store import Store
-
-# The newest captured steps before a saved one, which a capsule contains as numbers.
-
-MAX_STEPS: Final = 50
-MAX_BYTES: Final = 16 << 20  # fewer steps are kept if they take more
-_RUN: Final = wire.RunInfo(id="capsule", key="", name="")
-_STORE_BYTES: Final = 256 << 20
-
-
-@dataclass(slots=True)
-class RecentFrames:
-    """The newest steps of a run without their histograms. One thread adds, another one reads."""
-
-    _steps: deque[list[Frame]] = field(default_factory=deque)  # the parts of each step
-    taps: list[Tap] = field(default_factory=list)
-    nbytes: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, frame: Frame, keep: bool = True) -> None:
-        """Keep a frame, and drop the oldest ones to make room. Otherwise, only learn the names of its taps."""
-        with self._lock:
-            self.taps += frame.new_taps
-            if not keep:
-                self._steps.clear()
-                self.nbytes = 0
-                return
-            if not self._steps or self._steps[-1][0].step != frame.step:
-                self._steps.append([])
-            self._steps[-1].append(_outline(frame))
-            self.nbytes += frame.stats.nbytes
-            while len(self._steps) > MAX_STEPS or self.nbytes > MAX_BYTES:
-                self.nbytes -= sum(each.stats.nbytes for each in self._steps.popleft())
-
-    def steps(self, last: int) -> list[int]:
-        """Return the kept steps up to this one, oldest first."""
-        with self._lock:
-            return [parts[0].step for parts in self._steps if parts[0].step <= last]
-
-    def packed(self, last: int) -> bytes:
-        """Return the kept steps up to this one as a message."""
-        with self._lock:
-            frames = [frame for parts in self._steps for frame in parts if frame.step <= last]
-            known = tuple(self.taps)
-        items = tuple(wire.frame_item(number, frame) for number, frame in enumerate(frames))
-        return wire.encode(wire.Batch(run=_RUN, taps=known, items=items))
-
-
-def read_frames(path: str | os.PathLike[str]) -> Store:
-    """Return a store with the steps before the saved one: all scalars, and captured tensors without their histograms.
-
-    Runs no code of the capsule.
-    """
-    with opened(path) as archive:
-        if FRAMES not in archive.namelist():
-            raise CapsuleError(f"{path} has no earlier steps: only hookcore.watch saves them, if capsule isn't 'never'")
-        try:
-            batch = wire.decode_batch(archive.read(FRAMES))
-            store, taps = Store(_STORE_BYTES), batch.taps
-            for item in batch.items:
-                if isinstance(item, wire.FrameItem):
-                    store.append(wire.frame_of(item, taps))
-                    taps = ()
-        except WireError as error:
-            raise CapsuleError(f"the earlier steps in {path} can't be read: {error}") from None
-    return store
-
-
-def _outline(frame: Frame) -> Frame:
-    return replace(frame, sketches=SketchBlock.empty(len(frame.taps)), new_taps=(), events=())
-
 
 # Everything here runs between the user's own lines, in captured steps: it draws no random number, waits for no device,
 # and copies nothing but the buffers that a model changes.
 
-MAX_WRITTEN: Final = 3  # capsules of one run
+MAX_WRITTEN: Final = 3  # capsules of one run,
+MAX_JUMPS: Final = 2  # and those of jumps of its loss
 MAX_FAILED: Final = 3  # attempts
 MAX_MODELS: Final = 8  # whose newest calls are kept
 MAX_TURNS: Final = 16  # captured steps of other models, such as a GAN's other half
 LATE: Final = "the step can't be repeated: its weights were updated before the value was known"
+_DESCRIBED: Final = 1024  # samples, in the description of a capsule
 _SAVED: Final = Reason("saved", "an earlier step of a device was saved, so no weights are copied any more")
 _UNARMED: Final = Reason("not-held", "no more steps of this run are saved")
 _NOT_CALLED: Final = "the training called no model that contains it, or its call was not held"
@@ -162,7 +89,9 @@ class CapsulePlan:
     when: Capsule
     folder: Callable[[], Path]
     max_bytes: int
-    saw_error: Callable[[Path], None] = lambda _: None  # takes the capsule of a step in which something went wrong
+    on: frozenset[CapsuleOn] = frozenset(("nonfinite", "spike"))
+    saw_error: Callable[[Path], None] = lambda _: None  # takes the capsule of a step in which something went wrong,
+    saw_jump: Callable[[Path], None] = lambda _: None  # and that of one whose loss has jumped
 
 
 class CapsuleKeeper:
@@ -186,6 +115,9 @@ class CapsuleKeeper:
         self._looked = False
         self._fired: Fired | None = None  # why to save the running step, captured or not
         self._why_not = _NOT_CALLED
+        self._jump: Jump | None = None  # of the running step's loss
+        self._call_batch: BatchOf = lambda _: (None, "")
+        self._jumps = 0  # saved ones
         self.late_steps = LateSteps(plan.max_bytes)
         self._parked: _Parked | None = None
         self._recent = RecentFrames()
@@ -199,7 +131,7 @@ class CapsuleKeeper:
 
     @property
     def _may_write(self) -> bool:
-        return len(self.written) < MAX_WRITTEN and self.failed < MAX_FAILED
+        return len(self.written) - self._jumps < MAX_WRITTEN and self.failed < MAX_FAILED
 
     def ask(self, occasion: Occasion | None = None) -> bool:
         """Request the next captured step. After an incident, this has an effect only if no later step was tried.
@@ -336,16 +268,32 @@ class CapsuleKeeper:
     @property
     def has_fired(self) -> bool:
         """Whether the running step is to be saved as soon as its gradients have arrived."""
-        return self._fired is not None
+        return self._fired is not None or self._jump is not None
 
     def fire(self, what: str, module: str | None) -> bool:
         """Save the running step, captured or not, at the next look: something in it became non-finite.
 
         Return whether it will be tried.
         """
-        if not self.armed or self._plan.when != "error" or self._bad:
+        if not self.armed or self._plan.when != "error" or self._bad or "nonfinite" not in self._plan.on:
             return False
         self._fired = self._fired or Fired(what, module)
+        return True
+
+    def jump(self, loss: Tensor, what: str, batch_of: BatchOf) -> bool:
+        """Save the running step, whose loss has jumped, as soon as its gradients have arrived."""
+        wanted = self._plan.when == "error" and "spike" in self._plan.on and self._jumps < MAX_JUMPS
+        if not wanted or not self.armed or self._jump is not None or any(each.is_late for each in self.models):
+            return False
+        parts, why = None, ""
+        try:
+            with unseen():
+                parts = parts_of(loss)
+        except UnknownPartsError as error:
+            why = str(error)
+        except Exception as error:  # of a tensor class of the user, or a graph that is freed
+            why = f"{type(error).__name__}: {error}"
+        self._jump, self._call_batch = Jump(what, parts, why), batch_of
         return True
 
     def look(self, first_bad: FirstBad, where: str) -> None:
@@ -372,7 +320,9 @@ class CapsuleKeeper:
 
     def settle(self, where: str) -> None:
         """Write the step if something in it became non-finite: now its gradients have arrived."""
-        fired, self._fired = self._fired, None
+        fired, jump, self._fired, self._jump = self._fired, self._jump, None, None
+        if jump is not None and fired is None and not self._bad:
+            self._write(f"{jump.what}, found {where}", None, jump=jump)
         if fired is not None and not self._bad:
             self._bad = self._looked = True
             if not self._was_bad:
@@ -394,6 +344,7 @@ class CapsuleKeeper:
         models = self._models
         if not models and not self._looked:
             return
+        self._jump = None  # the pass has raised
         if self._fired is not None:
             self._track.count_update()  # by the script itself, if no optimizer was seen
             self.settle("at the end of the step")
@@ -493,14 +444,22 @@ class CapsuleKeeper:
 
     # The capsule
 
-    def _write(self, reason: str, module: str | None, occasion: Occasion | None = None, is_error: bool = False) -> None:
-        self._tried = self._context.step
+    def _write(
+        self,
+        reason: str,
+        module: str | None,
+        occasion: Occasion | None = None,
+        is_error: bool = False,
+        jump: Jump | None = None,
+    ) -> None:
+        if jump is None:  # which leaves room for the step that an incident asks for
+            self._tried = self._context.step
         known = self._of(module, occasion is None)
         if known is None:
             self._miss(reason, self._why_not)
             return
         make = partial(self._running_call, known)
-        self._write_call(known, make, reason, self._context.step, occasion, is_error)
+        self._write_call(known, make, reason, self._context.step, occasion, is_error, jump)
 
     def _running_call(self, known: KeptModel, model: nn.Module) -> Call:
         return known.call or known.held_call(model, self._track.updates)
@@ -513,6 +472,7 @@ class CapsuleKeeper:
         step: int,
         occasion: Occasion | None = None,
         is_error: bool = True,
+        jump: Jump | None = None,
     ) -> bool:
         """Write a call of a model. Return whether that worked."""
         model = known.ref()
@@ -521,7 +481,7 @@ class CapsuleKeeper:
             return False
         try:
             with unseen():
-                path, size = self._save(known, model, make(model), reason, step, occasion)
+                path, size = self._save(known, model, make(model), reason, step, occasion, jump)
         except Exception as error:
             self.failed += 1
             self._miss(reason, f"{type(error).__name__}: {error}", step)
@@ -530,19 +490,30 @@ class CapsuleKeeper:
             if not self._may_write:
                 self.late_steps.stop(_UNARMED)
         self.written.append(path)
+        self._jumps += jump is not None
         removed = remove_old(path.parent)
         old = f" (The capsules of {removed} older runs were removed; {MAX_RUNS} runs keep theirs.)" if removed else ""
         left = remove_unfinished()
         old += f" (Removed {counted(left, 'unfinished file')} of killed processes.)" if left else ""
         saved = f"step {step:,} was saved ({size / 1e6:,.1f} MB): {reason}."
-        replay = f"To find the operator and the line, run: hookcore replay {path}"
+        finds = "the operator and the line" if jump is None else "the sample that holds the loss"
+        replay = f"To find {finds}, run: hookcore replay {path}"
         self._emit("capsule", f"{saved} {replay}{old}", "info", known.path, at=step)
-        if is_error:
+        if jump is not None:
+            self._plan.saw_jump(path)
+        elif is_error:
             self._plan.saw_error(path)
         return True
 
     def _save(
-        self, known: KeptModel, model: nn.Module, call: Call, reason: str, step: int, occasion: Occasion | None
+        self,
+        known: KeptModel,
+        model: nn.Module,
+        call: Call,
+        reason: str,
+        step: int,
+        occasion: Occasion | None,
+        jump: Jump | None,
     ) -> tuple[Path, int]:
         weights = bytes_of(each for each in known.members.weights() if each is not None)
         if weights > self._plan.max_bytes:
@@ -560,6 +531,10 @@ class CapsuleKeeper:
         frames = self._recent.packed(step) if described["frames"] else None
         path = path_of(folder, step)
         contents = step_of(model, call)
+        if jump is not None:
+            batch, why = self._call_batch((*call.args, *call.kwargs.values()))
+            contents["jump"] = replace(jump, batch=batch, why_no_ids=why).packed()
+            described["samples"] = [] if batch is None else list(batch.ids[:_DESCRIBED])
         return path, write_capsule(path, described, contents, self._plan.max_bytes, frames, call.weights)
 
     def _of(self, module: str | None, may_be_held: bool = False) -> KeptModel | None:

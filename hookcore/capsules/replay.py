@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -22,11 +22,12 @@ from hookcore import hooks
 from hookcore.capsules.calls import set_numbers, versions
 from hookcore.capsules.content import as_main, digest_of, needs_main, read_step
 from hookcore.capsules.operators import OperatorTracer, Suspect
+from hookcore.capsules.shares import Sharing
 from hookcore.delivery.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
 from hookcore.hooks.internals import next_node_number, node_number
 from hookcore.observe.plain import generators_kept, make_plain, set_generators, unseen
-from hookcore.reading.answers import TensorFacts
+from hookcore.reading.answers import SampleShares, TensorFacts
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.records.flow import MAX_LAYERS, ReplayedTap
 
@@ -136,6 +137,7 @@ class Replay:
     error: str = ""  # the exception that the step raised
     above: float | None = None  # greater magnitudes count as bad, too
     layers: tuple[ReplayedTap, ...] = ()  # the affected activations and gradients, and the finite ones before them
+    shares: SampleShares | None = None  # of a step whose loss jumped
 
     @property
     def exact(self) -> bool:
@@ -144,7 +146,9 @@ class Replay:
 
     @property
     def sentence(self) -> str:
-        """The result in a sentence."""
+        """The result in a sentence, or some."""
+        if self.shares is not None and self.culprit is None:
+            return self.shares.sentence
         if self.culprit is None:
             large = "" if self.above is None else f", and nothing above {self.above:.3g}"
             return f"The replay found nothing non-finite in the results{large}."
@@ -294,7 +298,34 @@ class _Run:
             self._error,
             self._above,
             self._layers.found(),
+            self._shares(),
         )
+
+    def _shares(self) -> SampleShares | None:
+        """Divide a loss that jumped among the samples."""
+        if "jump" not in self._step:
+            return None
+        if self._error:
+            return SampleShares("the replay of the step failed", "loss", None)
+        outputs = {place: each.detach().clone() for place, each in self._outputs}
+        return Sharing(self._step, outputs, self._norm(), self._again).result()
+
+    def _norm(self) -> float:
+        found = [each.grad.double().norm() for each in self._model.parameters() if each.grad is not None]
+        return float(torch.stack(found).norm()) if found else 0.0
+
+    def _again(self, args: Any, kwargs: Any, gradients: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
+        """Run the step with other arguments and gradients. Return its outputs, and the norm of all gradients."""
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        set_numbers(self._model, self._step.get("numbers", []))
+        set_generators(self._step["generators"])
+        self._step = {**self._step, "args": args, "kwargs": kwargs, "gradients": gradients}
+        with self._conditions():
+            self._run()
+        for handle in self._handles:
+            handle.remove()
+        return {place: each.detach() for place, each in self._outputs}, self._norm()
 
     def _results(self) -> Iterator[tuple[str, Tensor]]:
         for place, tensor in self._outputs:

@@ -54,6 +54,7 @@ from hookcore.records import TENSOR_KINDS, Kind, Phase
 Attach = Literal["global", "module"]
 Compiled = Literal["boundary", "inside"]
 Capsule = Literal["auto", "error", "exception", "never"]
+CapsuleOn = Literal["nonfinite", "spike"]
 Explain = Literal["auto", "never"]
 
 
@@ -65,6 +66,7 @@ _PHASES: Final = get_args(Phase)
 _ATTACH: Final = get_args(Attach)
 _COMPILED: Final = get_args(Compiled)
 _CAPSULE: Final = get_args(Capsule)
+_CAPSULE_ON: Final = get_args(CapsuleOn)
 _EXPLAIN: Final = get_args(Explain)
 _LIST: Final = or_none(items_of)  # how a variable has one
 _PATTERNS_HELP: Final = (
@@ -108,6 +110,7 @@ class WatchSettings(TypedDict, total=False):
     server: str | None
     keep: str | os.PathLike[str] | None
     capsule: Capsule
+    capsule_on: CapsuleOn | Iterable[CapsuleOn]
     capsule_size: int | str
     explain: Explain
     bridge: str | None
@@ -279,6 +282,15 @@ class Settings:
         "only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never` "
         "without. The file is in your private folder on the machine that runs the training.",
         read_choice(_CAPSULE),
+    )
+    capsule_on: frozenset[CapsuleOn] = setting(
+        _CAPSULE_ON,
+        f"one or more of {_listed(_CAPSULE_ON)}",
+        "With `capsule='error'`, which problems save the very step in which they begin: `nonfinite`, a loss or a "
+        "gradient that isn't finite, and `spike`, a [jump of the loss](capsules.md#a-jump-of-the-loss), at most twice "
+        "per run.",
+        read_set(_CAPSULE_ON),
+        _LIST,
     )
     capsule_size: int = setting(
         "1GB",

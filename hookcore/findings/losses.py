@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -300,12 +300,7 @@ def _jumps(losses: Losses, series: Series, taps: TapList) -> list[Finding]:
     values, first = now.mean, losses.first_of(series)
     if len(values) <= _MIN_VALUES:
         return []
-    usual, largest, noise = _before(values)
-    far = np.maximum((limits["factor"] - 1) * np.abs(usual), limits["spreads"] * noise)
-    border = usual + np.maximum(far, _BEYOND * (largest - usual))
-    if values.min() > 0:  # the noise of a positive loss is a share of it
-        logs, _, noise = _before(np.log(values))
-        border = np.maximum(border, np.exp(logs + limits["spreads"] * noise))
+    usual, border = _borders(values, limits)
     found, until = [], -1
     for start in np.flatnonzero(values > border).tolist():  # NaN compares as False
         if start <= until:
@@ -323,17 +318,43 @@ def _jumps(losses: Losses, series: Series, taps: TapList) -> list[Finding]:
     return found
 
 
-def _before(values: Floats) -> tuple[Floats, Floats, Floats]:
+def _borders(values: Floats, limits: Mapping[str, float], newest: int = 0) -> tuple[Floats, Floats]:
+    """Return the usual value before each one, and the value above which it is a jump; NaN if too little is known.
+
+    `newest`: only of so many of the newest values; 0: of all.
+    """
+    usual, largest, noise = _before(values, newest)
+    far = np.maximum((limits["factor"] - 1) * np.abs(usual), limits["spreads"] * noise)
+    border = usual + np.maximum(far, _BEYOND * (largest - usual))
+    if values.min() > 0:  # the noise of a positive loss is a share of it
+        logs, _, noise = _before(np.log(values), newest)
+        border = np.maximum(border, np.exp(logs + limits["spreads"] * noise))
+    return usual, border
+
+
+def jump_limit(values: Sequence[float], first: float) -> float:
+    """Return above which value the next loss is a jump, after the newest losses; infinity if too little is known.
+
+    `first`: the largest of the first losses.
+    """
+    if len(values) < _MIN_VALUES or not np.isfinite(values).all():
+        return float("inf")
+    # The value of the next loss doesn't matter for its border, but for its sign.
+    border = float(_borders(np.append(values, values[-1]), RULES[RULE].limits, 1)[1][0])
+    return max(border, RULES[RULE].limits["share_of_first"] * first)
+
+
+def _before(values: Floats, newest: int = 0) -> tuple[Floats, Floats, Floats]:
     """Return the median, the maximum, and the noise of the values before each one; NaN if too little is known."""
     wide = np.concatenate((np.full(_LOGS_BEFORE_SPIKE, np.nan), values))
-    earlier = np.lib.stride_tricks.sliding_window_view(wide, _LOGS_BEFORE_SPIKE)[:-1]
+    earlier = np.lib.stride_tricks.sliding_window_view(wide, _LOGS_BEFORE_SPIKE)[:-1][-newest:]
     ordered = np.sort(earlier, axis=1)  # NaN sorts last
-    known, rows = (~np.isnan(ordered)).sum(axis=1), np.arange(len(values))
-    newest = np.maximum(known - 1, 0)
-    usual, largest = ordered[rows, newest // 2].copy(), ordered[rows, newest]
+    known, rows = (~np.isnan(ordered)).sum(axis=1), np.arange(len(earlier))
+    last = np.maximum(known - 1, 0)
+    usual, largest = ordered[rows, last // 2].copy(), ordered[rows, last]
     usual[known < _MIN_VALUES] = np.nan
     # From one value to the next, there is noise and hardly any trend.
-    noise = _DEVIATION * np.sort(np.abs(np.diff(earlier, axis=1)), axis=1)[rows, np.maximum(newest - 1, 0) // 2]
+    noise = _DEVIATION * np.sort(np.abs(np.diff(earlier, axis=1)), axis=1)[rows, np.maximum(last - 1, 0) // 2]
     return usual, largest, noise
 
 

@@ -30,7 +30,7 @@ typedef struct {
     int64_t updates;
     double at;
     int64_t until, looks, reads, compares, longest, looked_at, frame;
-    double until_s, loss, scale, spent_s; /* `spent_s`: in all calls so far */
+    double until_s, loss, limit, scale, spent_s; /* `spent_s`: in all calls so far */
     unsigned long thread;
     /* Of the witnesses, of which each has a bit: those with new gradients in this step, and in the steps in the notes; and
      * the marks before the running pass, after the last one, and of the gradients whose step is known. */
@@ -366,6 +366,8 @@ static int begin_pass(Track *track, PyObject *const *arguments)
         if (!is_zero(track->function_modes) || !is_zero(track->dispatch_modes) || !read_only(track, arguments[1], &loss) || !read_only(track, arguments[2], &weight))
             return 0;
         track->loss = loss * weight;
+        if (track->limit > 0 && track->loss > track->limit)
+            return 0;
     }
     if (track->compares || (track->passes && track->reads)) {
         if (!read_marks(track, track->before, ~0ULL) || (track->passes && !(are_kept(track) && is_idle(track))))
@@ -804,6 +806,7 @@ static PyMemberDef track_members[] = {
     {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
     {"updates", T_LONGLONG, offsetof(Track, updates), 1, "how often optimizers have updated any weights"},
     {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},
+    {"limit", T_DOUBLE, offsetof(Track, limit), 0, "above which a loss is a jump; 0: none is"},
     {"spent_s", T_DOUBLE, offsetof(Track, spent_s), 1, "the seconds that all calls took"},
     {"noted", T_LONGLONG, offsetof(Track, noted), 1, "the steps whose notes weren't taken yet"},
     {"runs", T_LONGLONG, offsetof(Track, runs), 1, "whether it handles steps now"},

@@ -265,13 +265,13 @@ class Hold:
 class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 
-    __slots__ = ("at", "ended", "step", "updates")
+    __slots__ = ("at", "ended", "limit", "step", "updates")
     noted = runs = next = 0
     spent_s = 0.0  # unknown
 
     def __init__(self) -> None:
         self.step = self.ended = self.updates = 0
-        self.at = 0.0
+        self.at = self.limit = 0.0
 
     def count_update(self) -> None:
         """Count an update of weights."""

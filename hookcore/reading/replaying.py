@@ -144,7 +144,7 @@ def events_of(capsule: Saved, kept: Kept) -> tuple[Event, ...]:
     if explanation is None:
         return (Event(step, now, FAILED, kept.failure, about={"capsule": capsule.id, "step": step}),)
     path, below = capsule.described.path, capsule.described.below
-    about = {"capsule": capsule.id, "step": step, "model": path, **_about(explanation)}
+    about = {"capsule": capsule.id, "step": step, "model": path, **_about(explanation), **_shares(explanation)}
     module = ""
     if explanation.culprit is not None:
         module = about["module"] = _placed(explanation.culprit.module, path, below)
@@ -176,6 +176,15 @@ def _about(explanation: answers.Explanation) -> dict[str, Value]:
         "exact": explanation.exact,
         **_place(explanation),
     }
+
+
+def _shares(explanation: answers.Explanation) -> dict[str, Value]:
+    shares = explanation.shares
+    if shares is None or not shares.stands_out:
+        return {}
+    first = shares.samples[0]
+    named: dict[str, Value] = {"sample": first.ids[0]} if len(first.ids) == 1 else {}
+    return {**named, "row": first.row, "share": first.share}
 
 
 def _place(explanation: answers.Explanation) -> dict[str, Value]:

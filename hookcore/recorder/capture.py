@@ -14,8 +14,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.place import Ranks, Replicas
 from hookcore.recorder.leaving.frames import Collector
-from hookcore.recorder.measured.moments import Moments
-from hookcore.recorder.measured.samples import Samples
+from hookcore.recorder.measured.moments import Moments, Samples
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import MediaQueue
 
@@ -28,8 +27,8 @@ class Capture:
     def __init__(self, context: Context, ranks: Ranks, make_keeper: MakeKeeper) -> None:
         self.models = Models(context)
         self.dispatcher = Dispatcher(context, make_keeper(context))
-        self.keeping = Keeping(context, self.dispatcher)
         self.samples = Samples(context)
+        self.keeping = Keeping(context, self.dispatcher, self.samples)
         self.placement = Placement(context, self.dispatcher, self.models, self.samples)
         self.collector = Collector(context, Replicas(context, ranks), sampler_of(context))
         self.observers = Observers(context, self.dispatcher, self.collector, self.placement)

@@ -17,6 +17,7 @@ from hookcore.config import (
     NOT_GIVEN,
     Attach,
     Capsule,
+    CapsuleOn,
     Compiled,
     ConfigGiven,
     Explain,
@@ -58,6 +59,7 @@ def watch(
     server: str | None = NOT_GIVEN,
     keep: str | os.PathLike[str] | None = NOT_GIVEN,
     capsule: Capsule = NOT_GIVEN,
+    capsule_on: CapsuleOn | Iterable[CapsuleOn] = NOT_GIVEN,
     capsule_size: int | str = NOT_GIVEN,
     explain: Explain = NOT_GIVEN,
     bridge: str | None = NOT_GIVEN,
@@ -101,6 +103,9 @@ def watch(
     server='auto': Where captured data goes.
     keep='auto': The folder for the run's Parquet files, which are written during the run.
     capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times per run.
+    capsule_on=('nonfinite', 'spike'): With `capsule='error'`, which problems save the very step in which they begin:
+        `nonfinite`, a loss or a gradient that isn't finite, and `spike`, a [jump of the
+        loss](capsules.md#a-jump-of-the-loss), at most twice per run.
     capsule_size='1GB': The largest capsule to write.
     explain='auto': Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself.
     bridge=None: Another tool that also receives each step's scalars, the norm of all gradients, and the number of

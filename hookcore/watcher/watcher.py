@@ -122,12 +122,14 @@ class Watcher:
         kind = "" if model is None else type(model).__name__
         ranks, self._facts = Ranks(f"{kind} {next(numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
-        self._explainer = SelfExplainer(settings.explain)
+        self._explainer, self._jumps = SelfExplainer(settings.explain), SelfExplainer(settings.explain)
         capsules = CapsulePlan(
             settings.capsule_when,
             partial(folder_of, self._delivery.run.id),
             settings.capsule_size,
+            settings.capsule_on,
             self._explainer.saw_error,
+            self._jumps.saw_error,
         )
         keeper = partial(CapsuleKeeper, capsules)
         self._recorder = Recorder(
@@ -138,7 +140,7 @@ class Watcher:
             ranks=ranks,
             facts=self._facts,
         )
-        self._explainer.emit = self._recorder.context.add_events
+        self._explainer.emit = self._jumps.emit = self._recorder.context.add_events
         self._errors = self._recorder.context.errors
         self._ending = Ending(lambda: self.current_step, self._recorder.capture.models.path_of)
         report = Report(self._errors.record, self._recorder.context.emit)
@@ -264,6 +266,7 @@ class Watcher:
         """Save a step that a device has only just found to be bad, and wait for the replay of the run's first error."""
         self._guarded("close", self._recorder.settle_late, CLOSE_TIMEOUT_S)
         self._explainer.wait()
+        self._jumps.wait()
 
     def _stop(self, number: int, deadline: float) -> None:
         """Send the rest, because a signal ends this process."""

@@ -63,7 +63,9 @@ def train(model: nn.Sequential, watcher: hookcore.Watcher | None, settle: bool =
 
 
 def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
-    return hookcore.watch(model, **{"server": None, "budget": None, "capsule": "error", **settings})
+    # An explosion makes the loss jump, too, which saves a step of its own.
+    usual = {"server": None, "budget": None, "capsule": "error", "capsule_on": "nonfinite"}
+    return hookcore.watch(model, **{**usual, **settings})
 
 
 def events_of(watcher: hookcore.Watcher, *names: str) -> list[Event]:

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 import hookcore
 from hookcore.capsules import CapsuleError, Replay, as_text, read_about, read_frames, record, replay
 from hookcore.capsules import keeper as keeper_module
-from hookcore.capsules.keeper import MAX_BYTES, MAX_STEPS, RecentFrames
 from hookcore.delivery.dashboard import capsules as folder_module
 from hookcore.records import Tap
 from hookcore_app.runs.alerts import Explainer
@@ -28,8 +27,10 @@ from tests.build import stats_of
 from tests.capsule_files import capsules_of
 from tests.guilty import BAD, Net, Standardize, batches, events_of, guilty
 from tests.harness import digest, random_state, seed_all
-from tests.inside import run_id_of
+from tests.inside import module_of, run_id_of
 from tests.warm import python
+
+CONTENT = module_of("RecentFrames", "capsules")
 
 
 class Parts(nn.Module):
@@ -448,13 +449,13 @@ def test_a_capsule_has_the_numbers_of_the_steps_before_it() -> None:
 
 
 def test_the_steps_before_take_bounded_memory_and_nothing_once_no_more_is_saved() -> None:
-    recent = RecentFrames()
+    recent = CONTENT.RecentFrames()
     taps = tuple(Tap(f"layers.{number}", "output") for number in range(4000))
     for step in range(80):
         recent.add(make_frame(step, stats_of(4000, 1.0), taps if step == 0 else ()))
-    assert recent.nbytes <= MAX_BYTES
+    assert recent.nbytes <= CONTENT.MAX_BYTES
     assert recent.steps(79) == list(range(80 - len(recent.steps(79)), 80))
-    assert 1 < len(recent.steps(79)) < MAX_STEPS
+    assert 1 < len(recent.steps(79)) < CONTENT.MAX_STEPS
     recent.add(make_frame(80, stats_of(4001, 1.0), (Tap("late", "output"),)), keep=False)
     assert (recent.steps(79), recent.nbytes) == ([], 0)
     assert len(recent.taps) == 4001

@@ -77,6 +77,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "server": "auto",
         "keep": "auto",
         "capsule": "auto",
+        "capsule_on": frozenset({"nonfinite", "spike"}),
         "capsule_size": 1_000_000_000,
         "explain": "auto",
         "bridge": None,

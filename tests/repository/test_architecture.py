@@ -70,6 +70,7 @@ ROOMS: dict[str, set[str]] = {
     "hooks.tracing": {"hooks.internals", "errors", "config", "config.patterns", "observe", "hooks"},
     "recorder.machine": {"records"},
     "recorder": {
+        "findings",
         "platform",
         "hooks.internals",
         "errors",

@@ -351,8 +351,10 @@ def _curve(source: Node, target: Node) -> str:
 
 # Saved steps, next to the findings that they explain.
 
+SPIKE: Final = "loss-spike"
+_PRECURSOR: Final = "spike-precursor"
 # Rules that a replay explains. A loss is often logged a step later.
-_BEFORE: Final[dict[str, int]] = {NONFINITE: 0, "loss": 1}
+_BEFORE: Final[dict[str, int]] = {NONFINITE: 0, "loss": 1, SPIKE: 0}
 _EVENTS = frozenset({"capsule", "explained", "explanation-failed", "crashed"})
 
 
@@ -387,13 +389,25 @@ def _capsule_between(rule: str, first: int, last: int | None, capsules: Sequence
     return next((capsule for capsule in capsules if first - before <= capsule.step <= end), None)
 
 
+def precursors_of(incident: Incident, every: Iterable[Incident]) -> list[Incident]:
+    """Return what moved first in the steps before the loss jumped."""
+    reach = RULES[_PRECURSOR].limits["before"] if incident.rule == SPIKE else -1
+    moved = [each for each in every if each.rule == _PRECURSOR]
+    return [each for each in moved if 0 <= incident.first_step - each.first_step <= reach]
+
+
+def may_be_of_samples(incident: Incident | None) -> bool:
+    """Return whether the batch of its first step may have brought it."""
+    return incident is not None and not incident.unseen and (incident.rule in (NONFINITE, SPIKE) or incident.short)
+
+
 def source_of(line: SourceLine) -> list[tuple[int, str]]:
     """Return lines of source code with their numbers, without the indentation that they share."""
     return list(enumerate(dedent("\n".join(line.source)).split("\n"), line.first))
 
 
 def cause_of(line: Line, capsules: Sequence[Capsule]) -> str:
-    """Return what a replay found out about a finding of bad tensors, if there was a replay."""
-    is_about_tensors = not line.is_event and line.name == NONFINITE and line.earliest == line.step
-    found = capsule_for(line, capsules) if is_about_tensors else None
+    """Return what a replay found out about a finding of bad tensors or of a jump of the loss, if there was a replay."""
+    is_explained = not line.is_event and line.name in (NONFINITE, SPIKE) and line.earliest == line.step
+    found = capsule_for(line, capsules) if is_explained else None
     return found.explanation.sentence if found is not None and found.explanation is not None else ""

@@ -444,6 +444,58 @@ class ReplayedLayer(Answer, frozen=True):
     ]
 
 
+class SampleShare(Answer, frozen=True):
+    """A sample's share of a loss."""
+
+    ids: Annotated[tuple[int | str, ...], Meta(description="of a row with several samples, all; empty if unknown")]
+    row: int
+    share: float
+
+    @property
+    def words(self) -> str:
+        """What it is called."""
+        if not self.ids:
+            return f"row {self.row}"
+        return f"sample {self.ids[0]}" if len(self.ids) == 1 else f"one of the samples {', '.join(map(str, self.ids))}"
+
+
+class SampleShares(Answer, frozen=True):
+    """How the loss of a replayed step is divided among its samples."""
+
+    why: Annotated[str | None, Meta(description="why that isn't known; null if it is")]
+    of: Annotated[Literal["loss", "gradient"], Meta(description="what is divided: the loss, or its gradient")]
+    loss: Annotated[float | None, Meta(description="of the backward pass")]
+    many: Annotated[int, Meta(description="samples of the batch")] = 0
+    samples: Annotated[tuple[SampleShare, ...], Meta(description="those with the largest shares, at most 8")] = ()
+    stands_out: Annotated[bool, Meta(description="whether the first one holds most of it")] = False
+    why_no_ids: Annotated[str | None, Meta(description="why the samples have no names; null if they do")] = None
+    loss_without: Annotated[float | None, Meta(description="with another sample of the batch in its place")] = None
+    norm: Annotated[float | None, Meta(description="of the gradient of all weights")] = None
+    norm_without: Annotated[float | None, Meta(description="with another sample of the batch in its place")] = None
+    why_not_without: Annotated[str | None, Meta(description="why the last ones aren't known; null if they are")] = None
+
+    @property
+    def sentence(self) -> str:
+        """Which sample holds the loss, in sentences."""
+        if self.why is not None:
+            return f"Which sample holds the loss is unknown: {self.why}."
+        first, of = self.samples[0], "the gradient at the model's output"
+        if self.of == "loss":
+            of = "the loss" if self.loss is None else f"the loss of {self.loss:.3g}"
+        share = f"holds {first.share:.0%} of {of}"
+        if not self.stands_out:
+            return f"No sample stands out: of {self.many}, the largest, {first.words}, {share}."
+        unnamed = f" ({self.why_no_ids})" if not first.ids and self.why_no_ids else ""
+        found = f"{first.words.capitalize()} {share}{unnamed}."
+        if self.why_not_without is not None:
+            return f"{found} What the step would be without it is unknown: {self.why_not_without}."
+        if self.norm is None or self.norm_without is None:
+            return found
+        loss = "" if self.loss_without is None else f"the loss is {self.loss_without:.3g}, and "
+        norm = f"the norm of the gradient {self.norm_without:.3g} instead of {self.norm:.3g}"
+        return f"{found} With another sample in its place, {loss}{norm}."
+
+
 class Explanation(Answer, frozen=True):
     """The result of a replay."""
 
@@ -459,6 +511,7 @@ class Explanation(Answer, frozen=True):
     layers: Annotated[
         tuple[ReplayedLayer, ...], Meta(description="the affected ones in order, and the finite ones before them")
     ] = ()
+    shares: Annotated[SampleShares | None, Meta(description="of a step whose loss jumped; otherwise null")] = None
 
 
 class Capsule(Answer, frozen=True):

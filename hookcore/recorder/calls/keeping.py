@@ -30,6 +30,7 @@ from hookcore.observe import cpu
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.plans import LateStep, Plan, Routine, StepKeeper
 from hookcore.recorder.context import Context
+from hookcore.recorder.measured.moments import Samples
 from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS, Frame, Occasion
 
 _KINDS: Final = frozenset(TENSOR_KINDS)
@@ -38,8 +39,8 @@ _KINDS: Final = frozenset(TENSOR_KINDS)
 class Keeping:
     """Asks the dispatcher for the keeper each time: a run without one pays nothing else."""
 
-    def __init__(self, context: Context, dispatcher: Dispatcher) -> None:
-        self._context, self._dispatcher = context, dispatcher
+    def __init__(self, context: Context, dispatcher: Dispatcher, samples: Samples) -> None:
+        self._context, self._dispatcher, self._samples = context, dispatcher, samples
 
     def ask(self, occasion: Occasion | None = None) -> None:
         """Capture the next step, and let the keeper save it. After an incident, the keeper decides whether to."""
@@ -62,6 +63,14 @@ class Keeping:
         """
         keeper = self._dispatcher.keeper
         return keeper is not None and keeper.fire(what, module)
+
+    def jump(self, loss: Tensor, value: float) -> bool:
+        """Save the running step, whose loss has jumped, after its backward pass. Return whether it will be tried."""
+        keeper = self._dispatcher.keeper
+        if keeper is None or not keeper.jump(loss, f"the loss jumped to {value:.6g}", self._samples.of_call):
+            return False
+        self._samples.hurry()
+        return True
 
     def settle(self, where: str) -> None:
         """Save the running step now if something fired in it."""

@@ -30,9 +30,9 @@ from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.flows import Flows
+from hookcore.recorder.measured.moments import Samples
 from hookcore.recorder.measured.probes import Probes
 from hookcore.recorder.measured.routers import Routers
-from hookcore.recorder.measured.samples import Samples
 from hookcore.recorder.measured.snapshots import AutomaticSnapshots, Snapshots, WaitingCopies
 from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records.vocabulary import counted

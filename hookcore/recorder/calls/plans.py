@@ -16,6 +16,7 @@ from hookcore.hooks.modules import runs_already
 from hookcore.recorder.clock.current import TensorHook
 from hookcore.recorder.known.roots import Root
 from hookcore.records import ROOT, Frame, Kind, Occasion, Phase, Tap
+from hookcore.records.moments import Batch
 
 MAX_DEPARTED: Final = 10_000
 
@@ -399,6 +400,9 @@ class Routine(NamedTuple):
     skip: Callable[[int], None]  # takes how many of them were
 
 
+BatchOf = Callable[[Any], tuple[Batch | None, str]]
+
+
 class StepKeeper(Protocol):
     """Follows the captured steps. Called on the training thread, under the recorder's lock, or as it says."""
 
@@ -438,6 +442,12 @@ class StepKeeper(Protocol):
         """Save the running step, captured or not: `what` became non-finite in it, in this module if it is known.
 
         It is saved once the gradients of the running backward pass have arrived. Return whether it will be tried.
+        """
+
+    def jump(self, loss: Tensor, what: str, batch_of: BatchOf) -> bool:
+        """Save the running step, whose loss has jumped: its backward pass is about to begin. Return whether it will.
+
+        `batch_of` returns the batch that the arguments of a call are of, or why that isn't known.
         """
 
     def settle(self, where: str) -> None:

@@ -40,7 +40,7 @@ class EndsSteps:
         self._current, self._errors, self._lock = context.current, context.errors, context.lock
         self._collector, self._dispatcher, self._times = capture.collector, capture.dispatcher, capture.dispatcher.times
         self._keeping, self._sentinel = capture.keeping, capture.sentinel
-        self._scale, self._loss = self._collector.scale, self._collector.loss
+        self._scale, self._loss, self._jumps = self._collector.scale, self._collector.loss, self._collector.jumps
 
 
 def ends_steps(method: Callable[..., None]) -> Callable[..., None]:
@@ -330,15 +330,22 @@ class BackwardPasses(EndsSteps):
             self.clock.pass_begins()  # which may notice the end of the last step
             if self._loss.reads:
                 self._loss.begin_pass(tensors, weights, self.clock.reach.fate)
+                self.see_jump(tensors)
             if self._probes.due:
                 self._probes.begin()
+
+    def see_jump(self, tensors: Sequence[Any]) -> None:
+        """Let the step be saved if the loss of the pass that begins is a jump."""
+        loss = self._jumps.saw(self._loss.running)
+        if loss is not None and not self._keeping.jump(tensors[0], loss):
+            self._jumps.is_new = False
 
     @ends_steps
     @entry("end of a backward pass")
     def backward_ended(self, accumulates: bool, raised: bool) -> None:
         """Note the end of the pass, even if it raised."""
         self._times.leave(TIME_BACKWARD)
-        reached = self._current.end_pass(accumulates)
+        reached, running = self._current.end_pass(accumulates), self._loss.running
         if accumulates and not raised:
             self._sentinel.look(self.clock, self._loss.running, lambda: reached or self._counts(self.clock.reaches))
         if reached or (raised and accumulates):  # a pass that failed is given up, wherever it got to
@@ -349,6 +356,8 @@ class BackwardPasses(EndsSteps):
             holding.end_pass()
         if accumulates:
             self._end_accumulating(reached)
+            if not raised and (reached or self._counts(self.clock.reaches)):
+                self._jumps.add(running or ())
             self._keeping.settle("at the end of a backward pass")
 
     def _end_accumulating(self, reached: bool) -> None:

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
@@ -462,6 +462,7 @@ class Steady:
         """Do what the ends of these steps would have done, and take their losses."""
         many, wanted, step = len(notes.elapsed_s), self._collector.loss.wanted, notes.step
         parts = [[*islice(losses, each)] for each in notes.parts]
+        self._collector.jumps.add(chain.from_iterable(parts))
         if not many:
             return
         self._cadence.followed(self.take_spent(), short=many)
@@ -554,6 +555,7 @@ class Steady:
                 loss.running = [number]
             else:
                 loss.begin_pass(tensors, weights, reach.fate)
+            self._passes.see_jump(tensors)
         self._next = _IN_PASS
         return True
 
@@ -585,13 +587,14 @@ class Steady:
         if loss.wanted:
             loss.of_step = None if loss.of_step is None or loss.running is None else loss.of_step + loss.running
             clock.reach.comparison.mark(owner.witnesses.tensors)
+        self._collector.jumps.add(loss.running or ())
         loss.running = []
         for root in self._roots:
             if (module := root.ref()) is not None:
                 root.passed_in_training = module.training
         clock.reach.passed = True
         clock.passes += 1
-        if not is_fine:
+        if not is_fine or self._collector.jumps.is_new:
             self._keeping.settle("at the end of a backward pass")
         self._next = _STEP
         return True

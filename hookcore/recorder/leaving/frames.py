@@ -18,7 +18,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import StepOfWeight
 from hookcore.recorder.known.place import Replicas
 from hookcore.recorder.machine import Sample, Sampler
-from hookcore.recorder.measured.scalars import FoundLoss, LossScale, Rates, Sum
+from hookcore.recorder.measured.scalars import FoundLoss, Jumps, LossScale, Rates, Sum
 from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, SketchBlock, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.sketch import rows_of, shifted_rows
@@ -336,6 +336,7 @@ class Collector:
         self._parameters, self._cadence = context.parameters, context.cadence
         self.replicas, self.machine, self.queue = replicas, machine, FrameQueue()
         self.loss, self.rates, self.scale = FoundLoss(), Rates(), LossScale()
+        self.jumps = Jumps(context.track, context.owners)
         self.scalars: dict[str, Any] = {}
         self.steps: list[StepOfWeight] = []  # of weights, of which numbers are computed
         self._labels: dict[str, str] = {}

@@ -1,4 +1,8 @@
-"""What a restart must bring back: noted before each optimizer's first step, and whenever its state is saved."""
+"""What a training notes apart from its frames.
+
+What a restart must bring back: before each optimizer's first step, and whenever its state is saved. And which samples
+each step had, as the loaders' samplers or the script say.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,14 @@ import math
 import struct
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from functools import partial
+from itertools import islice
+from operator import index
+from threading import get_ident
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +27,9 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookcore.errors import ArgumentError
 from hookcore.hooks.handle import HookHandle
+from hookcore.hooks.loading import Taken
 from hookcore.hooks.optimizers import on_optimizer_saved
 from hookcore.observe.copies import hash_of, read_hashes
 from hookcore.observe.plain import generators, unseen
@@ -26,10 +37,25 @@ from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import parts_of
+from hookcore.recorder.known.roots import find_tensors
 from hookcore.recorder.measured.scalars import read_memory
 from hookcore.recorder.measured.snapshots import Outgoing, Send
 from hookcore.records import Snapshot, Tap
-from hookcore.records.moments import BUFFER, COUNTER, MAX_ROWS, MOMENT_TYPE, WEIGHT, Moment, Noted, When
+from hookcore.records.moments import (
+    BUFFER,
+    COUNTER,
+    MAX_IDS,
+    MAX_ROWS,
+    MOMENT_TYPE,
+    SAMPLES_TYPE,
+    WEIGHT,
+    Batch,
+    Id,
+    Moment,
+    Noted,
+    SampleBlock,
+    When,
+)
 from hookcore.records.vocabulary import text_of
 
 MAX_NOTED: Final = 8  # optimizers: a loop may make one for every batch
@@ -176,3 +202,241 @@ def _hash_of_generator(state: Any) -> str:
         array = part.numpy() if isinstance(part, Tensor) else part
         hashed.update(array.tobytes() if isinstance(array, np.ndarray) else repr(array).encode())
     return hashed.hexdigest()
+
+
+# The ledger of samples.
+
+EVERY_S: Final = 5.0  # seconds of steps in one block
+MAX_WAITING: Final = 4096  # batches
+MAX_WAITING_IDS: Final = 2**18
+MAX_TEXT: Final = 200  # characters of a name
+_RECENT: Final = 16  # batches that are recognized when the model is called with them
+_TENSORS: Final = 4  # of a batch
+_AHEAD: Final = (
+    "the model was given a batch that had been loaded before an earlier step ended, so something loads batches ahead: "
+    "call watcher.samples(ids) for the batch that runs next"
+)
+_THREAD: Final = "another thread loads the batches: call watcher.samples(ids) for the batch that runs next"
+_BY_HAND: Final = (
+    "the script steps its weights by hand, and may load the next batch before the end of the step is seen: call "
+    "watcher.samples(ids)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A batch and the step that it belongs to; -1 until it is passed on."""
+
+    step: int
+    source: str
+    data: int  # the data set, by id; 0 if the script named the samples
+    indices: Any
+    why: str
+    evaluates: int  # how much speaks for an evaluation: 1 for the mode of a model, 2 for disabled gradients
+    pending: bool  # whether the end of the step before may not have been seen yet
+    thread: int
+    places: tuple[int, ...] = ()  # of its tensors, in memory
+
+    @property
+    def many(self) -> int:
+        """Roughly how many samples it has."""
+        return len(self.indices) if isinstance(self.indices, list | tuple) else 1
+
+
+class Samples(Outgoing[Snapshot]):
+    """Takes the indices by reference, and turns them into numbers on the recorder's thread."""
+
+    what = "samples of steps"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context.errors)
+        self._context, self._current, self._lock = context, context.current, context.lock
+        self._taken: deque[Entry] = deque()
+        self._added = self._removed = 0  # samples: one thread adds, another one removes
+        self._recent: deque[Entry] = deque(maxlen=_RECENT)
+        self._ahead: weakref.WeakKeyDictionary[Any, Entry] = weakref.WeakKeyDictionary()
+        self._dropped = 0
+        self._doubt = ""
+        self._sent_s = time.monotonic()
+        self._hurries = False
+
+    # The training
+
+    @entry("samples of a batch")
+    def took(self, taken: Taken) -> None:
+        """Note a batch that a loader has returned."""
+        self._check()
+        if taken.is_ahead:
+            self._pass_on(taken.loader)
+        evaluates = 2 * (not torch.is_grad_enabled()) + any(root.evaluates for root in self._context.plans.roots)
+        data = taken.loader._dataset
+        found = Entry(
+            -1,
+            type(data).__name__,
+            id(data),
+            taken.indices,
+            taken.why,
+            evaluates,
+            self._current.pending,
+            get_ident(),
+            places_of(taken.batch),
+        )
+        if taken.is_ahead:
+            self._ahead[taken.loader] = found
+        else:
+            self._add(found)
+
+    @entry("samples of the last batch")
+    def ran_out(self, loader: Any) -> None:
+        """Note that a loader that was a batch ahead passes its last one on."""
+        self._pass_on(loader)
+
+    def _pass_on(self, loader: Any) -> None:
+        if self._ahead and (found := self._ahead.pop(loader, None)) is not None:
+            self._add(found)
+
+    def give(self, ids: Any, step: int) -> None:
+        """Name the samples of the batch that runs next. Called with the recorder's lock."""
+        with unseen():
+            if isinstance(ids, Tensor) and not ids.is_cpu:
+                raise ArgumentError(f"samples() was given a tensor on {ids.device}: give one on the CPU, or a list")
+            given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+        self._add(Entry(step, "", 0, given, "", 0, False, get_ident()))
+
+    def _add(self, found: Entry) -> None:
+        found = found if found.step >= 0 else replaced(found, step=self._context.step)
+        self._recent.append(found)
+        if len(self._taken) >= MAX_WAITING or self._waits + found.many > MAX_WAITING_IDS:
+            self._dropped += 1
+            self._errors.count_loss("samples-dropped", "batch", "without a place in the ledger: too many waited")
+            return
+        self._taken.append(found)
+        self._added += found.many
+
+    @property
+    def _waits(self) -> int:
+        return self._added - self._removed
+
+    def _check(self) -> None:
+        """Compare what models were given in captured steps with the batches that these steps are said to have."""
+        for root in self._context.plans.roots:
+            if root.given is None:
+                continue
+            (place, thread), root.given = root.given, None
+            used = next((each for each in reversed(self._recent) if place in each.places), None)
+            if used is None:
+                continue
+            newest = next(each for each in reversed(self._recent) if each.data == used.data)
+            if used.thread != thread:
+                self._doubt = _THREAD
+            elif newest.step > used.step:
+                self._doubt = _AHEAD
+
+    def of_call(self, values: Any) -> tuple[Batch | None, str]:
+        """Return the batch that a call of the running step was given, or why it isn't known."""
+        step, places = self._context.step, places_of(values)
+        known = [each for each in _of_training(self._recent) if each.step == step]
+        named = [each for each in known if not each.data]
+        seen = [each for each in known if not set(places).isdisjoint(each.places)]
+        found = named[-1:] or seen[-1:] or known  # memory may have been used again
+        if not found:
+            return None, f"no batch was loaded in step {step:,}"
+        if len(found) > 1:
+            return None, f"{len(found)} batches were loaded in step {step:,}, and which one this call got isn't known"
+        batch = self._batch_of(found[0], step)
+        why = batch.why or (self._doubt if found is known and not named else "")
+        return (None, why) if why else (batch, "")
+
+    # The recorder's thread
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is to be sent with the next round."""
+        return bool(self._waiting) or self._is_due
+
+    @property
+    def _is_due(self) -> bool:
+        taken = self._taken
+        is_late = self._waits >= MAX_WAITING_IDS // 4 or time.monotonic() - self._sent_s >= EVERY_S
+        return bool(taken) and taken[0].step < self._context.step and (self._hurries or is_late)
+
+    def hurry(self) -> None:
+        """Send what is known with the next round."""
+        self._hurries = True
+
+    def end(self) -> None:
+        """Send all, also of the step that ended last."""
+        self._close_block(is_last=True)
+
+    def ship(self, send: Send) -> None:
+        """Send a block, if it is due."""
+        if self._is_due:
+            self._close_block()
+        super().ship(send)
+
+    def _close_block(self, is_last: bool = False) -> None:
+        self._hurries, self._sent_s = False, time.monotonic()
+        now, taken = self._context.step, list[Entry]()
+        while self._taken and (is_last or self._taken[0].step < now):
+            taken.append(found := self._taken.popleft())
+            self._removed += found.many
+        if taken:
+            last = taken[-1].step
+            batches = tuple(self._batch_of(each, last) for each in _of_training(taken))
+            data = np.frombuffer(SampleBlock(batches, self._dropped, self._doubt).packed(), np.uint8)
+            self._waiting.append(Snapshot(Tap("", "output"), last, time.time(), SAMPLES_TYPE, data.shape, data))
+
+    def _batch_of(self, found: Entry, last: int) -> Batch:
+        back, why = last - found.step, found.why
+        if found.pending and not why:
+            why = _BY_HAND
+        if why:
+            return Batch(back, found.source, (), (), 0, why)
+        try:
+            listed = found.indices if isinstance(found.indices, list | tuple) else [found.indices]
+            ids = list[Id]()
+            rows = list[int]()
+            for each in listed:
+                row = [_id_of(one) for one in (each if isinstance(each, list | tuple) else (each,))]
+                rows.append(len(row))
+                ids += row
+        except TypeError as error:
+            return Batch(back, found.source, (), (), 0, f"its indices aren't numbers or texts ({error})")
+        widths = () if all(many == 1 for many in rows) else tuple(rows[:MAX_IDS])
+        return Batch(back, found.source, tuple(ids[:MAX_IDS]), widths, max(0, len(ids) - MAX_IDS), "")
+
+    def _send(self, item: Snapshot, send: Send) -> None:
+        send(item)
+
+
+def _of_training(taken: Iterable[Entry]) -> Iterator[Entry]:
+    """Leave out batches of evaluations, and what a loader says of batches that the script has named."""
+    entries = list(taken)
+    named = {each.step for each in entries if not each.data}
+    least = dict[int, int]()
+    for each in entries:
+        least[each.step] = min(each.evaluates, least.get(each.step, each.evaluates))
+    for each in entries:
+        if not (each.data and each.step in named) and each.evaluates == least[each.step]:
+            yield each
+
+
+def _id_of(value: Any) -> Id:
+    return text_of(value)[:MAX_TEXT] if isinstance(value, str) else index(value)
+
+
+def places_of(values: Any) -> tuple[int, ...]:
+    """Return where the first tensors of a batch, or of a call's arguments, are in memory."""
+    if type(values) is dict:
+        values = tuple(values.values())
+    if type(values) in (list, tuple) and all(type(each) is Tensor for each in values):
+        found: Iterable[Tensor] = values[:_TENSORS]
+    else:
+        found = (each for _, each in islice(find_tensors(values), _TENSORS))
+    places = []
+    for each in found:
+        try:
+            places.append(each.untyped_storage().data_ptr())
+        except (RuntimeError, NotImplementedError):  # of a class without memory of its own
+            continue
+    return tuple(filter(None, places))

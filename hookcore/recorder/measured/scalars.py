@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -17,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.errors import ArgumentError
+from hookcore.findings.losses import jump_limit
 from hookcore.hooks.internals import dispatch_modes, function_modes, is_wrapped
 from hookcore.observe.copies import apart_from_captures, start_copy
 from hookcore.observe.plain import make_plain, unseen
@@ -225,6 +228,60 @@ class FoundLoss:
         """Return the loss that was held, now that the script would have logged it."""
         held, self.held = self.held, None
         return None if self.is_logged else held
+
+
+FIRST_LOSSES: Final = 8
+BEFORE_JUMP: Final = 64  # backward passes whose losses show what is usual
+_KNOWN_AT: Final = 24  # passes, from which on a limit is known
+_RENEWED_EVERY: Final = 32
+
+
+class Jumps:
+    """Knows above which value the loss of the next backward pass is a jump.
+
+    It is compared before the pass begins: the batch and the graph of the loss are still there, and the weights are
+    those of the step. Only the losses of a single optimizer are compared, in memory, without a scaler.
+    """
+
+    def __init__(self, track: Any, owners: Owners) -> None:
+        self._track, self._owners = track, owners
+        self._newest: deque[float] = deque(maxlen=BEFORE_JUMP)
+        self._first, self._seen, self._is_off = 0.0, 0, False
+        self.limit = self._track.limit = math.inf
+        self.is_new = False  # whether the running pass has begun with one
+
+    def add(self, losses: Iterable[Any]) -> None:
+        """Note the losses of passes that have ended."""
+        for loss in losses:
+            if type(loss) is not float:
+                self.stop()
+            if self._is_off:
+                return
+            self._newest.append(loss)
+            self._seen += 1
+            if self._seen <= FIRST_LOSSES:
+                self._first = max(self._first, abs(loss))
+            elif self._seen == _KNOWN_AT or not self._seen % _RENEWED_EVERY:
+                self._renew()
+
+    def _renew(self) -> None:
+        is_known = len(list(self._owners)) == 1 and not self._owners.scalers()
+        is_one_sided = not min(self._newest) < 0 < max(self._newest)
+        limit = jump_limit(list(self._newest), self._first) if is_known and is_one_sided else math.inf
+        self.limit = self._track.limit = limit
+
+    def saw(self, running: Sequence[Any] | None) -> float | None:
+        """Return the loss of a pass that begins if it is a jump."""
+        self.is_new = False
+        if running is None or len(running) != 1 or type(running[0]) is not float or not math.isfinite(running[0]):
+            return None
+        self.is_new = running[0] > self.limit
+        return running[0] if self.is_new else None
+
+    def stop(self) -> None:
+        """Look for no more jumps."""
+        self._is_off = True
+        self.limit = self._track.limit = math.inf
 
 
 @dataclass(frozen=True, slots=True)
