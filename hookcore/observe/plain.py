@@ -64,6 +64,14 @@ def why_empty(tensor: torch.Tensor) -> str:
     return _WITHOUT_DATA if type(tensor).__name__ == "FakeTensor" or tensor.is_meta else ""
 
 
+def place_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor's memory begins; 0 if it has none of its own."""
+    try:
+        return 0 if why_empty(tensor) else tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
     """Return the tensor's values as a strided tensor of a type that the kernels take, or the reason why not."""
     if type(tensor).__name__ == "DTensor":

@@ -18,7 +18,7 @@ from hookcore.config.flat import cut_text
 from hookcore.errors import ArgumentError
 from hookcore.hooks.internals import active_wrapper, current_graph_task, is_wrapped, keywords_of
 from hookcore.observe.copies import Copy, take_copy
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import place_of, unseen
 from hookcore.records import GRADIENT_KINDS, Names, Phase, text_of
 
 MAX_DEPTH: Final = 8
@@ -128,7 +128,7 @@ class Root:
             if first is None or not (dimensions := first.dim()) or type(rows := first.size(0)) is not int:
                 return
             self._given += rows
-            self.given = first.untyped_storage().data_ptr(), get_ident()
+            self.given = place_of(first), get_ident()
             if dimensions == 2 and not (first.dtype.is_floating_point or first.dtype.is_complex):
                 self._tokens_given += first.numel()
             if self.batch is None:

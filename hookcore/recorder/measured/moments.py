@@ -32,7 +32,7 @@ from hookcore.hooks.handle import HookHandle
 from hookcore.hooks.loading import Taken
 from hookcore.hooks.optimizers import on_optimizer_saved
 from hookcore.observe.copies import hash_of, read_hashes
-from hookcore.observe.plain import generators, unseen
+from hookcore.observe.plain import generators, place_of, unseen
 from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.context import Context
@@ -433,10 +433,4 @@ def places_of(values: Any) -> tuple[int, ...]:
         found: Iterable[Tensor] = values[:_TENSORS]
     else:
         found = (each for _, each in islice(find_tensors(values), _TENSORS))
-    places = []
-    for each in found:
-        try:
-            places.append(each.untyped_storage().data_ptr())
-        except (RuntimeError, NotImplementedError):  # of a class without memory of its own
-            continue
-    return tuple(filter(None, places))
+    return tuple(filter(None, map(place_of, found)))
