@@ -159,12 +159,12 @@ def train(case: Case, home: str, rank: int = 0, world: int = 1) -> None:
     os.environ["HOOKCORE_HOME"] = home
     torch.manual_seed(case.seed)
     torch.set_num_threads(1)
-    model = model_of(case)
+    model = inner = model_of(case)  # a replay has no other ranks
     if world > 1:
         torch.distributed.init_process_group("gloo", f"file://{home}/store", rank=rank, world_size=world)
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    with hookcore.watch(model, server=None, capsule="error", explain="never") as watcher:
+    with hookcore.watch(inner, server=None, capsule="error", explain="never") as watcher:
         for epoch in range(EPOCHS):
             for place, (loss, ends) in enumerate(losses(case, model, watcher, rank, world)):
                 loss.backward()  # type: ignore[no-untyped-call]
