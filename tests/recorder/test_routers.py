@@ -299,3 +299,20 @@ def test_a_router_inside_of_a_compiled_model_is_unknown_and_says_why(compiled: s
         (why,) = (each.reason for each in watcher.coverage() if each.path == "router")
         assert not watcher.store.taps(kind="probe").taps
     assert "compiled" in why
+
+
+class Unknowable(nn.Parameter):
+    """A parameter whose class doesn't say how many dimensions it has."""
+
+    def dim(self) -> int:
+        raise RuntimeError("no dimensions")
+
+
+def test_a_class_that_fails_while_routers_are_searched_does_not_end_the_training() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2))
+    model[2].bias = Unknowable(torch.zeros(2))
+    with hookcore.watch(model, server=None) as watcher:
+        model(torch.randn(3, 5)).sum().backward()
+        watcher.step()
+        watcher.flush()
+    assert {event.message for event in watcher.errors} == {"search for routers: RuntimeError: no dimensions"}

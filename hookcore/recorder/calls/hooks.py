@@ -359,11 +359,7 @@ class ProcessAttachment:
         self._models.unsure = True
         if not self._handles and not self._aside.active:
             self._put_on()
-        if self._companions.before:
-            self._companions.end_step()
-        if self._has_keywords:
-            self._begin_companions(early=self._called_first)
-        self._companions_due = self._has_keywords
+        self._await_companions()
         if self._called_first is None:
             self._called_first = set()
 
@@ -381,7 +377,7 @@ class ProcessAttachment:
             if self._has_keywords != self._wants_inputs:  # Dynamo may know the hooks, so they aren't exchanged in vain
                 self._take_off()
                 self._put_on()
-            self._begin_companions()
+            self._await_companions()
 
     def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
         self.close()
@@ -420,6 +416,14 @@ class ProcessAttachment:
             handle.remove()
         self._handles = []
         self._quiet.off()
+
+    def _await_companions(self) -> None:
+        """Prepare for the first call of a step."""
+        if self._companions.before:
+            self._companions.end_step()
+        if self._has_keywords:
+            self._begin_companions(early=self._called_first)
+        self._companions_due = self._has_keywords
 
     def _begin_companions(self, early: set[int] | None = None) -> None:
         """Add the companions that observe inputs: before a step, only to modules that run first.

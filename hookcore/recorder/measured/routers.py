@@ -11,10 +11,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookcore.config.patterns import select
 from hookcore.errors import ArgumentError
-from hookcore.hooks.checks import parameters_of, walk
+from hookcore.hooks.checks import walk
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.context import Context
@@ -57,18 +58,17 @@ class _Experts(NamedTuple):
     parts: tuple[nn.Module, ...] = ()
 
 
-def routers_in(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Router]]:
-    """Yield the routers among these modules' children, by what is next to them."""
-    for block in modules:
-        children = [child for child in list(block._modules.values()) if child is not None]
-        known = [_experts_in(child) for child in children]
-        found = [
-            (child, router)
-            for child, experts in zip(children, known, strict=True)
-            if experts is None and (router := _router_of(block, child, [each for each in known if each is not None]))
-        ]
-        for child, router in found:  # if several have as many outputs, such as a head, the output must say more
-            yield child, router if len(found) == 1 else Router(router.experts, None, is_sure=False)
+def routers_in(block: nn.Module) -> Iterator[tuple[nn.Module, Router]]:
+    """Yield the routers among a module's children, by what is next to them."""
+    children = [child for child in list(block._modules.values()) if child is not None]
+    known = [_experts_in(child) for child in children]
+    found = [
+        (child, router)
+        for child, experts in zip(children, known, strict=True)
+        if experts is None and (router := _router_of(block, child, [each for each in known if each is not None]))
+    ]
+    for child, router in found:  # if several have as many outputs, such as a head, the output must say more
+        yield child, router if len(found) == 1 else Router(router.experts, None, is_sure=False)
 
 
 def _router_of(block: nn.Module, module: nn.Module, beside: Sequence[_Experts]) -> Router | None:
@@ -107,7 +107,7 @@ def router_of(module: nn.Module, experts: int | None, top_k: int | None) -> Rout
 
 def _experts_in(module: nn.Module) -> _Experts | None:
     """Return the experts of a module: stacked in its weights, or as a list of modules; None if it has none."""
-    stacked = [each for each in list(module._parameters.values()) if each is not None and each.dim() >= 3]
+    stacked = [each for each in _own(module) if each.dim() >= 3]
     counts = {each.shape[0] for each in stacked}
     if len(counts) == 1 and max(counts) > 1 and not type(module).__module__.startswith("torch.nn."):
         return _Experts(counts.pop(), frozenset(size for each in stacked for size in each.shape[1:]))
@@ -115,17 +115,22 @@ def _experts_in(module: nn.Module) -> _Experts | None:
         parts = [part for part in list(each._modules.values()) if part is not None]
         is_list = isinstance(each, (nn.ModuleList, nn.ModuleDict)) and not each._parameters
         if is_list and len(parts) > 1 and len({type(part) for part in parts}) == 1:
-            widths = (weight.shape[-1] for weight in parameters_of(parts[0]) if weight.dim() == 2)
+            widths = (weight.shape[-1] for _, part in walk(parts[0]) for weight in _own(part) if weight.dim() == 2)
             return _Experts(len(parts), frozenset(islice(widths, 1)), tuple(parts))
     return None
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    """Return a module's own parameters, without those of a lazy module, which have no shape yet."""
+    return [each for each in list(module._parameters.values()) if each is not None and not is_lazy(each)]
 
 
 def _matrices_of(module: nn.Module) -> Iterator[tuple[int, int]]:
     """Yield the rows and columns of the matrices of a small module."""
     parts = [child for _, child in walk(module)]
     for part in parts if len(parts) <= _MAX_PARTS else ():
-        for parameter in list(part._parameters.values()):
-            if parameter is not None and parameter.dim() == 2 and parameter.shape[0] > 1:
+        for parameter in _own(part):
+            if parameter.dim() == 2 and parameter.shape[0] > 1:
                 yield int(parameter.shape[0]), int(parameter.shape[1])
 
 
@@ -277,6 +282,14 @@ class Routers:
             self._due_at = step + ROUTERS_EVERY
         return before or self.due
 
+    def _search(self, block: nn.Module) -> list[tuple[nn.Module, Router]]:
+        """Return the routers among a module's children. What a class of the user answers must not end the training."""
+        try:
+            return list(routers_in(block))
+        except Exception as error:
+            self._context.errors.record("search for routers", error)
+            return []
+
     def _find(self) -> None:
         """Look for routers if models have changed."""
         plans, settings = self._plans, self._context.settings
@@ -285,7 +298,7 @@ class Routers:
             return
         self._looked_at = now
         modules = [module for plan in plans.live() if (module := plan.ref()) is not None]
-        found = [(id(module), router) for module, router in routers_in(modules)][:MAX_ROUTERS]
+        found = [(id(module), router) for block in modules for module, router in self._search(block)][:MAX_ROUTERS]
         given = [(key, router) for key, (ref, router) in self._given.items() if ref() is not None]
         self._routers, self._parts = {}, {}
         for key, router in [*found, *given]:
