@@ -12,12 +12,13 @@ import torch.nn.functional as F  # noqa: N812
 from msgspec.structs import replace
 from torch import Tensor
 
-from hookcore.hooks.internals import tree_map
+from hookcore.hooks.internals import option_of, saved_by, tree_map
 from hookcore.reading.answers import SampleShare, SampleShares
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.records.moments import Batch
 
-# The parts of a loss, from the tensors that its graph keeps for the backward pass. Nothing is run again.
+# The parts of a loss, from the tensors that its graph keeps for the backward pass. Nothing is run again, and nothing is
+# unpacked: a hook of the script may give a tensor back only once, and that of a checkpoint would run its operators.
 
 MAX_NODES: Final = 16  # from the loss to what was reduced
 MAX_PARTS: Final = 1 << 22
@@ -66,7 +67,7 @@ def _reduced(node: Any, name: str, factor: float, loss: float) -> Parts:
         values, reduction = _LOSSES[name](node), node._saved_reduction
         value = values.sum()
         if reduction == _MEAN:
-            total = getattr(node, "_saved_total_weight", None)
+            total = _kept(node, "total_weight")
             value = value / (values.numel() if total is None else total)
     else:
         raise UnknownPartsError(f"the loss isn't a mean or a sum over known parts, but ends in {name}")
@@ -81,13 +82,24 @@ def _fed_by(node: Any, place: int = 0) -> Any:
     return node.next_functions[place][0]
 
 
+def _kept(node: Any, name: str) -> Any:
+    """Return what a node keeps: a tensor, or a number. Raises UnknownPartsError if a hook has packed it."""
+    try:
+        found = saved_by(node, name)
+    except LookupError:
+        raise UnknownPartsError(
+            "a hook on saved tensors, as of a checkpoint, has packed what it is computed from"
+        ) from None
+    return option_of(node, name) if found is None and not hasattr(node, f"_raw_saved_{name}") else found
+
+
 def _scalar_of(node: Any, name: str) -> float | None:
     """Return the number by which a node multiplies; None if it does something else."""
     if name not in ("DivBackward0", "MulBackward0", "DivBackward1", "MulBackward1"):
         return None
     if len(node.next_functions) > 1 and _fed_by(node, 1) is not None:
         return None
-    other = node._saved_other
+    other = _kept(node, "other")
     if other is None or (isinstance(other, Tensor) and other.dim()):
         return None
     return float(other) if name.startswith("Mul") else 1 / float(other)
@@ -105,8 +117,8 @@ def _elements(node: Any) -> Tensor:
 
 
 def _product(node: Any) -> Tensor:
-    one = _elements(_fed_by(node)) if node._saved_self is None else node._saved_self
-    other = node._saved_other
+    one = _elements(_fed_by(node)) if _kept(node, "self") is None else _kept(node, "self")
+    other = _kept(node, "other")
     if other is None:
         other = _elements(_fed_by(node, 1))
     product: Tensor = one * other
@@ -127,41 +139,41 @@ def _signed(number: int) -> int:
 
 _OPERATORS: Final[Mapping[str, Callable[[Any], Tensor]]] = {
     **dict.fromkeys(_SAME, lambda node: _elements(_fed_by(node))),
-    "PowBackward0": lambda node: node._saved_self**node._saved_exponent,
-    "AbsBackward0": lambda node: node._saved_self.abs(),
+    "PowBackward0": lambda node: _kept(node, "self") ** node._saved_exponent,
+    "AbsBackward0": lambda node: _kept(node, "self").abs(),
     "NegBackward0": lambda node: -_elements(_fed_by(node)),
     "MulBackward0": _product,
-    "MulBackward1": lambda node: _elements(_fed_by(node)) * node._saved_other,
-    "DivBackward0": lambda node: _elements(_fed_by(node)) / node._saved_other,
-    "DivBackward1": lambda node: _elements(_fed_by(node)) / node._saved_other,
+    "MulBackward1": lambda node: _elements(_fed_by(node)) * _kept(node, "other"),
+    "DivBackward0": lambda node: _elements(_fed_by(node)) / _kept(node, "other"),
+    "DivBackward1": lambda node: _elements(_fed_by(node)) / _kept(node, "other"),
     "SumBackward1": _summed,
     "MeanBackward1": _summed,
 }
 
 
 def _likelihood(node: Any) -> Tensor:
-    logs, target, weight = node._saved_self, node._saved_target, node._saved_weight
+    logs, target, weight = _kept(node, "self"), _kept(node, "target"), _kept(node, "weight")
     return F.nll_loss(logs, target, weight, ignore_index=_signed(node._saved_ignore_index), reduction="none")
 
 
 def _logistic(node: Any) -> Tensor:
-    given = node._saved_self, node._saved_target, node._saved_weight
-    return F.binary_cross_entropy_with_logits(*given, pos_weight=node._saved_pos_weight, reduction="none")
+    given = _kept(node, "self"), _kept(node, "target"), _kept(node, "weight")
+    return F.binary_cross_entropy_with_logits(*given, pos_weight=_kept(node, "pos_weight"), reduction="none")
 
 
 _LOSSES: Final[Mapping[str, Callable[[Any], Tensor]]] = {
     "NllLossBackward0": _likelihood,
     "NllLoss2DBackward0": _likelihood,
-    "MseLossBackward0": lambda node: (node._saved_self - node._saved_target) ** 2,
+    "MseLossBackward0": lambda node: (_kept(node, "self") - _kept(node, "target")) ** 2,
     "BinaryCrossEntropyWithLogitsBackward0": _logistic,
     "BinaryCrossEntropyBackward0": lambda node: F.binary_cross_entropy(
-        node._saved_self, node._saved_target, node._saved_weight, reduction="none"
+        _kept(node, "self"), _kept(node, "target"), _kept(node, "weight"), reduction="none"
     ),
     "SmoothL1LossBackward0": lambda node: F.smooth_l1_loss(
-        node._saved_self, node._saved_target, beta=node._saved_beta, reduction="none"
+        _kept(node, "self"), _kept(node, "target"), beta=node._saved_beta, reduction="none"
     ),
     "HuberLossBackward0": lambda node: F.huber_loss(
-        node._saved_self, node._saved_target, delta=node._saved_delta, reduction="none"
+        _kept(node, "self"), _kept(node, "target"), delta=node._saved_delta, reduction="none"
     ),
 }
 

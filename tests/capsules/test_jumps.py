@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import hookcore
@@ -108,6 +109,26 @@ def test_a_watched_training_with_a_jump_has_the_same_weights_as_an_unwatched_one
         return [each.detach().clone() for each in model.parameters()]
 
     assert all(map(torch.equal, trained(True), trained(False)))
+
+
+@pytest.mark.parametrize("is_checkpointed", [True, False], ids=["checkpoint", "given back once"])
+def test_a_jump_unpacks_no_tensor_that_a_hook_has_packed(is_checkpointed: bool) -> None:
+    runs = list[Tensor]()
+
+    def loss_of(output: Tensor, target: Tensor) -> Tensor:
+        runs.append(output)
+        return F.mse_loss(output, target)
+
+    def packed(output: Tensor, target: Tensor) -> Tensor:
+        if is_checkpointed:
+            loss: Tensor = checkpoint(loss_of, output, target, use_reentrant=False)
+            return loss
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor], list.pop):
+            return loss_of(output, target)
+
+    _, found = train(plain(), packed)
+    assert len(runs) == STEPS * (1 + is_checkpointed)
+    assert shares_in(found).of == "gradient"
 
 
 def test_the_setting_says_whether_a_jump_is_saved() -> None:
