@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, random_split
 
 import hookcore
 from hookcore.reading.answers import Samples
@@ -215,3 +215,11 @@ def test_the_ledger_keeps_the_newest_batches_and_counts_the_others(loop: Loop) -
     assert [batch.ids for batch in answer.batches] == [(place,) for place in range(4096)]
     loop.watcher.close()
     assert sum(each.count for each in loop.watcher.store.events(name="samples-dropped")) == 904
+
+
+def test_samples_of_a_part_of_a_data_set_are_rows_of_the_whole_one(loop: Loop) -> None:
+    part, _ = random_split(Subset(Rows(), range(20, 60)), [30, 10])
+    for batch in DataLoader(part, batch_size=5, shuffle=True):
+        loop.step(batch)
+    loop.check()
+    assert {batch.source for each in loop.answers() for batch in each.batches} == {"Rows"}

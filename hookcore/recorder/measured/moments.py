@@ -26,6 +26,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.data import Subset
 
 from hookcore.errors import ArgumentError
 from hookcore.hooks.handle import HookHandle
@@ -236,6 +237,7 @@ class Entry:
     pending: bool  # whether the end of the step before may not have been seen yet
     thread: int
     places: tuple[int, ...] = ()  # of its tensors, in memory
+    through: tuple[Any, ...] = ()  # the indices of each `Subset` around the data set, beginning with the outermost
 
     @property
     def many(self) -> int:
@@ -269,10 +271,14 @@ class Samples(Outgoing[Snapshot]):
         if taken.is_ahead:
             self._pass_on(taken.loader)
         evaluates = 2 * (not torch.is_grad_enabled()) + any(root.evaluates for root in self._context.plans.roots)
-        data = taken.loader._dataset
+        data = rows = taken.loader._dataset
+        through = list[Any]()
+        while type(rows) is Subset:
+            through.append(rows.indices)
+            rows = rows.dataset
         found = Entry(
             -1,
-            type(data).__name__,
+            type(rows).__name__,
             id(data),
             taken.indices,
             taken.why,
@@ -280,6 +286,7 @@ class Samples(Outgoing[Snapshot]):
             self._current.pending,
             get_ident(),
             places_of(taken.batch),
+            tuple(through),
         )
         if taken.is_ahead:
             self._ahead[taken.loader] = found
@@ -397,10 +404,10 @@ class Samples(Outgoing[Snapshot]):
             ids = list[Id]()
             rows = list[int]()
             for each in listed:
-                row = [_id_of(one) for one in (each if isinstance(each, list | tuple) else (each,))]
+                row = [_id_of(one, found.through) for one in (each if isinstance(each, list | tuple) else (each,))]
                 rows.append(len(row))
                 ids += row
-        except TypeError as error:
+        except (TypeError, LookupError) as error:
             return Batch(back, found.source, (), (), 0, f"its indices aren't numbers or texts ({error})")
         widths = () if all(many == 1 for many in rows) else tuple(rows[:MAX_IDS])
         return Batch(back, found.source, tuple(ids[:MAX_IDS]), widths, max(0, len(ids) - MAX_IDS), "")
@@ -421,7 +428,9 @@ def _of_training(taken: Iterable[Entry]) -> Iterator[Entry]:
             yield each
 
 
-def _id_of(value: Any) -> Id:
+def _id_of(value: Any, through: tuple[Any, ...]) -> Id:
+    for indices in through:
+        value = indices[value]
     return text_of(value)[:MAX_TEXT] if isinstance(value, str) else index(value)
 
 
