@@ -145,7 +145,8 @@ def _noted(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise
         if _observers.now:
             known = self.__dict__
-            known.setdefault(_DRAWN, {})[known.get("_send_idx", 0)] = index
+            copy = list(index) if type(index) is list else index  # a sampler may fill the same list again
+            known.setdefault(_DRAWN, {})[known.get("_send_idx", 0)] = copy
         return index
 
     return _in_place_of(method, call)

@@ -26,8 +26,8 @@ class Capture:
 
     def __init__(self, context: Context, ranks: Ranks, make_keeper: MakeKeeper) -> None:
         self.models = Models(context)
-        self.dispatcher = Dispatcher(context, make_keeper(context))
         self.samples = Samples(context)
+        self.dispatcher = Dispatcher(context, make_keeper(context), self.samples)
         self.keeping = Keeping(context, self.dispatcher, self.samples)
         self.placement = Placement(context, self.dispatcher, self.models, self.samples)
         self.collector = Collector(context, Replicas(context, ranks), sampler_of(context))

@@ -40,11 +40,11 @@ class Stream(IterableDataset[Batch]):
 class Loop:
     """A watched model that is trained with batches, and what each step really had."""
 
-    def __init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
         seed_all()
         self.model = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
-        self.watcher = hookcore.watch(self.model, server=None)
+        self.watcher = hookcore.watch(self.model, server=None, **given)
         self.had: list[list[int]] = []
 
     def step(self, *batches: Batch) -> None:
@@ -131,6 +131,52 @@ def test_batches_that_a_script_loads_ahead_are_unknown_and_it_says_so(loop: Loop
     assert all("loads batches ahead" in (each.why or "") for each in found)
 
 
+def test_batches_that_are_loaded_between_a_pass_and_its_step_are_unknown_and_it_says_so(loop: Loop) -> None:
+    batches = iter(shuffled())
+    current = next(batches)
+    while current is not None:
+        loop.model(current[0]).square().mean().backward()
+        current = next(batches, None)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        loop.had.append([])
+    assert all("loads batches ahead" in (each.why or "") for each in loop.answers()[:-1])
+
+
+def test_memory_of_a_batch_that_is_gone_is_not_mistaken_for_it() -> None:
+    loop = Loop(every=1, budget=None)
+    with loop.watcher:
+        for rows, numbers in DataLoader(Rows(640), 16):
+            rows = rows * 2  # may be where the batch before was
+            loop.step((rows, numbers))
+        loop.check()
+
+
+def test_a_list_that_a_sampler_fills_again_and_again_is_noted_as_it_was_given(loop: Loop) -> None:
+    def batches() -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in torch.randperm(64).tolist():
+            batch.append(index)
+            if len(batch) == 4:
+                yield batch
+                batch.clear()
+
+    for batch in DataLoader(Rows(), batch_sampler=batches()):
+        loop.step(batch)
+    loop.check()
+
+
+def test_an_evaluation_after_the_last_step_is_of_no_step(loop: Loop) -> None:
+    for batch in shuffled():
+        loop.step(batch)
+    with torch.no_grad():
+        for rows, _ in shuffled():
+            loop.model(rows)
+    loop.watcher.close()
+    assert loop.watcher.reader().samples(len(loop.had)).batches == ()
+    loop.check()
+
+
 def test_batches_that_another_thread_loads_are_unknown_and_it_says_so(loop: Loop) -> None:
     loaded: list[Batch] = []
     thread = threading.Thread(target=lambda: loaded.extend(shuffled()))
@@ -204,6 +250,23 @@ def test_a_batch_costs_a_bounded_number_of_calls_however_large_it_is(loop: Loop)
         return counted
 
     assert calls(2) == calls(32) <= 32
+
+
+def test_a_batch_of_many_texts_is_not_searched_for_tensors(loop: Loop) -> None:
+    loader = DataLoader(Rows(), 1, collate_fn=lambda _: [*map(str, range(4000))])
+    batches, counted = iter(loader), 0
+    next(batches)
+
+    def count(frame: Any, event: str, _argument: Any) -> None:
+        nonlocal counted
+        counted += event == "call" and "hookcore" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        next(batches)
+    finally:
+        sys.setprofile(None)
+    assert counted < 300
 
 
 def test_the_ledger_keeps_the_newest_batches_and_counts_the_others(loop: Loop) -> None:

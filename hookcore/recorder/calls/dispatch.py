@@ -23,6 +23,7 @@ from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import BatchNames, find_tensors
 from hookcore.recorder.measured.flows import Flows
+from hookcore.recorder.measured.moments import Samples
 from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records import Phase
 
@@ -34,10 +35,11 @@ ONLY_IN_BACKWARD: Final = "called only inside a backward pass, which counts as a
 class Dispatcher:
     """Passes every call to the statistics, and to other observers while they look for something."""
 
-    def __init__(self, context: Context, keeper: StepKeeper | None) -> None:
+    def __init__(self, context: Context, keeper: StepKeeper | None, samples: Samples) -> None:
         self.plans, self.current = context.plans, context.current
         self.statistics, self.errors, self.track = context.statistics, context.errors, context.track
         self.times, self.names, self.keeper = StepTimes(context.now), BatchNames(), keeper
+        self._samples = samples
         self.others: tuple[Observer, ...] = ()
         self.entering: tuple[Flows | AttentionCalls, ...] = ()  # those of them that see calls before they run
         self._observers: tuple[Observer, ...] = (self.statistics,)
@@ -118,7 +120,7 @@ class Dispatcher:
             self._forget_call(plan)
         if plan.is_root and plan.root.enter() and transform() is None:
             with DisableTorchFunction():
-                plan.root.note_batch(module, args)
+                self._samples.saw_call(plan.root.note_batch(module, args))
         self.names.enters()
         if self.others and not self.names.has_tokens and transform() is None:
             with DisableTorchFunction():

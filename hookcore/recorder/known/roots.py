@@ -45,6 +45,12 @@ def find_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield place, tensor
 
 
+def first_tensors(value: Any, many: int) -> Iterator[torch.Tensor]:
+    """Yield the first tensors, unless many other objects come before them."""
+    visits = count(MAX_VISITS - 16 * many)
+    return (tensor for _, tensor in islice(_walk(value, (), visits), many))
+
+
 def _walk(value: Any, keys: tuple[Any, ...], visits: Iterator[int]) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     kind = type(value)
     if issubclass(kind, torch.Tensor):
@@ -107,7 +113,6 @@ class Root:
         self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
         self.tokens = 0  # of these rows, if they are integers, as in a language model
         self._given = self._tokens_given = 0  # in the running step
-        self.given: tuple[int, int] | None = None  # where that is in memory, and in which thread, in its newest call
         self.batch: tuple[tuple[int, ...], str] | None = None  # shape and dtype of the first tensor it trained with
 
     @property
@@ -121,20 +126,23 @@ class Root:
         self.entered_with_grad = torch.is_grad_enabled()
         return self.entered_with_grad
 
-    def note_batch(self, module: nn.Module, args: Any) -> None:
-        """Add the first dimension of its first tensor to what the model was given with gradients in this step."""
+    def note_batch(self, module: nn.Module, args: Any) -> int:
+        """Add the first dimension of its first tensor to what the model was given with gradients in this step.
+
+        Return where that tensor is in memory; 0 if it isn't known.
+        """
         try:
             first = args[0] if args and type(args[0]) is Tensor else _first_tensor(args, module)
             if first is None or not (dimensions := first.dim()) or type(rows := first.size(0)) is not int:
-                return
+                return 0
             self._given += rows
-            self.given = place_of(first), get_ident()
             if dimensions == 2 and not (first.dtype.is_floating_point or first.dtype.is_complex):
                 self._tokens_given += first.numel()
             if self.batch is None:
                 self.batch = tuple(map(int, first.shape)), str(first.dtype).removeprefix("torch.")
+            return place_of(first)
         except Exception:  # a tensor of the user's own class may not say its size
-            return
+            return 0
 
     def note_wrapper(self) -> None:
         """Remember which `DistributedDataParallel` is calling it, or a part of it."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from functools import partial
-from itertools import islice
 from operator import index
 from threading import get_ident
 from typing import Any, Final
@@ -38,7 +37,7 @@ from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import parts_of
-from hookcore.recorder.known.roots import find_tensors
+from hookcore.recorder.known.roots import first_tensors
 from hookcore.recorder.measured.scalars import read_memory
 from hookcore.recorder.measured.snapshots import Outgoing, Send
 from hookcore.records import Snapshot, Tap
@@ -236,13 +235,17 @@ class Entry:
     evaluates: int  # how much speaks for an evaluation: 1 for the mode of a model, 2 for disabled gradients
     pending: bool  # whether the end of the step before may not have been seen yet
     thread: int
-    places: tuple[int, ...] = ()  # of its tensors, in memory
+    tensors: tuple[weakref.ref[Tensor], ...] = ()  # the first ones
     through: tuple[Any, ...] = ()  # the indices of each `Subset` around the data set, beginning with the outermost
 
     @property
     def many(self) -> int:
         """Roughly how many samples it has."""
         return len(self.indices) if isinstance(self.indices, list | tuple) else 1
+
+    def has(self, place: int) -> bool:
+        """Return whether this is the memory of one of its tensors, and not that of a later tensor in its place."""
+        return any(place_of(tensor) == place for ref in self.tensors if (tensor := ref()) is not None)
 
 
 class Samples(Outgoing[Snapshot]):
@@ -259,6 +262,8 @@ class Samples(Outgoing[Snapshot]):
         self._ahead: weakref.WeakKeyDictionary[Any, Entry] = weakref.WeakKeyDictionary()
         self._dropped = 0
         self._doubt = ""
+        self._ran: Entry | None = None  # the newest batch that a model was called with
+        self._used_old = -1, 0  # the step in which a model was called with a batch of an earlier step, and the data set
         self._sent_s = time.monotonic()
         self._hurries = False
 
@@ -267,7 +272,6 @@ class Samples(Outgoing[Snapshot]):
     @entry("samples of a batch")
     def took(self, taken: Taken) -> None:
         """Note a batch that a loader has returned."""
-        self._check()
         if taken.is_ahead:
             self._pass_on(taken.loader)
         evaluates = 2 * (not torch.is_grad_enabled()) + any(root.evaluates for root in self._context.plans.roots)
@@ -285,9 +289,11 @@ class Samples(Outgoing[Snapshot]):
             evaluates,
             self._current.pending,
             get_ident(),
-            places_of(taken.batch),
+            tuple(map(weakref.ref, tensors_of(taken.batch))),
             tuple(through),
         )
+        if not evaluates and not found.pending and self._used_old == (self._context.step, found.data):
+            self._doubt = _AHEAD
         if taken.is_ahead:
             self._ahead[taken.loader] = found
         else:
@@ -324,28 +330,29 @@ class Samples(Outgoing[Snapshot]):
     def _waits(self) -> int:
         return self._added - self._removed
 
-    def _check(self) -> None:
-        """Compare what models were given in captured steps with the batches that these steps are said to have."""
-        for root in self._context.plans.roots:
-            if root.given is None:
-                continue
-            (place, thread), root.given = root.given, None
-            used = next((each for each in reversed(self._recent) if place in each.places), None)
-            if used is None:
-                continue
-            newest = next(each for each in reversed(self._recent) if each.data == used.data)
-            if used.thread != thread:
-                self._doubt = _THREAD
-            elif newest.step > used.step:
-                self._doubt = _AHEAD
+    def saw_call(self, place: int) -> None:
+        """Compare what a model is given in a captured step with the batches that this step is said to have."""
+        recent = [*self._recent][::-1]  # another thread may add one
+        used = next((each for each in recent if each.has(place)), None) if place else None
+        if used is None:
+            return
+        newest = next(each for each in recent if each.data == used.data)
+        if used.thread != get_ident():
+            self._doubt = _THREAD
+        elif newest is used:
+            self._ran = used
+        elif newest.step > used.step and newest is not self._ran:
+            self._doubt = _AHEAD
+        if used.step < self._context.step:
+            self._used_old = self._context.step, used.data
 
     def of_call(self, values: Any) -> tuple[Batch | None, str]:
         """Return the batch that a call of the running step was given, or why it isn't known."""
-        step, places = self._context.step, places_of(values)
+        step, places = self._context.step, [place for each in tensors_of(values) if (place := place_of(each))]
         known = [each for each in _of_training(self._recent) if each.step == step]
         named = [each for each in known if not each.data]
-        seen = [each for each in known if not set(places).isdisjoint(each.places)]
-        found = named[-1:] or seen[-1:] or known  # memory may have been used again
+        seen = [each for each in known if any(map(each.has, places))]
+        found = named[-1:] or seen[-1:] or known
         if not found:
             return None, f"no batch was loaded in step {step:,}"
         if len(found) > 1:
@@ -385,8 +392,10 @@ class Samples(Outgoing[Snapshot]):
         self._hurries, self._sent_s = False, time.monotonic()
         now, taken = self._context.step, list[Entry]()
         while self._taken and (is_last or self._taken[0].step < now):
-            taken.append(found := self._taken.popleft())
+            found = self._taken.popleft()
             self._removed += found.many
+            if found.step < now or not found.evaluates:  # an evaluation at the end is of no step
+                taken.append(found)
         if taken:
             last = taken[-1].step
             batches = tuple(self._batch_of(each, last) for each in _of_training(taken))
@@ -434,12 +443,11 @@ def _id_of(value: Any, through: tuple[Any, ...]) -> Id:
     return text_of(value)[:MAX_TEXT] if isinstance(value, str) else index(value)
 
 
-def places_of(values: Any) -> tuple[int, ...]:
-    """Return where the first tensors of a batch, or of a call's arguments, are in memory."""
+def tensors_of(values: Any) -> Iterable[Tensor]:
+    """Return the first tensors of a batch, or of a call's arguments."""
     if type(values) is dict:
         values = tuple(values.values())
     if type(values) in (list, tuple) and all(type(each) is Tensor for each in values):
         found: Iterable[Tensor] = values[:_TENSORS]
-    else:
-        found = (each for _, each in islice(find_tensors(values), _TENSORS))
-    return tuple(filter(None, map(place_of, found)))
+        return found
+    return first_tensors(values, _TENSORS)
