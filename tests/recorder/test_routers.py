@@ -177,6 +177,18 @@ class Dense(nn.Module):
         return mixed
 
 
+class FilledUp(Dense):
+    """It chooses one expert, and fills the rows of each up to a capacity."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        rows = values.new_zeros(4, len(values), 16)
+        for place, expert in enumerate(self.gate(values).argmax(dim=1).tolist()):
+            rows[expert, place] = values[place]
+        every = [expert(part[: len(values) // 2]) for expert, part in zip(self.experts, rows, strict=True)]
+        mixed: Tensor = self.head(torch.stack(every).sum(dim=0) + self.gate(values).sum())
+        return mixed
+
+
 class Alone(nn.Module):
     """A gate that only the user can name."""
 
@@ -190,9 +202,10 @@ class Alone(nn.Module):
 
 
 def test_what_nothing_shows_is_unknown_and_says_why() -> None:
-    counted, reasons = choices_of(Dense(top_k=2))
-    assert (counted, set(reasons)) == ({}, {"gate"})
-    assert "watcher.router(module, top_k=...)" in reasons["gate"]
+    for said in (Dense(top_k=2), FilledUp(top_k=1)):
+        counted, reasons = choices_of(said)
+        assert (counted, set(reasons)) == ({}, {"gate"})
+        assert "watcher.router(module, top_k=...)" in reasons["gate"]
     for quiet in (Dense(), Dense(outputs=4), Dense(outputs=4, top_k=2), Alone(), nn.Linear(16, 4)):
         assert choices_of(quiet) == ({}, {})
 

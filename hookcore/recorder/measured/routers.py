@@ -239,8 +239,8 @@ class _Sums:
 
     def chosen(self) -> Tensor | None:
         """Return how many tokens chose each expert; None if nothing shows it."""
-        if self.counts is not None or not any(self.rows) or set(self.rows) == {self.tokens}:
-            return self.counts  # or all experts got all tokens, whatever was chosen
+        if self.counts is not None or len(set(self.rows)) == 1:
+            return self.counts  # or all experts got as many rows: all tokens, or a capacity that is filled up
         return torch.tensor(self.rows, dtype=torch.float64)
 
 
