@@ -125,17 +125,6 @@ def test_what_the_threads_of_a_sink_take_belongs_to_the_budget(monkeypatch: pyte
     assert all(10.0 * (captured + others) <= spent_s for spent_s, captured, others in counted)
 
 
-def test_the_allowance_pays_for_the_threads_too() -> None:
-    many = []
-    for background_s in (0.0, 0.25):
-        cadence = Cadence(1, 0.01, allowance=2.0)
-        for _ in range(200):
-            cadence.took(background_s, captured=1, others=0)
-        steps = captured_steps(cadence, range(100), plain_s=0.001, extra_s=0.25, is_timed=True)
-        many.append(next(place for place, step in enumerate(steps) if step != place))
-    assert many == [9, 5]  # the allowance grows meanwhile
-
-
 def test_the_cost_of_following_is_measured_in_a_training_and_sent_to_readers() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

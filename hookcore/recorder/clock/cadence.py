@@ -210,7 +210,8 @@ class Cadence:
                 self._spent.append(spent_s)
                 self._rest.append(max(0.0, elapsed_s - spent_s))
         if self.budget is not None and self._allowance:
-            price_s = self._price(elapsed_s, spent_s) + self.background_s if captured else 0.0
+            # Of the training's thread alone: else a short training would have too few captured steps to be judged.
+            price_s = self._price(elapsed_s, spent_s) if captured else 0.0
             self._spend(self.budget, elapsed_s, price_s)
         self._conclude(self._seen % ESTIMATE_EVERY == 0, spent_s)
 
