@@ -363,12 +363,12 @@ test("a held step has its own value, and none if its point is merged with others
 
 /** A chart of runs, with values by run. @param {Record<string, number[]>} runs */
 function ofRuns(runs) {
-  const page = { state: { optional: () => "" }, follow: { span: null } };
-  const figure = new LineFigure(/** @type {any} */ (page), { title: "loss", several: true });
-  const lines = Object.entries(runs).map(([name, mean]) => {
-    const steps = mean.map((_, step) => step);
-    return { name, first: steps, last: steps, mean };
-  });
+  return figureOf(Object.entries(runs).map(([name, mean]) => line(mean, { name })));
+}
+
+/** @param {any[]} lines of runs */
+function figureOf(lines) {
+  const figure = new LineFigure(/** @type {any} */ (page({})), { title: "loss", several: true });
   figure.take(lines, "");
   return { figure, ...figure.make(COLORS, 600, 300) };
 }
@@ -389,6 +389,24 @@ test("a run that diverged leaves the axis at a rail that names it, and doesn't f
   assert.equal(new Set(rail.map(({ y }) => y[0])).size, 2, "each has its own line of words");
   assert.ok(!traces.some(({ name }) => name === "NaN"), "no crosses without an owner");
   assert.deepEqual(ofRuns(calm).figure.exits, []);
+});
+
+test("the band of a run whose peak leaves the axis has both edges there, and the rail says that it leaves", () => {
+  const steps = [0, 1, 2, 3, 4];
+  const calm = { first: steps, last: steps, mean: [2, 1, 0.5, 0.4, 0.4] };
+  const spike = { ...calm, mean: [2, 4, 0.5, 40, 0.4], min: [1, 0.5, 0.4, 30, 0.4], max: [3, 60, 0.6, 50, 0.5] };
+  const lines = ["a", "b"].map((name) => ({ ...calm, name }));
+  const { figure, traces } = figureOf([...lines, { ...spike, name: "spike", color: "ink" }]);
+  const band = traces.find(({ fill }) => fill);
+  const top = band.y[1];
+  assert.ok(top < 4, `the band reaches to ${top}`);
+  assert.deepEqual(band.x, [0, 1, 2, 2, 1, 0, null, 4, 4], "one shape on each side of the step above the axis");
+  assert.deepEqual(band.y, [top, top, 0.6, 0.4, 0.5, 1, null, 0.5, 0.4]);
+  assert.deepEqual(
+    figure.exits.map(({ line, step }) => [line, step]),
+    [[2, 1]],
+    "a line that the axis cuts is named",
+  );
 });
 
 test("an axis is logarithmic by itself if values span more than two decades, and a choice stays", () => {

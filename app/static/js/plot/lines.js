@@ -167,7 +167,10 @@ function within(points, limit) {
   const at = points.raw.findIndex((value) => value > limit && value < Infinity);
   const raw = cut(points.raw);
   if (at >= 0) raw[at] = limit;
-  return { ...points, raw, smooth: cut(points.smooth), min: cut(points.min), max: cut(points.max), marks: [] };
+  const min = cut(points.min);
+  // A band that reaches beyond the limit ends there: without its upper edge, its lower one would have no counterpart.
+  const max = points.max.map((value, place) => (Number.isNaN(min[place]) ? NaN : Math.min(value, limit)));
+  return { ...points, raw, smooth: cut(points.smooth), min, max, marks: [] };
 }
 
 /** The words of an exit. @param {string} name @param {Exit} exit */
@@ -462,14 +465,14 @@ export class LineFigure {
     ]);
     this.along = this.#makeAlong();
     const stood = this.drawn.map((points) => standing(points, this.along, !this.options.captured));
-    this.exits = this.options.several && this.lines.length > 1 ? exitsOf(stood, limit) : [];
-    const top = axis.values(axis.range)[1];
+    const edge = Math.min(limit, axis.values(axis.range)[1]);
+    this.exits = this.options.several && this.lines.length > 1 ? exitsOf(stood, edge) : [];
     axis.raise(Math.min(MAX_RAIL, this.exits.length));
     if (this.zoomed && !alone) axis.zoom(this.zoomed);
     this.axis = axis;
     const traces = tracesOf(
       this.lines,
-      this.exits.length ? stood.map((points) => within(points, Math.min(limit, top))) : stood,
+      this.exits.length ? stood.map((points) => within(points, edge)) : stood,
       axis,
       colors,
       this.along.marks(width, NOTCH_PX).map((share) => this.along.from + share * (this.along.to - this.along.from)),
