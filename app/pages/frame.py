@@ -279,7 +279,7 @@ ENTRIES: Final = (
             Tab("flow", "Gradient flow", "/flow", "f", has_drawer=True),
             Tab("histograms", "Histograms", "/flow/histograms", "h", "/histograms", has_drawer=True),
             Tab("differences", "What changed", "/flow/changes", "d", "/differences", has_drawer=True),
-            Tab("precision", "Precision", "/flow/precision", "v"),
+            Tab("precision", "Precision", "/flow/precision", "q"),
         ),
         keeps=("f", "kind"),
     ),

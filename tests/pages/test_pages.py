@@ -477,6 +477,17 @@ def test_a_crash_is_a_page_for_browsers_and_data_for_scripts(world: World, monke
     assert list(world.client.get("/runs/old/flow").json()) == ["error"]
 
 
+def test_each_shortcut_leads_to_one_page(client: TestClient) -> None:
+    for path in ("/runs/old/flow", "/help"):
+        text = client.get(path).text
+        menu = re.findall(r'data-key="([^"]+)" data-title="([^"]+)"', text)
+        assert len(menu) == len({key for key, _ in menu}), menu
+    listed = re.findall(r"<dt><kbd>g</kbd> <kbd>(.)</kbd> </dt><dd>([^<]+)</dd>", text)
+    assert ("v", "Compare") in listed
+    assert ("q", "Flow: precision") in listed
+    assert len(listed) == len({key for key, _ in listed}), listed
+
+
 def test_error_messages_are_escaped(client: TestClient) -> None:
     text = client.get("/runs/old?kind=<script>x", headers=HTML).text
     assert "<script>x" not in text
