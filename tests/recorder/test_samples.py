@@ -217,6 +217,15 @@ def test_the_script_names_the_samples_of_any_data(loop: Loop) -> None:
     assert [batch.rows for batch in batches] == [(), (), (), (2, 1)]
 
 
+@pytest.mark.parametrize("given", ["doc-17", 5, {"doc-17": 1}])
+def test_a_text_is_no_list_of_samples(loop: Loop, given: Any) -> None:
+    loop.watcher.samples(given)
+    loop.step((torch.ones(1, 4), torch.ones(1)))
+    assert loop.answers()[0].batches == ()
+    (error,) = loop.watcher.errors
+    assert "give a list of numbers or texts, such as [18204, 7]" in error.message
+
+
 def test_what_the_script_says_counts_more_than_what_its_loader_does(loop: Loop) -> None:
     for batch in DataLoader(Rows(8), 4):
         loop.watcher.samples(f"row {index}" for index in batch[1].tolist())

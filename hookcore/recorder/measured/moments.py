@@ -310,6 +310,9 @@ class Samples(Outgoing[Snapshot]):
 
     def give(self, ids: Any, step: int) -> None:
         """Name the samples of the batch that runs next. Called with the recorder's lock."""
+        if isinstance(ids, str | bytes | dict) or not isinstance(ids, Iterable):
+            kind = type(ids).__name__
+            raise ArgumentError(f"samples() was given a {kind}: give a list of numbers or texts, such as [18204, 7]")
         with unseen():
             if isinstance(ids, Tensor) and not ids.is_cpu:
                 raise ArgumentError(f"samples() was given a tensor on {ids.device}: give one on the CPU, or a list")
