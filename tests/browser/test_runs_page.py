@@ -63,7 +63,7 @@ def test_an_alert_is_not_cut_where_there_is_room(visit: Open) -> None:
     with visit(size=(1920, 900)) as tab:
         tab.goto("?columns=-")
         message = tab.page.locator("#runs .message").first
-        expect(message).to_contain_text("in encoder.layers.1")
+        expect(message).to_contain_text(re.compile(r"in encoder\.layers\.\d"))
         assert message.evaluate("(each) => each.scrollHeight - each.clientHeight") <= 0
         assert tab.page.locator("[data-part=list]").evaluate("(each) => each.scrollWidth - each.clientWidth") <= 0
 

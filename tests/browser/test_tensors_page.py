@@ -231,7 +231,8 @@ def test_all_attention_maps_are_requested_and_rolled_out(
         tab.page.fill("input[name=position]", "7")
         tab.page.keyboard.press("Tab")
         expect(tab.page.locator("#rollout-row")).to_contain_text("position 7 (r1 c1) attends to")
-        expect(tab.page.locator("#rollout-about")).to_contain_text(re.compile(r"sample 0 of 32 \(quarter \d\)"))
+        # Of an automatic snapshot, which the oldest step may have, there are fewer samples.
+        expect(tab.page.locator("#rollout-about")).to_contain_text(re.compile(r"sample 0 of (25|32) \(quarter \d\)"))
         choose(tab.page.locator("#rollout"), "Show as table")
         row = [float(text) for text in tab.page.locator("#rollout tbody tr").first.locator("td").all_inner_texts()]
         assert sum(row) == pytest.approx(1, abs=1e-2)
