@@ -226,6 +226,34 @@ def test_a_user_can_name_a_router() -> None:
                 wrong()
 
 
+class Numbering(nn.Module):
+    """A router that returns the numbers of experts in a small type, and its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 200)
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.layer(values)
+        return (logits.topk(2, dim=1).indices % 128).to(torch.int8), logits
+
+
+class Numbered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Numbering()
+
+    def forward(self, values: Tensor) -> Tensor:
+        logits: Tensor = self.gate(values)[1]
+        return logits
+
+
+def test_numbers_of_experts_may_have_a_type_that_has_no_room_for_all_of_them() -> None:
+    model = Numbered()
+    counted, _ = choices_of(model, router=lambda watcher: watcher.router(model.gate, experts=200))
+    assert counted == {"gate": 160}
+
+
 def test_excluded_routers_are_left_alone() -> None:
     model = Mixture()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -217,6 +217,18 @@ def test_the_script_names_the_samples_of_any_data(loop: Loop) -> None:
     assert [batch.rows for batch in batches] == [(), (), (), (2, 1)]
 
 
+class Broken:
+    def __index__(self) -> int:
+        raise OSError("no such row")
+
+
+def test_an_index_that_cannot_be_read_does_not_end_the_training(loop: Loop) -> None:
+    loop.watcher.samples([Broken()])
+    loop.step((torch.ones(1, 4), torch.ones(1)))
+    loop.watcher.close()
+    assert "no such row" in (loop.watcher.reader().samples(0).why or "")
+
+
 @pytest.mark.parametrize("given", ["doc-17", 5, {"doc-17": 1}])
 def test_a_text_is_no_list_of_samples(loop: Loop, given: Any) -> None:
     loop.watcher.samples(given)

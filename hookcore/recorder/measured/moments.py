@@ -419,7 +419,7 @@ class Samples(Outgoing[Snapshot]):
                 row = [_id_of(one, found.through) for one in (each if isinstance(each, list | tuple) else (each,))]
                 rows.append(len(row))
                 ids += row
-        except (TypeError, LookupError) as error:
+        except Exception as error:  # also of the script's own class
             return Batch(back, found.source, (), (), 0, f"its indices aren't numbers or texts ({error})")
         widths = () if all(many == 1 for many in rows) else tuple(rows[:MAX_IDS])
         return Batch(back, found.source, tuple(ids[:MAX_IDS]), widths, max(0, len(ids) - MAX_IDS), "")

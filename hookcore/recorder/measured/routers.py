@@ -189,7 +189,7 @@ def choice_of(router: Router, tensors: Sequence[Tensor]) -> Choice:
 
 def _counted(indices: Tensor, experts: int) -> Tensor:
     """Count indices. Those of no expert, which stand for "none", don't count."""
-    flat = indices.reshape(-1)
+    flat = indices.reshape(-1).long()  # "none" may be too large for the type of indices
     flat = torch.where((flat < 0) | (flat > experts), experts, flat)
     if flat.is_cpu:
         return torch.bincount(flat, minlength=experts + 1)[:experts].to(torch.float64)
