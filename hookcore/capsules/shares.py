@@ -30,7 +30,7 @@ _SAME: Final = frozenset(
 )
 
 
-class Parts(NamedTuple):
+class LossParts(NamedTuple):
     """What was summed to the loss, as float32 in memory, and the loss."""
 
     values: Tensor
@@ -41,7 +41,7 @@ class UnknownPartsError(Exception):
     """The reason why the parts of a loss aren't known."""
 
 
-def parts_of(loss: Tensor) -> Parts:
+def parts_of(loss: Tensor) -> LossParts:
     """Return the parts of a loss whose backward pass hasn't begun. Raises UnknownPartsError."""
     node, factor = loss.grad_fn, 1.0
     for _ in range(MAX_NODES):
@@ -59,7 +59,7 @@ def parts_of(loss: Tensor) -> Parts:
     raise UnknownPartsError("the loss isn't computed from the model's outputs by operators that are known")
 
 
-def _reduced(node: Any, name: str, factor: float, loss: float) -> Parts:
+def _reduced(node: Any, name: str, factor: float, loss: float) -> LossParts:
     if name in ("MeanBackward0", "SumBackward0"):
         values = _elements(_fed_by(node))
         value = values.sum() if name == "SumBackward0" else values.mean()
@@ -75,7 +75,7 @@ def _reduced(node: Any, name: str, factor: float, loss: float) -> Parts:
         raise UnknownPartsError(f"the loss has {values.numel():,} parts, more than {MAX_PARTS:,}")
     if not math.isclose(float(value.detach()) * factor, loss, rel_tol=_NEAR):
         raise UnknownPartsError(f"its parts add up to {float(value) * factor:.6g}, and it is {loss:.6g}")
-    return Parts(values.detach().float().cpu(), loss)
+    return LossParts(values.detach().float().cpu(), loss)
 
 
 def _fed_by(node: Any, place: int = 0) -> Any:
@@ -192,7 +192,7 @@ class Jump:
     """A loss that jumped, and the batch that it is of, as far as they are known."""
 
     what: str
-    parts: Parts | None
+    parts: LossParts | None
     why: str  # the parts aren't known
     batch: Batch | None = None
     why_no_ids: str = ""

@@ -224,7 +224,7 @@ _BY_HAND: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoadedBatch:
     """A batch and the step that it belongs to; -1 until it is passed on."""
 
     step: int
@@ -256,13 +256,13 @@ class Samples(Outgoing[Snapshot]):
     def __init__(self, context: Context) -> None:
         super().__init__(context.errors)
         self._context, self._current, self._lock = context, context.current, context.lock
-        self._taken: deque[Entry] = deque()
+        self._taken: deque[LoadedBatch] = deque()
         self._added = self._removed = 0  # samples: one thread adds, another one removes
-        self._recent: deque[Entry] = deque(maxlen=_RECENT)
-        self._ahead: weakref.WeakKeyDictionary[Any, Entry] = weakref.WeakKeyDictionary()
+        self._recent: deque[LoadedBatch] = deque(maxlen=_RECENT)
+        self._ahead: weakref.WeakKeyDictionary[Any, LoadedBatch] = weakref.WeakKeyDictionary()
         self._dropped = 0
         self._doubt = ""
-        self._ran: Entry | None = None  # the newest batch that a model was called with
+        self._ran: LoadedBatch | None = None  # the newest batch that a model was called with
         self._used_old = -1, 0  # the step in which a model was called with a batch of an earlier step, and the data set
         self._sent_s = time.monotonic()
         self._hurries = False
@@ -280,7 +280,7 @@ class Samples(Outgoing[Snapshot]):
         while type(rows) is Subset:
             through.append(rows.indices)
             rows = rows.dataset
-        found = Entry(
+        found = LoadedBatch(
             -1,
             type(rows).__name__,
             id(data),
@@ -317,9 +317,9 @@ class Samples(Outgoing[Snapshot]):
             if isinstance(ids, Tensor) and not ids.is_cpu:
                 raise ArgumentError(f"samples() was given a tensor on {ids.device}: give one on the CPU, or a list")
             given = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-        self._add(Entry(step, "", 0, given, "", 0, False, get_ident()))
+        self._add(LoadedBatch(step, "", 0, given, "", 0, False, get_ident()))
 
-    def _add(self, found: Entry) -> None:
+    def _add(self, found: LoadedBatch) -> None:
         found = found if found.step >= 0 else replaced(found, step=self._context.step)
         self._recent.append(found)
         if len(self._taken) >= MAX_WAITING or self._waits + found.many > MAX_WAITING_IDS:
@@ -393,7 +393,7 @@ class Samples(Outgoing[Snapshot]):
 
     def _close_block(self, is_last: bool = False) -> None:
         self._hurries, self._sent_s = False, time.monotonic()
-        now, taken = self._context.step, list[Entry]()
+        now, taken = self._context.step, list[LoadedBatch]()
         while self._taken and (is_last or self._taken[0].step < now):
             found = self._taken.popleft()
             self._removed += found.many
@@ -405,7 +405,7 @@ class Samples(Outgoing[Snapshot]):
             data = np.frombuffer(SampleBlock(batches, self._dropped, self._doubt).packed(), np.uint8)
             self._waiting.append(Snapshot(Tap("", "output"), last, time.time(), SAMPLES_TYPE, data.shape, data))
 
-    def _batch_of(self, found: Entry, last: int) -> Batch:
+    def _batch_of(self, found: LoadedBatch, last: int) -> Batch:
         back, why = last - found.step, found.why
         if found.pending and not why:
             why = _BY_HAND
@@ -428,7 +428,7 @@ class Samples(Outgoing[Snapshot]):
         send(item)
 
 
-def _of_training(taken: Iterable[Entry]) -> Iterator[Entry]:
+def _of_training(taken: Iterable[LoadedBatch]) -> Iterator[LoadedBatch]:
     """Leave out batches of evaluations, and what a loader says of batches that the script has named."""
     entries = list(taken)
     named = {each.step for each in entries if not each.data}

@@ -279,7 +279,7 @@ _UNREPEATED: Final = (
 _NO_GRADIENT: Final = "its output needs no gradient, so its operators left no trace"
 
 
-class Columns(Protocol):
+class Ordered(Protocol):
     """Where numbers go that have an order, such as one for each head."""
 
     def note(self, tap: Tap, step: int, channels: int, values: Tensor) -> None:
@@ -294,7 +294,7 @@ class Asked(Protocol):
         """Those that look at attention in this step."""
 
     @property
-    def channels(self) -> Columns:
+    def channels(self) -> Ordered:
         """Where the numbers of each head go."""
 
 
