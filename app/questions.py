@@ -18,6 +18,7 @@ from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client, answers
 from hookcore.records import ROOT, SEVERITIES, Kind, Value
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, STATE_WORDS, counted
+from hookcore.store import of_all_values
 
 from .analysis.numerals import duration, pace, percent, shown, size
 from .telling import MAX_NAME, MAX_ROWS, MAX_TEXT, Told, labeled, named, quoted, table, title, told
@@ -438,7 +439,8 @@ def worst_layers(
         raise ArgumentError(f"stat={stat!r} is not a stat: use one of {', '.join(found.stats)}")
     places = [found.stats.index(name) for name in stats]
     rows = [
-        (labeled(tap), *(shown(float(tap.values[place])) for place in places), f"{tap.step:,}") for tap in found.taps
+        (labeled(tap), *(shown(float(values[place])) for place in places), f"{tap.step:,}")
+        for tap, values in zip(found.taps, of_all_values(found.values, found.stats), strict=True)
     ]
     what = f"{'smallest' if smallest else 'largest'} {stat}"
     lines = table(("tensor", *stats, "step"), rows) if rows else ["No tensor was captured in these steps."]

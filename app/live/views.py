@@ -27,7 +27,7 @@ from hookcore.reading.answers.live import (
     StateMessage,
 )
 from hookcore.records.vocabulary import OWN, TIME
-from hookcore.store import STAT_NAMES, Heatmap, Latest, TapList, checks
+from hookcore.store import STAT_NAMES, Heatmap, Latest, TapList, checks, of_all_values
 
 from ..analysis.modules import why_empty
 from ..formats import json_of
@@ -227,7 +227,6 @@ def read_rows(rows: str, view: str) -> tuple[str, int, int]:
 
 MAX_COLUMNS: Final = 4  # of a delta; more new steps become one column
 MAX_SCALARS: Final = 200
-MEASURES: Final = ("mean", "std", "rms", "norm", "min", "max", "ratio")  # the other stats are counts and shares
 
 
 def concern(spec: ViewSpec, mark: Any) -> Any:
@@ -388,23 +387,13 @@ def _columns(
     places = np.searchsorted(wanted.numbers, found.numbers)
     columns = [STAT_NAMES.index(stat) for stat in spec.stats]
     values = np.full((len(columns), len(wanted.taps)), np.nan)
-    values[:, places] = _flagged(found.values, columns).T
+    values[:, places] = of_all_values(found.values)[:, columns].T
     absent = np.ones(values.shape, bool)
     absent[:, places] = False
     if merged is not None and absent.any():
         _fill_from_merged(run, spec, wanted, merged, values, absent)
     begin, end, nonfinite = (np.full(len(columns), number, np.int64) for number in (*shown, bad))
     return values_body(kind, as_f4(values, absent), begin, end, nonfinite)
-
-
-def _flagged(stats: Any, columns: list[int]) -> Any:
-    """Return some stats. Measures of a tensor with NaN or infinities become NaN or infinite, although stored finite."""
-    values = stats[:, columns]
-    nan, inf = (stats[:, STAT_NAMES.index(name)] > 0 for name in ("nan", "inf"))
-    measures = [place for place, column in enumerate(columns) if STAT_NAMES[column] in MEASURES]
-    values[np.ix_(inf, measures)] = np.inf
-    values[np.ix_(nan, measures)] = np.nan
-    return values
 
 
 def _fill_from_merged(

@@ -23,7 +23,7 @@ from ..analysis.distributed import layers_of, spreads_of, stores_at
 from ..analysis.modules import calls_of, finder_of, losses_of, sparks_of, types_of, why_empty, why_uncaptured
 from ..formats import words_of
 from ..runs import Run
-from ..runs.answering import tap_list
+from ..runs.answering import tap_list, taps_of_all_values
 from ..runs.joint import is_unsure, joint_of
 from .frame import address_of
 from .overview import usual_kind
@@ -378,7 +378,7 @@ class HistogramsPage(RunPage):
         reader, fits = self.run.reader, finder_of(self.run, self.f).fits
         first, last = self.values_in
         latest = reader.latest(kind=chosen, first=first, last=last, limit=max(1, len(reader.taps().taps)))
-        types, fitting = types_of(reader), [tap for tap in latest.taps if fits(tap.module)]
+        types, fitting = types_of(reader), [tap for tap in taps_of_all_values(latest) if fits(tap.module)]
         order = {path: place for place, path in enumerate(types)}
         return {
             "kind": chosen,
@@ -472,7 +472,7 @@ def layers_in(reader: Reader, first: int | None, last: int | None) -> list[tuple
     layers: dict[Call, Found] = {}
     most = max(1, len(reader.taps().taps))
     for kind in (ACTIVATIONS, GRADIENTS):
-        for tap in reader.latest(kind=kind, first=first, last=last, limit=most).taps:
+        for tap in taps_of_all_values(reader.latest(kind=kind, first=first, last=last, limit=most)):
             layers.setdefault((tap.module, tap.index, tap.call, tap.phase), {})[kind] = tap
     return sorted(layers.items(), key=lambda layer: min(each.number or 0 for each in layer[1].values()))
 

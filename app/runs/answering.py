@@ -12,7 +12,7 @@ from hookcore.findings import Course, Finding, Reading, Scope
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.records import text_of
-from hookcore.store import TapList
+from hookcore.store import TapList, of_all_values
 
 from ..formats import plain
 from .joint import ranks_in, summary_of
@@ -24,6 +24,12 @@ def tap_list(answered: Iterable[answers.Tap]) -> TapList:
     """Return the taps of answers, for what computes with the columns of a store."""
     taps = tuple(answered)
     return TapList(np.array([tap.number for tap in taps], np.int64), tuple(tap.record for tap in taps))
+
+
+def taps_of_all_values(latest: answers.Latest) -> tuple[answers.LatestTap, ...]:
+    """Return the taps of an answer with all stats: NaN or infinite if a tensor has such values, as charts show it."""
+    rows = of_all_values(latest.values, latest.stats)
+    return tuple(replace(tap, values=values) for tap, values in zip(latest.taps, rows, strict=True))
 
 
 def samples_of(run: Run, step: int) -> answers.Samples:

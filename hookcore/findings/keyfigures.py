@@ -15,7 +15,7 @@ from hookcore.findings.losses import HIGH, Losses, main_losses, never_fell, not_
 from hookcore.findings.times import rates_of, recent
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import OWN, RAW_NORM, counted, loss_rank, losses_among, titled
-from hookcore.store import Latest, Series, Store
+from hookcore.store import Latest, Series, Store, of_all_values
 
 # The key figures of a run.
 
@@ -140,7 +140,7 @@ def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | N
         places = places[latest.steps[places] == step]
         if (latest.first_steps[places] != step).any():
             return kind, None, None, None  # the norm of means is not the mean of norms
-        values = latest.values[places]
+        values = of_all_values(latest.values[places])
         bad = bool((values[:, column["nonfinite"]] > 0).any())
         norm = math.nan if bad else math.hypot(*values[:, column["norm"]].tolist())
         sizes = values[:, column["rms"]]

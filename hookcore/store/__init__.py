@@ -15,7 +15,7 @@ from hookcore.store.answers import (
     Usage,
 )
 from hookcore.store.ledger import NonfiniteTaps
-from hookcore.store.store import DEFAULT_BYTES, MAX_ROWS, STAT_NAMES, RowsOf, Store, rows_of_all
+from hookcore.store.store import DEFAULT_BYTES, MAX_ROWS, STAT_NAMES, RowsOf, Store, of_all_values, rows_of_all
 
 __all__ = [
     "DEFAULT_BYTES",
@@ -34,5 +34,6 @@ __all__ = [
     "Store",
     "TapList",
     "Usage",
+    "of_all_values",
     "rows_of_all",
 ]

@@ -145,6 +145,20 @@ STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero
 Places = NDArray[np.intp]
 _UNTRACED: Final = STATE_KINDS | {PROBE}  # kinds that open no incident of non-finite values
 _COUNTED: Final = tuple(STAT_NAMES.index(name) for name in ("nan", "inf", "nonfinite"))
+_MEASURES: Final = ("mean", "std", "rms", "norm", "min", "max", "ratio")  # the other stats are counts and shares
+
+
+def of_all_values(stored: Floats, stats: Sequence[str] = STAT_NAMES) -> Floats:
+    """Return the stats [tap, stat] of tensors over all values; they are stored over the finite ones.
+
+    If a tensor has NaN or infinities, so have its measures, but not its counts and shares.
+    """
+    values: Floats = stored.copy()
+    measures = np.isin(stats, _MEASURES)
+    nan, inf = (stored[:, [stats.index(name)]] > 0 for name in ("nan", "inf"))
+    values[inf & measures] = np.inf
+    values[nan & measures] = np.nan
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +176,19 @@ class _Found:
         """Return one stat or all, sorted, of the first taps. `taps` are those of the run."""
         order = np.arange(len(self.numbers))
         if sort:
-            order = _order(self.read(sort.removeprefix("-"), order), sort.startswith("-"))
+            order = _order(self._sizes(sort.removeprefix("-"), order), sort.startswith("-"))
         order = order[:limit]
         numbers = self.numbers[order]
         shown = wanted.taps if np.array_equal(numbers, wanted.numbers) else tuple(taps[number] for number in numbers)
         chosen = STAT_NAMES if stat is None else (stat,)
         values = np.stack([self.read(name, order) for name in chosen], axis=1)
         return Latest(chosen, numbers, shown, self.end[order], values, self.begin[order], len(self.numbers))
+
+    def _sizes(self, stat: str, places: Places) -> Floats:
+        """Return a stat to sort by: NaN for what measures a tensor with non-finite values."""
+        values = self.read(stat, places)
+        is_bad = (self.read("nonfinite", places) > 0) & (stat in _MEASURES)
+        return np.where(is_bad, np.nan, values)
 
 
 def require_stats(stat: str | None, sort: str | None) -> None:

@@ -508,6 +508,12 @@ def test_the_norm_of_gradients_is_nan_if_one_of_them_is_non_finite() -> None:
     assert figures.largest_gradient.value == 2.0
 
 
+def test_a_gradient_that_is_zero_but_for_a_nan_is_not_the_smallest() -> None:
+    figures = key_figures_of(store_of([[1.0, 0.0, 2.0]], GRADIENTS[:3], nan=[[0, 4, 0]]))
+    assert figures.smallest_gradient is not None
+    assert figures.smallest_gradient.value == 1.0
+
+
 def test_key_figures_of_an_empty_run_are_none() -> None:
     figures = key_figures_of(Store(2**20))
     assert figures.newest_step is None

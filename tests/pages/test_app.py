@@ -17,7 +17,7 @@ from hookcore_app.analysis.numerals import percent, shown
 from hookcore_app.pages.model import VALUE_ROWS as ROWS
 from hookcore_app.runs import Run
 from hookcore_app.runs.parts import End
-from tests.build import frame, make_info
+from tests.build import frame, make_info, open_run
 from tests.serving import World, make_batch, make_taps, make_world
 
 TAPS = (
@@ -209,8 +209,33 @@ def test_the_page_lists_every_layers_newest_activation_and_gradient(client: Test
         ["1 ReLU", "ReLU", "activation gradient", "3"],
     ]
     assert rows[0][4:] == ["0", "0", "25.0%", "0.5", "3", "0.5", "0.5", "0.5"]
-    assert rows[3][4:] == ["7", "1", "0.0%", "0.5", "NaN", "NaN", "NaN", "NaN"]
+    assert rows[3][4:] == ["7", "1", "0.0%", "NaN", "NaN", "NaN", "NaN", "NaN"]
     assert page.classes[1:] == ["", "", "", "nonfinite"]
+
+
+def test_no_table_shows_a_measure_of_the_finite_values_of_a_tensor_with_a_nan(world: World) -> None:
+    taps = Tap("net.0", "output"), Tap("net.0", "output_grad"), Tap("net.1", "output"), Tap("net.1", "output_grad")
+    zeros = dict.fromkeys(("mean", "std", "min", "max", "rms", "norm"), 0.0)
+    partly = open_run(world.runs, "partly").store
+    partly.describe([ModuleRecord("net.0", "Linear", "net"), ModuleRecord("net.1", "ReLU", "net")], [])
+    rows = [_stats(nan=1), _stats(nan=2, zero=6, ratio=math.nan, **zeros), _stats(inf=1), _stats()]
+    partly.append(frame(0, rows, taps))
+
+    def shown(path: str) -> list[list[str]]:
+        return _read(world.client, f"/runs/partly{path}").rows[1:]
+
+    flow = [row[3:5] for row in shown("/flow?part=layers")]
+    assert flow == [["NaN", "NaN"], ["Infinity", "0.5"]]
+    layer = {row[0]: row for row in shown("/model/layers?module=net.0&part=values")}
+    (gradient,) = (row for name, row in layer.items() if name.startswith("activation gradient"))
+    assert gradient[3:9] == ["NaN"] * 6
+    assert gradient[-1] == "-", "only updates have a ratio"
+    drawer = shown("/drawer?module=net.0&part=numbers")
+    assert [row[1:5] for row in drawer] == [["NaN"] * 4] * 2
+    listed = shown("/model/layers?part=numbers")
+    assert [row[7] for row in listed] == ["NaN", "NaN", "Infinity", "0.5"]
+    tiles = world.client.get("/runs/partly/flow/histograms?kind=output_grad").text
+    assert "NaN to NaN, mean NaN, std NaN" in tiles
 
 
 def test_the_page_has_no_inline_script_or_style_and_loads_both_by_versioned_urls(client: TestClient) -> None:

@@ -258,12 +258,21 @@ def test_heatmap_rows_are_grouped_to_the_requested_number(store: Store) -> None:
 
 def test_latest_is_sorted_with_non_finite_values_first(store: Store) -> None:
     found = store.latest(sort="mean")
-    assert found.numbers.tolist() == [0, 1, 2]
-    assert found.steps.tolist() == [3, 1, 3]
+    assert found.numbers.tolist() == [2, 0, 1]
+    assert found.steps.tolist() == [3, 3, 1]
     assert store.latest(sort="-mean").numbers.tolist() == [2, 1, 0]
     assert store.latest(sort="ratio", stat="ratio", limit=1).values.shape == (1, 1)
     assert store.latest("output_grad").taps == (TAPS[2],)
     assert Store(2**20).latest().values.shape == (0, len(STAT_NAMES))
+
+
+def test_a_tensor_with_one_nan_is_before_all_others_however_small_its_finite_values_are() -> None:
+    store = Store(2**20)
+    store.append(frame(0, {0: [5.0], 1: [0.0, np.nan], 2: [9.0]}, TAPS))
+    for sort in ("norm", "-norm", "rms"):
+        assert store.latest(sort=sort).numbers[0] == 1
+    assert store.latest(sort="norm").numbers.tolist() == [1, 2, 0]
+    assert store.latest(sort="count").numbers.tolist() == [1, 0, 2]
 
 
 def test_the_latest_values_of_a_tap_outlive_the_exact_rows() -> None:
@@ -293,7 +302,8 @@ def test_the_newest_values_in_a_range_are_exact_or_name_the_merged_steps_they_av
     assert old.values[2, STAT_NAMES.index("nan")] == 1, "one NaN in eight steps must not be an eighth"
     both = store.latest(first=0, last=2_999, merged=True)
     assert both.steps.tolist() == store.latest().steps.tolist()
-    assert store.latest(stat="mean", sort="-mean", limit=1, first=303, last=303, merged=True).taps == (TAPS[1],)
+    smallest = store.latest(stat="mean", sort="-mean", limit=2, first=303, last=303, merged=True)
+    assert smallest.taps == (TAPS[2], TAPS[1]), "the one with a NaN is the first"
     assert store.latest("output_grad", first=300, last=310, merged=True).taps == (TAPS[2],)
 
 

@@ -25,7 +25,7 @@ from hookcore.store.incidents import NONFINITE, Incident
 from ...analysis.tiles import colors_of
 from ...formats import words_of
 from ...runs import Run
-from ...runs.answering import tap_list
+from ...runs.answering import tap_list, taps_of_all_values
 from ...runs.joint import is_unsure, joint_of
 from .events import Line, all_lines
 from .span import Span
@@ -141,7 +141,7 @@ def values_of(reader: Reader, taps: TapList, first: int | None = None, last: int
     latest = reader.latest(first=first, last=last, taps=numbers, limit=max(1, len(numbers)))
     found = {
         each.number: (each.first_step, each.step, dict(zip(latest.stats, each.values.tolist(), strict=True)))
-        for each in latest.taps
+        for each in taps_of_all_values(latest)
     }
     return [Values(tap, number, *found.get(number, (None, None, {}))) for number, tap in taps]
 
