@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from hookcore.errors import ArgumentError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 NEVER: Final = "never"
+HELP_LINK: Final = re.compile(r"\[([^]]*)\]\(([^)#]*)[^)]*\)")  # as in docs/settings.md: words and file
 _WORDS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
 

@@ -18,13 +18,12 @@ from hookcore.delivery.dashboard.process import data_folder, find
 from hookcore.errors import ArgumentError
 from hookcore.reading import Client
 
-from ..settings import SERVER, ServerSettings
+from ..settings import HELP_LINK, SERVER, ServerSettings
 
 if TYPE_CHECKING:
     from ..runs import Run
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-_LINK: Final = re.compile(r"\[([^]]*)\]\(([^)#]*)[^)]*\)")  # as in docs/settings.md
 _QUOTED: Final = re.compile(r"'(\w+)'")
 
 
@@ -58,7 +57,7 @@ def add_flags(
 ) -> None:
     """Add a flag for each of some settings. Its text is read like a variable's, with the same errors."""
     for setting in settings:
-        meaning, allowed = _LINK.sub(r"\1 (docs/\2)", setting.help), _QUOTED.sub(r"\1", setting.allowed)
+        meaning, allowed = HELP_LINK.sub(r"\1 (docs/\2)", setting.help), _QUOTED.sub(r"\1", setting.allowed)
         default = (defaults or {}).get(setting.name, setting.default_text) or ("none" if prefix else "")
         variable = f"{setting.variable}; default: {default}" if default else setting.variable
         text = f"{meaning} Allowed: {allowed} ({variable})".replace("None", "none").replace("%", "%%")

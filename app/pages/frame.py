@@ -73,11 +73,12 @@ def ends(text: str) -> Markup:
 
 
 def code(text: str) -> Markup:
-    """Render text between backticks as code."""
+    """Render text between backticks as code, also in a text that is escaped already; a backtick alone stays."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts[-2:] = [parts[-2] + "`" + parts[-1]]
     # split yields text and code in turn; Markup.format escapes its arguments
-    parts = [
-        Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(text.split("`"))
-    ]
+    parts = [Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(parts)]
     return Markup("").join(parts)
 
 

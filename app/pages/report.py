@@ -34,6 +34,7 @@ from ..analysis.modules import losses_of, types_of
 from ..formats import json_of, plain, text_of_setting, words_of
 from ..runs import Run
 from ..runs.edits import rules_of
+from .frame import code
 
 # Which steps a report is about.
 
@@ -363,7 +364,7 @@ def _advice_of(findings: Sequence[Finding | PastIncident]) -> list[Rule]:
 @cache
 def _templates() -> Environment:
     templates = assets.open_templates("report")
-    templates.filters |= {"counted": counted, "shown": figures.shown, "cut": _cut, "time": _time}
+    templates.filters |= {"counted": counted, "shown": figures.shown, "cut": _cut, "time": _time, "code": code}
     return templates
 
 

@@ -22,7 +22,7 @@ from ..analysis.numerals import size
 from ..assets import Package
 from ..formats import plain
 from ..runs import Run
-from ..settings import SERVER, ServerSettings
+from ..settings import HELP_LINK, SERVER, ServerSettings
 from .frame import ENTRIES
 from .page import Page, Text
 from .views.words import BEGIN, KEYS, KIND_WORDS, NOTHING, PATTERN_WORDS, STAT_WORDS, WORDS
@@ -91,8 +91,10 @@ def share_of(run: Run) -> MemoryShare:
 
 
 def server_settings(settings: ServerSettings) -> list[tuple[str, str, str]]:
-    """Return name, value, and help of each server setting; for a secret only whether it is set."""
-    return [(each.name, _value_of(each, getattr(settings, each.name)), each.help) for each in SERVER]
+    """Return name, value, and help without links of each server setting; for a secret only whether it is set."""
+    return [
+        (each.name, _value_of(each, getattr(settings, each.name)), HELP_LINK.sub(r"\1", each.help)) for each in SERVER
+    ]
 
 
 def _value_of(setting: Setting, value: Any) -> str:

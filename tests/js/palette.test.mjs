@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { inTurn } from "../../app/static/js/dom.js";
 import { rank, unique } from "../../app/static/js/palette.js";
 
 const NAMES = [
@@ -45,4 +46,10 @@ test("of entries with the same name, the first one stays", () => {
     { name: "Fold", keys: "o" },
     { name: "Fit" },
   ]);
+});
+
+test("what stands between backticks is code, and a backtick alone is text", () => {
+  assert.deepEqual(inTurn("try `attn`."), ["try ", "attn", "."]);
+  assert.deepEqual(inTurn("`a` and `b"), ["", "a", " and `b"]);
+  assert.deepEqual(inTurn("plain"), ["plain"]);
 });

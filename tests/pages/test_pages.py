@@ -337,6 +337,19 @@ def test_a_trainer_that_sent_no_settings_has_the_defaults(world: World) -> None:
     assert known["include"] == ""
 
 
+def test_pages_show_code_and_words_instead_of_backticks_and_links(world: World) -> None:
+    run = world.runs.get("old")
+    assert run is not None
+    run.store.add_event(Event(3, 1.0, "lost", "it ended with `os.abort`", "error"))
+    for path in ("/runs/old", "/runs/old/problems", "/api/v1/report?run=old"):
+        text = world.client.get(path).text
+        assert re.search(r"it ended with <code>os\.(<wbr>)?abort</code>", text), path
+        assert "`os." not in text.split("<script")[0], path
+    text = world.client.get("/settings").text
+    assert "Let coding agents that have" in text
+    assert ".md)" not in text
+
+
 def test_settings_link_to_the_hooks_pages_of_live_runs(client: TestClient) -> None:
     text = client.get("/settings").text
     assert 'href="runs/old/capture#switches"' in text
@@ -527,10 +540,16 @@ def test_every_script_is_an_asset_with_a_type_that_browsers_accept(client: TestC
 
 @pytest.mark.parametrize(
     ("text", "html"),
-    [("a `b*` c", "a <code>b*</code> c"), ("<i> `<b>`", "&lt;i&gt; <code>&lt;b&gt;</code>"), ("none", "none")],
+    [
+        ("a `b*` c", "a <code>b*</code> c"),
+        ("<i> `<b>`", "&lt;i&gt; <code>&lt;b&gt;</code>"),
+        ("`a` ` <b>", "<code>a</code> ` &lt;b&gt;"),
+        ("none", "none"),
+    ],
 )
 def test_text_between_backticks_is_code_and_is_escaped(text: str, html: str) -> None:
     assert filters.code(text) == html
+    assert filters.code(filters.breakable(text)) == html
 
 
 @pytest.mark.parametrize(

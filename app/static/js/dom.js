@@ -25,6 +25,19 @@ export function breakable(text) {
   return parts.flatMap((part, place) => (place ? [h("wbr"), new Text(part)] : [new Text(part)]));
 }
 
+/** Text and code in turn: what stands between backticks is code. A backtick alone stays. @param {string} text */
+export function inTurn(text) {
+  const parts = text.split("`");
+  if (parts.length % 2 === 0) parts.push(parts.splice(-2).join("`"));
+  return parts;
+}
+
+/** A text with code between backticks, and paths that wrap: what `breakable | code` is in templates.
+ * @param {string} text @returns {Node[]} */
+export function coded(text) {
+  return inTurn(text).flatMap((part, place) => (place % 2 ? h("code", {}, ...breakable(part)) : breakable(part)));
+}
+
 /** Hears clicks on the elements that a selector finds when they are clicked. @param {string} selector @param {(element:
  * any, event: MouseEvent) => unknown} hear @param {Element | Document} [root] */
 export function onClick(selector, hear, root = document) {

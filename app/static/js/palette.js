@@ -1,6 +1,6 @@
 /** The palette: everything that the page can do or lead to, found by typing. */
 import { get } from "./api.js";
-import { h } from "./dom.js";
+import { coded, h } from "./dom.js";
 import { count, moduleName } from "./format.js";
 import { keyCaps } from "./keys.js";
 import { MAX_PATTERN } from "./limits.js";
@@ -194,8 +194,8 @@ class Palette {
       ),
     );
     const many = this.#entries.length;
-    this.words.textContent =
-      this.#problem || (many ? `${count(many)} found` : "No results. Try part of a layer\u2019s path, such as `attn`.");
+    const found = many ? `${count(many)} found` : "No results. Try part of a layer\u2019s path, such as `attn`.";
+    this.words.replaceChildren(...coded(this.#problem || found));
     this.#mark(marked ? Math.max(0, this.#entries.indexOf(marked)) : 0);
   }
 

@@ -1,5 +1,5 @@
 /** What opens over a page: dialogs, boxes of choices, the tip at the pointer, and short messages at the edge. */
-import { h, makeButton } from "./dom.js";
+import { coded, h, makeButton } from "./dom.js";
 
 /** Shows a dialog that is gone when it closes. @param {Record<string, any>} attributes
  * @param {...HTMLElement} children */
@@ -83,7 +83,7 @@ export function toast(text, { undo, done, kind, link } = {}) {
   const element = h(
     "div",
     { class: `toast${kind ? ` ${kind}` : ""}`, role: kind === "error" ? "alert" : null },
-    h("span", {}, text),
+    h("span", {}, ...coded(text)),
   );
   if (link) element.append(h("a", { href: link.href }, link.words));
   if (undo) element.append(makeButton("Undo", () => end(undo)));

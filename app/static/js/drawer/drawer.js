@@ -1,7 +1,7 @@
 /** A drawer for one layer, next to what the reader looks at: facts, lines, a histogram, values, a tensor, incidents. On
  * the pages that have it in `PLACES` (app/pages/frame.py). */
 import { get, only } from "../api.js";
-import { byId } from "../dom.js";
+import { byId, coded } from "../dom.js";
 import { ofParameters } from "../format.js";
 import { HistProfile } from "../histograms/profile.js";
 import { barsOf, NO_HISTOGRAM } from "../histograms/shape.js";
@@ -323,7 +323,7 @@ class DrawerTensor {
     } catch (error) {
       if (signal.aborted) return;
       this.#shown = ""; // asked for again at the next update
-      this.element.textContent = /** @type {Error} */ (error).message;
+      this.element.replaceChildren(...coded(/** @type {Error} */ (error).message));
       this.element.hidden = false;
     }
   }

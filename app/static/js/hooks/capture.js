@@ -1,6 +1,6 @@
 /** The form of capture settings: previews a change, sends it to the trainer, reports the outcome, and undoes it. */
 import { send } from "../api.js";
-import { byId } from "../dom.js";
+import { byId, coded } from "../dom.js";
 import { count, counted } from "../format.js";
 import { applied } from "../live/news.js";
 import { toast } from "../popup.js";
@@ -161,7 +161,7 @@ export class Capture {
 
   /** @param {string} words @param {string} kind */
   #show(words, kind) {
-    byId("dry-run").textContent = words;
+    byId("dry-run").replaceChildren(...coded(words));
     byId("dry-run").className = kind;
   }
 
@@ -235,7 +235,7 @@ export class Capture {
 
   /** @param {string} text @param {"waiting" | "applied" | "failed"} state */
   #say(text, state) {
-    this.told.textContent = text;
+    this.told.replaceChildren(...coded(text));
     this.told.dataset.state = state;
   }
 }

@@ -1,7 +1,7 @@
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
 import { get, numberOf, send } from "../api.js";
 import { bitsOf } from "../canvas/columns.js";
-import { byId, copyText, h } from "../dom.js";
+import { byId, coded, copyText, h } from "../dom.js";
 import { count, counted, stepWords } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { rowOf } from "../heat/rows.js";
@@ -216,7 +216,7 @@ function startSwitch(page, pattern) {
       outcome.textContent = "Applied.";
       await look();
     } catch (error) {
-      outcome.textContent = /** @type {Error} */ (error).message;
+      outcome.replaceChildren(...coded(/** @type {Error} */ (error).message));
     } finally {
       button.disabled = false;
     }

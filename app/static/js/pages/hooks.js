@@ -1,6 +1,6 @@
 /** The hooks of a run, and the search for them. */
 import { send } from "../api.js";
-import { byId } from "../dom.js";
+import { byId, coded } from "../dom.js";
 import { nextNews, outcomesOf } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
@@ -25,7 +25,7 @@ function startInventory(page, show) {
         : "The trainer has not answered yet. It searches at its next step.";
       await show();
     } catch (error) {
-      outcome.textContent = /** @type {Error} */ (error).message;
+      outcome.replaceChildren(...coded(/** @type {Error} */ (error).message));
     }
     button.removeAttribute("disabled");
   });

@@ -1,5 +1,5 @@
 /** The place of a chart in the page: its drawing area, its legend with values, its cursor, its words. No Plotly. */
-import { breakable, h, write } from "../dom.js";
+import { breakable, coded, h, write } from "../dom.js";
 import { count } from "../format.js";
 import { colors } from "../theme.js";
 import { colorOf, MARGIN, SIGNS } from "./lines.js";
@@ -204,7 +204,7 @@ export class Panel {
   /** Shows words in place of the chart. @param {string} words */
   say(words) {
     this.words = words;
-    this.empty.replaceChildren(...breakable(words));
+    this.empty.replaceChildren(...coded(words));
     this.empty.hidden = !words;
     for (const element of [this.plot, this.legend, this.summary]) element.hidden = Boolean(words);
     if (words) this.line.hidden = true;
