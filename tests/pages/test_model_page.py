@@ -165,7 +165,7 @@ def test_the_drawer_has_the_values_of_the_held_step_and_its_incidents(world: Wor
     exact = world.json("series", run="real", tap=["2.inner output"], stat="norm", first=10, last=10)
     assert f'value="{exact["series"][0]["mean"][0]}"' in text
     assert "None for this layer" in text
-    assert "No snapshot of this layer" in text
+    assert "step 16: the snapshot nearest to step 10" in text, "one was captured by itself"
     assert "<dt>Call</dt>" not in text, "it is called once"
     later = page(world, f"{query}&step={BAD}")
     assert "nonfinite-row" in later
