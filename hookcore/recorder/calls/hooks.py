@@ -360,8 +360,6 @@ class ProcessAttachment:
         if not self._handles and not self._aside.active:
             self._put_on()
         self._await_companions()
-        if self._called_first is None:
-            self._called_first = set()
 
     def off(self) -> None:
         self._aside.close()
@@ -486,8 +484,9 @@ class ProcessAttachment:
         if self._companions_due:
             self._companions_due = False
             self._begin_companions()
-        if first and module._forward_pre_hooks:
-            self._called_first = (self._called_first or set()) | {id(module)}
+        if first:
+            began = {id(module)} if module._forward_pre_hooks else set[int]()
+            self._called_first = (self._called_first or set()) | began
         return self._dispatcher.plans.by_id.get(id(module))
 
     def _act_before(self, plan: Plan, module: nn.Module, args: Any, entered: bool) -> None:
