@@ -15,7 +15,7 @@ def test_charts_of_other_pages_are_pinned_followed_in_another_run_and_unpinned(v
         choose(page, "Pin", "loss")
         expect(page.locator("#toasts")).to_contain_text("Pinned to the board: loss")
         tab.goto(paths("ended")["layer"])
-        choose(page, "Pin")
+        choose(page, "Pin", "Activation")
         expect(page.locator("#toasts")).to_contain_text("Pinned to the board: encoder.layers.1.linear1")
         tab.goto(paths("live")["board"])
         expect(page.locator("#charts figure")).to_have_count(2)
