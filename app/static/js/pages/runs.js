@@ -259,7 +259,9 @@ function show() {
 function showCharts(rows) {
   if (!charts || !list) return;
   const listed = rows.map(({ dataset: { run = "", name = "", group = "" } }) => ({ run, name, group }));
-  charts.choose(listed, selected());
+  // Which query the listed runs answer: not the one in the box, which may be unfinished.
+  const { query = "" } = /** @type {HTMLElement | null} */ (list.querySelector("table"))?.dataset ?? {};
+  charts.choose(listed, selected(), query);
   document.getElementById("open-group")?.setAttribute("href", `group${location.search}`);
   for (const sign of /** @type {NodeListOf<HTMLElement>} */ (list.querySelectorAll(".swatch"))) {
     const run = sign.closest("tr")?.dataset.run;

@@ -59,6 +59,8 @@ export class RunCharts {
   #wanted = [];
   /** Whether the reader selected them, so that the filter says nothing about them. */
   #areSelected = false;
+  /** Which the listed runs answer. */
+  #query = "";
   /** @type {Run[]} */
   #runs = [];
   /** Of runs by their id, and of groups by their value. */
@@ -120,8 +122,9 @@ export class RunCharts {
   }
 
   /** Which runs are shown: those that are selected, else all that are listed.
-   * @param {Listed[]} listed @param {Listed[]} selected */
-  choose(listed, selected) {
+   * @param {Listed[]} listed @param {Listed[]} selected @param {string} query which the listed runs answer */
+  choose(listed, selected, query) {
+    this.#query = query;
     const wanted = selected.length ? selected : listed;
     this.#areSelected = selected.length > 0;
     const shown = new Set(listed.map(({ run }) => run));
@@ -196,7 +199,7 @@ export class RunCharts {
   /** @param {AbortSignal} signal */
   async #load(signal) {
     if (!this.#wanted.length) return;
-    const query = this.#areSelected ? "" : this.page.state.get("f");
+    const query = this.#areSelected ? "" : this.#query;
     const { runs, next } = await get("runs", { query, limit: MAX_LISTED_RUNS }, signal);
     this.hear.known(runs);
     const listed = new Map(runs.map((run) => [run.id, run]));
