@@ -150,7 +150,7 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
         lines = ["No incident was found.", *_notes(findings), quoted(findings.course.sentence)]
         lines = [*opening, *lines, f"Covers: {findings.scope.sentence}", *link(client, run, "/problems")]
         return told(lines, run=about, findings=findings, incidents=found)
-    full = client.incident(chosen.id, run=run)
+    full = chosen if incident else client.incident(chosen.id, run=run)
     capsule = next((each for each in client.capsules(run) if _is_of(each, full)), None)
     missed = client.events(name=CAPSULE_MISSED, limit=1, run=run).events if capsule is None else ()
     lines = [*opening, *_of_incident(full), *(_replayed(capsule) or _where(full))]

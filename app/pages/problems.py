@@ -40,6 +40,7 @@ from .views.events import (
     markdown_of,
     names_of,
     problem_lines,
+    problems_among,
 )
 from .views.incident import (
     SHOWN,
@@ -94,7 +95,7 @@ class EventsPage(RunPage):
     @cached_property
     def lines(self) -> list[Line]:
         """The lines that can be filtered: problems, notes, and what readers wrote, unless others are asked for."""
-        return self.everything if self.rule else problem_lines(self.run, *self.listed_in) + self.annotations
+        return self.everything if self.rule else problems_among(self.everything) + self.annotations
 
     @cached_property
     def wanted(self) -> Filter:

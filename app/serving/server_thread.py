@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from hookcore.delivery.sinks import Sink
+from hookcore.delivery.sinks import Settled, Sink
 from hookcore.errors import ClosedError, ServerError
-from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, plain
 from hookcore.records.wire import EndItem, Place, RunInfo
 from hookcore.store import Store
 
@@ -20,6 +21,7 @@ from .server import Server, complete, listen, make_server, url_of
 
 THREAD: Final = "hookcore-server"
 _STOP_S: Final = 5.0
+_SETTINGS_S: Final = 1.0  # between two readings of the settings
 _lock = threading.Lock()
 _running: Embedded | None = None
 
@@ -86,6 +88,8 @@ class LocalSink(Sink):
         self._early: list[Command] = []
         self._failure: Failure | None = None
         self._closed = False
+        self._settled: Settled | None = None
+        self._due_at = 0.0  # when the settings are read again
         self.run: Run = runs.open_local(info, memory, self._pass_on)
 
     @property
@@ -98,6 +102,9 @@ class LocalSink(Sink):
 
     def send(self, record: Frame | Snapshot) -> None:
         self._require_open()
+        # Each change of the settings has an event; figures such as the cost come without one.
+        if (isinstance(record, Frame) and record.events) or time.monotonic() >= self._due_at:
+            self._read_settings()
         self.run.take_record(record)
 
     def describe(
@@ -121,6 +128,14 @@ class LocalSink(Sink):
     def learn(self, description: Mapping[str, Any]) -> None:
         self.run.amend(**description)
 
+    def follow_settings(self, settled: Settled) -> None:
+        self._settled = settled
+
+    def _read_settings(self) -> None:
+        self._due_at = time.monotonic() + _SETTINGS_S
+        if self._settled is not None and (settings := plain(self._settled())) != self.run.info.settings:
+            self.run.amend(settings=settings)
+
     def fail(self, failure: Failure) -> None:
         self._failure = failure
 
@@ -128,6 +143,7 @@ class LocalSink(Sink):
         """Mark the run as ended."""
         if not self._closed:
             self._closed = True
+            self._read_settings()
             number, newest = self.run.received.acknowledged + 1, self.run.store.steps().newest
             self.run.take_record(EndItem(number, newest or 0, self._failure))
 

@@ -30,7 +30,7 @@ from hookcore.delivery.dashboard.process import (
 from hookcore.delivery.facts import config_of_arguments, facts_at_start, joint_id, script_arguments
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.http.parcels import DescribedRun, MakeSpool, Spool
-from hookcore.delivery.sinks import Sink, StoreSink
+from hookcore.delivery.sinks import Settled, Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError, explained
 from hookcore.findings import Choices, follow, read_choices, started_with
 from hookcore.records import plain, text_of
@@ -41,7 +41,6 @@ logger = logging.getLogger("hookcore")
 
 MAX_REVIVALS: Final = 3  # of a crashed dashboard, per trainer
 _printed: Final[set[str]] = set()  # addresses that this process has printed
-Settled = Callable[[], dict[str, Any]]
 
 
 def say(line: str) -> None:
@@ -99,6 +98,8 @@ class Delivery:
         """Find the server and start to send. If no server answers, frames stay queued and a warning is logged."""
         if isinstance(self.sink, HttpSink):
             self._begin_sending(self.sink, settled)
+        else:
+            self.sink.follow_settings(settled)
         page = self.page
         if page is not None and self.leads_terminal and page not in _printed:
             _printed.add(page)

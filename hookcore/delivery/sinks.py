@@ -14,6 +14,8 @@ from hookcore.store import Store
 from hookcore.store.bounded import bytes_of
 from hookcore.store.incidents import FirstError
 
+Settled = Callable[[], dict[str, Any]]
+
 
 class Sink(ABC):
     """Receives the frames of one run, in order, from one thread."""
@@ -55,6 +57,10 @@ class Sink(ABC):
 
     def learn(self, description: Mapping[str, Any]) -> None:
         """Receive fields of the run's description that are known by now, again whenever there is more."""
+        return
+
+    def follow_settings(self, settled: Settled) -> None:
+        """Receive a function that returns the run's settings with figures of the cadence, which change."""
         return
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -190,11 +190,6 @@ class Control:
         """Return the current settings in types that JSON has, with `paused` and figures of the cadence."""
         context = self._context
         return {**context.settings.as_dict(), "paused": context.paused, **context.cadence.as_settings()}
-
-    @property
-    def changes(self) -> Sized:
-        """The commands that wait."""
-        return self._commands.changes
 
     @property
     def has_work(self) -> bool:

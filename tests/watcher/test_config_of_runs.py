@@ -455,6 +455,27 @@ def test_a_trainer_sends_a_server_facts_learned_later() -> None:
     assert (run.config, run.group) == ({"lr": 0.5}, "g")
 
 
+def test_the_settings_of_a_run_follow_a_change_in_a_server_of_the_same_process() -> None:
+    server, model = server_thread.start(port=0), nn.Linear(3, 1)
+    with hookcore.watch(model, server="thread", keep=None, every=3) as watcher:
+        client = watcher.client()
+        (run,) = client.runs()
+        client.change_settings(run.id, every=7, paused=True)
+        wait_for(lambda: client.run(run.id).settings["every"] == 7 and client.run(run.id).settings["paused"])
+        watcher.resume()
+    settings = client.run(run.id).settings
+    server.stop()
+    assert (settings["every"], settings["paused"]) == (7, False)
+
+
+def test_a_run_that_is_saved_without_a_server_has_the_settings_of_its_end(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    with hookcore.watch(model, server=None, keep=str(tmp_path)) as watcher:
+        watcher.pause()
+    (folder,) = tmp_path.iterdir()
+    assert read_archive(folder).info.settings["paused"]
+
+
 def test_facts_and_modules_follow_parameters_that_are_frozen_cast_and_unfrozen() -> None:
     server, model = server_thread.start(port=0), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 

@@ -256,7 +256,12 @@ def problem_lines(run: Run, first: int | None = None, last: int | None = None) -
 
     All pages list them, and count those that are alerts.
     """
-    lines = [line for line in all_lines(run, first, last) if line.is_problem]
+    return problems_among(all_lines(run, first, last))
+
+
+def problems_among(lines: Iterable[Line]) -> list[Line]:
+    """Return the problems and notes among lines, in the order of `problem_lines`."""
+    lines = [line for line in lines if line.is_problem]
     # Of one step, a bad loss is the consequence.
     return sorted(lines, key=lambda line: (line.is_quiet, SEVERITIES.index(line.severity), line.step, line.is_of_loss))
 

@@ -17,9 +17,9 @@ from msgspec import structs
 
 from hookcore.delivery.archive.folder import DiskCounters, RunFolder, WriteProgress, folder_name
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
-from hookcore.delivery.sinks import UNSAVED_BYTES, Sink, StoreSink, size_of
+from hookcore.delivery.sinks import UNSAVED_BYTES, Settled, Sink, StoreSink, size_of
 from hookcore.platform import background
-from hookcore.records import Command, Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records import Command, Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, plain
 from hookcore.records.wire import EndItem, Place, RunInfo
 from hookcore.store import StepRange, Store, TapList
 
@@ -456,6 +456,7 @@ class ArchiveSink(Sink):
         self._info = info
         self._writer = ArchiveWriter(folder, info, store)
         self._failure: Failure | None = None
+        self._settled: Settled | None = None
 
     def subscribe(self, on_command: Callable[[Command], None]) -> None:
         self._memory.subscribe(on_command)
@@ -488,7 +489,12 @@ class ArchiveSink(Sink):
     def learn(self, description: Mapping[str, Any]) -> None:
         self._inform(**description)
 
+    def follow_settings(self, settled: Settled) -> None:
+        self._settled = settled
+
     def _inform(self, **changes: Any) -> None:
+        if self._settled is not None:
+            changes["settings"] = plain(self._settled())
         self._info = structs.replace(self._info, **changes)
         self._writer.inform(self._info)
 
@@ -503,6 +509,7 @@ class ArchiveSink(Sink):
         """Write the rest."""
         if not self._memory.is_closed:
             self._memory.close()
+            self._inform()
             self._writer.take(EndItem(0, self._memory.store.steps().newest or 0, self._failure))
             if not self._writer.close(SINK_CLOSE_S):
                 logger.warning("hookcore: the run's folder is incomplete: writing it took more than %g s", SINK_CLOSE_S)
