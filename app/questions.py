@@ -476,14 +476,15 @@ def precision(
     found = client.precision(format, scale, match, kind, first, last, MAX_ROWS, run=run)
     rows = [
         (labeled(each), *(_share_words(share) for share in (cast.underflow, cast.subnormal, cast.saturated)),
-         percent(cast.noise), "yes" if cast.fits else "no")
+         percent(cast.noise), percent(cast.most_noise), "yes" if cast.fits else "no")
         for each in found.taps[:limit]
         for cast in (each.formats[format],)
     ]  # fmt: skip
     stay = [each for each in found.taps if not each.formats[format].fits]
     some = f"{'at least ' if len(stay) == MAX_ROWS else ''}{counted(len(stay), 'tensor')}"
     lines = [f"{some} of {found.total:,} should stay in bf16 rather than {format}, the worst first:"]
-    lines += table(("cast to " + format, "to zero", "subnormal", "too large", "noise", "fits"), rows) if rows else []
+    head = "cast to " + format, "to zero", "subnormal", "too large", "noise", "without the largest 1%", "fits"
+    lines += table(head, rows) if rows else []
     sampled = sum(each.sampled for each in found.taps)
     covers = f"{counted(len(found.taps), 'tensor')}, {sampled:,} of them sampled, scaled by {scale}"
     page = link(client, run, "/flow/precision", kind=kind, format=format, scale=scale, f=match)

@@ -7,6 +7,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Final
 
 from hookcore.findings import RULES, Rule
+from hookcore.reading.answers import CastTo
 from hookcore.records.vocabulary import OWN_RULE
 
 # Numbers and times as a person reads them: letter for letter what js/format.js writes once the page's script runs.
@@ -50,6 +51,16 @@ def percent(fraction: float) -> str:
         return f"{shown(fraction * 100)}%"
     rounded = Decimal(fraction * 100 or 0.0).quantize(Decimal("0.1"), ROUND_HALF_UP)
     return f"{rounded:f}%"
+
+
+def why_not(cast: CastTo) -> str:
+    """Return why a tensor doesn't fit into a format; why it does if it fits."""
+    parts = [f"{percent(cast.underflow[0])} of its values become zero"] if cast.underflow[0] else []
+    parts += [f"{percent(cast.saturated[0])} are too large"] if cast.saturated[0] else []
+    noise = f"the noise is {percent(cast.noise)}"
+    if cast.most_noise > 2 * cast.noise:
+        noise = f"without the largest 1%, which set the scale, the noise is {percent(cast.most_noise)}"
+    return ", ".join((*parts, noise))
 
 
 def thousands(number: int | float | None) -> str:

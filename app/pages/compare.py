@@ -263,6 +263,7 @@ def _layer_address(run: Run, tap: Tap, step: int | None = None) -> str:
 
 MAX_DIFFERENT: Final = 30
 MAX_BINS: Final = 60
+MAX_WIDE: Final = 400  # bins of one drawing of magnitudes
 WIDTH: Final = 240.0  # of a drawing, in its own units
 HEIGHT: Final = 80.0
 
@@ -376,6 +377,33 @@ def outline(counts: NDArray[np.float64], top: float) -> str:
     heights = HEIGHT - (HEIGHT - 2) * counts / counts.sum() / top
     steps = "".join(f"V{height:.2f}H{(place + 1) * wide:.2f}" for place, height in enumerate(heights.tolist()))
     return f"M0 {HEIGHT:g}{steps}V{HEIGHT:g}Z"
+
+
+FAR: Final = 8  # powers of two: limits of a format that are farther from all values aren't drawn
+
+
+def drawn_magnitudes(
+    edges: NDArray[np.float64], counts: NDArray[np.float64], limits: tuple[float, float, float]
+) -> dict[str, Any] | None:
+    """Return a histogram of magnitudes and of the zones of a format, from one with signs; None if all values are zero.
+
+    Zones are places in the drawing: where subnormal values, normal ones, and those that are too large begin.
+    """
+    filled = (counts > 0) & (edges[:-1] * edges[1:] > 0)
+    low, high = (np.log2(np.abs(side)) for side in (edges[:-1], edges[1:]))
+    low, high = np.minimum(low, high)[filled], np.maximum(low, high)[filled]
+    if not len(low):
+        return None
+    width = float(np.median(high - low))
+    wanted = [float(np.log2(each)) for each in (limits[0], limits[2])]
+    start = min(float(low.min()), max(wanted[0], float(low.min()) - FAR)) - width
+    end = max(float(high.max()), min(wanted[1], float(high.max()) + FAR)) + width
+    many = min(MAX_WIDE, max(1, round((end - start) / width)))
+    places = np.clip(((low + high) / 2 - start) / (end - start) * many, 0, many - 1).astype(np.intp)
+    heights = np.bincount(places, counts[filled], many).astype(np.float64)
+    at = [min(1.0, max(0.0, (float(np.log2(each)) - start) / (end - start))) * WIDTH for each in limits]
+    top = float(heights.max() / heights.sum())
+    return {"path": outline(heights, top), "zones": at, "low": 2.0**start, "high": 2.0**end, "wide": WIDTH}
 
 
 def _reaches_further(sample: Sample, first: int, last: int) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import Annotated, Any, Final, cast
 
+import numpy as np
 from fastapi import Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -21,10 +22,12 @@ from hookcore.store.incidents import Incident
 
 from ..analysis.distributed import layers_of, spreads_of, stores_at
 from ..analysis.modules import calls_of, finder_of, losses_of, sparks_of, types_of, why_empty, why_uncaptured
+from ..analysis.numerals import why_not
 from ..formats import words_of
 from ..runs import Run
 from ..runs.answering import tap_list, taps_of_all_values
 from ..runs.joint import is_unsure, joint_of
+from .compare import drawn_magnitudes
 from .frame import address_of
 from .overview import usual_kind
 from .page import FindText, Page, PartsPage, RowNumber, RunPage, Short, TablePage
@@ -394,6 +397,7 @@ class HistogramsPage(RunPage):
 # The page Precision: what casts to formats of low precision would make of the values of layers.
 
 CAST_ROWS: Final = 50  # of the table on one page
+MAGNITUDE_BINS: Final = 120
 FORMAT_TITLES: Final = {"e4m3": "E4M3", "e5m2": "E5M2", "e2m1": "E2M1", "fp16": "fp16", "bf16": "bf16"}
 SCALE_TITLES: Final = {"max": "largest value", "p99.9": "99.9th percentile"}
 
@@ -403,16 +407,17 @@ class PrecisionPage(RunPage):
     """Layers by formats. Invalid query parameters fall back to defaults."""
 
     name = "precision"
-    parts = ("layers",)
+    parts = ("verdict", "layers")
 
     kind: str = ""
     format: str = ""
     scale: str = ""
     f: FindText = ""
     row: RowNumber = 0
+    tap: str = ""
 
     def values(self) -> dict[str, Any]:
-        return {"formats": FORMAT_TITLES, "scales": SCALE_TITLES, "asked": self.asked}
+        return {"formats": FORMAT_TITLES, "scales": SCALE_TITLES, "asked": self.asked, "why_not": why_not}
 
     @property
     def asked(self) -> dict[str, str]:
@@ -424,23 +429,35 @@ class PrecisionPage(RunPage):
             "f": self.f,
         }
 
-    def part_layers(self) -> dict[str, Any]:
-        asked, span = self.asked, self.span
-        first, last = (None, None) if span is None else (span.first, span.last)
-        if span is not None and span.step is not None:
-            first = last = span.step
-        kind = cast(Kind, asked["kind"]) or None
-        found = self.run.reader.precision(asked["format"], asked["scale"], None, kind, first, last, MAX_CAST)
+    @cached_property
+    def found(self) -> answers.Precision:
+        """What casts would make of all tensors."""
+        asked, kind = self.asked, cast(Kind, self.asked["kind"]) or None
+        return self.run.reader.precision(asked["format"], asked["scale"], None, kind, *self.values_in, MAX_CAST)
+
+    @cached_property
+    def layers(self) -> list[answers.PrecisionTap]:
+        """What is shown, the worst first."""
         fits = finder_of(self.run, self.f).fits
-        layers = [each for each in found.taps if fits(each.module)]
-        table = TablePage.at(self.row, CAST_ROWS, len(layers))
-        return {
-            "found": found,
-            "layers": table.cut(layers),
-            "table": table,
-            "stay": sum(not each.formats[asked["format"]].fits for each in layers),
-            "most": MAX_CAST,
-        }
+        return [each for each in self.found.taps if fits(each.module)]
+
+    def part_verdict(self) -> dict[str, Any]:
+        """Return which tensors should stay in bf16, and the histogram of one."""
+        chosen = next((each for each in self.layers if str(each.number) == self.tap), next(iter(self.layers), None))
+        stay = [each for each in self.layers if not each.formats[self.asked["format"]].fits]
+        return {"stay": stay, "chosen": chosen, "drawn": chosen and self._drawn(chosen)}
+
+    def _drawn(self, tap: answers.PrecisionTap) -> dict[str, Any] | None:
+        """Return a tensor's histogram, and the limits of the format in it."""
+        counted = self.run.reader.histograms(tap.number or 0, *self.values_in, 1, MAGNITUDE_BINS)
+        if not len(counted.counts):
+            return None
+        limits = tap.formats[self.asked["format"]].limits
+        return drawn_magnitudes(counted.edges, counted.counts[0].astype(np.float64), limits)
+
+    def part_layers(self) -> dict[str, Any]:
+        table = TablePage.at(self.row, CAST_ROWS, len(self.layers))
+        return {"found": self.found, "layers": table.cut(self.layers), "table": table, "most": MAX_CAST}
 
 
 # The page Gradient flow: activations and gradients from input to output at one step, and over steps.

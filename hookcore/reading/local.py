@@ -348,7 +348,7 @@ class StoreReader(Reader):
 
 SCALES: Final = {"max": 1.0, "p99.9": 0.999}  # the share of values that fit
 MAX_CAST: Final = 1000  # taps of an answer
-MOST_LOST: Final = 0.01  # of the values, if a format fits
+MOST_LOST: Final = 0.5  # of the values, if a format fits
 MOST_NOISE: Final = 0.1
 
 
@@ -370,24 +370,27 @@ def _casts_of(
         values = Magnitudes.of(sums[place], size, bool(whole[place]))
         total = values.total
         casts = {name: values.cast(each, share, size) for name, each in FORMATS.items()} if total else {}
-        formats = {name: _cast_to(each) for name, each in casts.items()}
+        formats = {name: _cast_to(each, FORMATS[name].is_scaled) for name, each in casts.items()}
         yield answers.PrecisionTap.of(number, tap, values=int(total), sampled=not whole[place], formats=formats)
 
 
-def _cast_to(cast: Cast) -> answers.CastTo:
-    fits = cast.underflow[0] + cast.saturated[0] <= MOST_LOST and cast.noise <= MOST_NOISE
+def _cast_to(cast: Cast, is_scaled: bool) -> answers.CastTo:
+    """Return what a cast makes of a tensor. Small values may be lost: what is computed of their rows hardly changes."""
+    lost, has_infinite = cast.underflow[0] + cast.saturated[0], cast.saturated[0] > 0 and not is_scaled
+    fits = max(cast.noise, cast.most_noise) <= MOST_NOISE and lost <= MOST_LOST and not has_infinite
     underflow, subnormal, saturated = map(_estimate, (cast.underflow, cast.subnormal, cast.saturated))
-    return answers.CastTo(underflow, subnormal, saturated, Number(cast.error), Number(cast.noise), fits)
+    error, noise, most_noise = Number(cast.error), Number(cast.noise), Number(cast.most_noise)
+    return answers.CastTo(underflow, subnormal, saturated, error, noise, most_noise, _estimate(cast.limits), fits)
 
 
-def _estimate(share: tuple[float, float, float]) -> answers.Estimate:
-    usual, least, most = map(Number, share)
-    return usual, least, most
+def _estimate(three: tuple[float, float, float]) -> answers.Estimate:
+    one, two, last = map(Number, three)
+    return one, two, last
 
 
 def _harm(cast: answers.CastTo) -> tuple[bool, float, float]:
-    """Return a key that sorts casts by how much they harm."""
-    return not cast.fits, cast.underflow[0] + cast.saturated[0], cast.noise
+    """Return a key that sorts casts by how much they harm: by what is lost of the output of most rows."""
+    return not cast.fits, max(cast.noise, cast.most_noise), cast.underflow[0] + cast.saturated[0]
 
 
 def _named(taps: TapList) -> tuple[answers.Tap, ...]:

@@ -246,6 +246,7 @@ def shifted_rows(block: SketchBlock, rows: NDArray[np.bool_], steps: int) -> Ske
 _POINTS: Final = np.arange(1, 17) * 0.6180339887 % 1.0  # of a bin, at which a cast is computed: on no format's grid
 _SIGMAS: Final = 3.0  # of what sampling may have changed
 _LEAST: Final = 2.0**-149  # the smallest magnitude below the range
+MOST: Final = 0.99  # of a tensor's values: without those that may be outliers
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ class NumberFormat:
     is_scaled: bool  # whether tensors are scaled before a cast to it
 
     @property
-    def _limits(self) -> tuple[float, float, float]:
+    def limits(self) -> tuple[float, float, float]:
         """Magnitudes up to which a value becomes zero, below which it is subnormal, and above which it is too large."""
         least = np.ldexp(1.0, self.exponent - self.bits)
         ulp = np.ldexp(1.0, int(np.floor(np.log2(self.largest))) - self.bits)
@@ -278,7 +279,7 @@ class NumberFormat:
 
     def fates(self, magnitudes: NDArray[np.float64]) -> NDArray[np.intp]:
         """Return what each becomes: 0 for zero, 1 for a subnormal value, 2 for a normal one, 3 if it is too large."""
-        return np.searchsorted(np.array(self._limits), magnitudes)
+        return np.searchsorted(np.array(self.limits), magnitudes)
 
 
 FORMATS: Final = {
@@ -302,6 +303,8 @@ class Cast:
     saturated: tuple[float, float, float]  # share above the largest value
     error: float  # the mean relative error of a value
     noise: float  # the root mean square of the errors, relative to that of the values
+    most_noise: float  # the same without the largest values, which may have most of the power
+    limits: tuple[float, float, float]  # magnitudes that become zero, that are subnormal, and that fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -347,8 +350,8 @@ class Magnitudes:
     def cast(self, to: NumberFormat, share: float, largest: float) -> Cast:
         """Cast them. `share` of them fit below the largest value of a format that is scaled."""
         level = self.level(share, largest) if to.is_scaled else (to.largest,) * 3
-        scale, most, least = (to.largest / each for each in level)
-        fates_low, fates_high = to.fates(self.low * least), to.fates(np.nextafter(self.high, 0) * most)
+        scale, upper, lower = (to.largest / each for each in level)
+        fates_low, fates_high = to.fates(self.low * lower), to.fates(np.nextafter(self.high, 0) * upper)
         values = (self.low[:, None] + (self.high - self.low)[:, None] * _POINTS) * scale
         fates, rounded = to.fates(values), to.round(values)
         underflow, subnormal, saturated = (
@@ -363,13 +366,13 @@ class Magnitudes:
         unit = to.unit(values)
         is_fine = ((self.high - self.low)[:, None] * scale >= 4 * unit) & (values <= to.largest)
         unit = np.where(is_fine, unit, 0.0)  # others may be too large to be squared
-        errors = np.where(is_fine, unit / 4, np.abs(rounded - values)) / values
-        peak = float(values[-1, :].max())  # its square may be too large for a float
-        squares = np.where(is_fine, (unit / peak) ** 2 / 12, ((rounded - values) / peak) ** 2)
-        error, lost, power = (
-            float((each.mean(axis=1) * self.counts).sum()) for each in (errors, squares, (values / peak) ** 2)
-        )
-        return Cast(underflow, subnormal, saturated, error / self.total, float(np.sqrt(lost / power)))
+        lost = np.where(is_fine, unit / np.sqrt(12), np.abs(rounded - values))
+        error = float((np.where(is_fine, unit / 4, lost) / values).mean(axis=1) @ self.counts) / self.total
+        before = np.cumsum(self.counts) - self.counts
+        most = np.clip(MOST * self.total - before, 0.0, self.counts)
+        noise, most_noise = (_relative(lost, values, counts) for counts in (self.counts, most))
+        zero, normal, largest = (each / scale for each in to.limits)
+        return Cast(underflow, subnormal, saturated, error, noise, most_noise, (zero, normal, largest))
 
     def _share(
         self, usual: NDArray[np.float64], surely: NDArray[np.bool_], maybe: NDArray[np.bool_]
@@ -385,3 +388,12 @@ class Magnitudes:
         n, z = self.total, _SIGMAS
         middle, width = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
         return float(np.clip((middle + sign * width) / (1 + z * z / n), 0.0, 1.0))
+
+
+def _relative(errors: NDArray[np.float64], values: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
+    """Return the root mean square of errors at points of bins, relative to that of the values."""
+    used = counts > 0
+    errors, values = errors[used], values[used]
+    peak = float(values[-1].max())  # its square may be too large for a float
+    lost, power = (float(((each / peak) ** 2).mean(axis=1) @ counts[used]) for each in (errors, values))
+    return float(np.sqrt(lost / power))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 from starlette.testclient import TestClient
 
 from hookcore.records import SketchBlock, Tap
@@ -17,10 +18,10 @@ HTML = {"Accept": "text/html"}
 
 
 def client_of(run: str = "one") -> TestClient:
-    """Return a client of a server with a run: the values of one of its layers span a wide range."""
+    """Return a client of a server with a run: some values of one of its layers are far larger than the others."""
     world = make_world()
     rng = np.random.default_rng(0)
-    drawn = rng.normal(size=4096), np.exp(8 * rng.normal(size=4096))
+    drawn = rng.normal(size=4096), np.where(np.arange(4096) < 16, 1e7, 1) * rng.normal(size=4096)
     sketches = [Sketch.of(each).counts for each in drawn]
     filled = [np.flatnonzero(each) for each in sketches]
     block = SketchBlock(
@@ -47,9 +48,33 @@ def test_the_layer_that_should_stay_in_bf16_comes_first_with_what_each_format_wo
     assert "1 tensor should stay in bf16 rather than E4M3" in text
     wide, narrow = rows_of(text)
     assert [wide[0], narrow[0]] == ["wide", "narrow"]
-    assert re.fullmatch(r"&#x25B2; \d\d\.\d% lost", wide[2])
-    assert not any("lost" in each for each in narrow[:4])
-    assert "lost" not in wide[6], "bf16 has the range of float32"
+    assert re.fullmatch(r"&#x25B2; (9\d\.\d|100\.0)%", wide[2])
+    assert "&#x25B2;" not in "".join(narrow[:4])
+    assert "&#x25B2;" not in wide[6], "bf16 has the range of float32"
+
+
+def test_the_verdict_ranks_the_tensors_with_reasons_and_draws_the_worst_one_against_the_range_of_the_format() -> None:
+    client = client_of()
+    text = verdict_of(client.get("/runs/one/flow/precision?step=1", headers=HTML).text)
+    reason = r"99\.\d% of its values become zero, without the largest 1%, which set the scale, the noise is 100\.0%"
+    ranked = rf"rather than E4M3 wide activation: {reason} wide activation &#x25B2; It should stay in bf16: {reason}\."
+    assert re.search(ranked, text)
+    large = re.search(r"becomes zero: up to ([\d.,]+) subnormal: below ([\d.,]+) too large: above ([\d.,e]+)", text)
+    assert large is not None
+    zero, subnormal = (float(each.replace(",", "")) for each in large.groups()[:2])
+    assert subnormal == pytest.approx(2**-6 * (1 - 2**-4) / 2**-10 * zero, rel=0.01)
+    chosen = re.search(r'href="([^"]*tap=\d+#verdict)" aria-label="Histogram of narrow output"', client.get(
+        "/runs/one/flow/precision?step=1", headers=HTML).text)  # fmt: skip
+    assert chosen is not None
+    fine = client.get("/" + chosen[1].replace("&amp;", "&"), headers=HTML).text
+    assert "narrow activation It fits into E4M3: " in verdict_of(fine)
+    assert '<path class="inside-area" d="M0 80V' in fine
+
+
+def verdict_of(text: str) -> str:
+    """Return the words of the first card."""
+    part = text[text.index('data-part="verdict"') : text.index('data-part="layers"')]
+    return " ".join(re.sub("<[^>]*>", " ", part).split()).replace(" :", ":")
 
 
 def test_the_format_the_scale_and_the_filter_are_in_the_address() -> None:

@@ -61,6 +61,45 @@ def test_the_layer_with_outliers_is_the_worst_and_has_the_shares_of_a_cast(
     assert usual == pytest.approx(float((rounded == 0).double().mean()), abs=0.02)
 
 
+class OneRow(nn.Module):
+    """Makes one row of a batch far larger than the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.cat([torch.full((1, 1), 1e6), torch.ones(len(x) - 1, 1)])
+
+
+def test_a_few_large_values_that_hide_in_the_noise_that_the_others_are_lost_are_left_out_of_it() -> None:
+    seed_all()
+    model = nn.Sequential(nn.Linear(16, 64), OneRow(), nn.Linear(64, 4))
+    with watch(model, sketch_values=None) as watcher:
+        model(torch.randn(256, 16)).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.0).step()
+    cast = tap_of(StoreReader(watcher.store), "max").formats["e4m3"]
+    assert not cast.fits
+    assert cast.noise < 0.05, "the large row keeps its digits"
+    assert cast.most_noise > 0.5
+    zero, normal, largest = cast.limits
+    assert (normal / zero, largest / zero) == pytest.approx((15.0, 464 * 2**10), rel=1e-9)
+
+
+def test_small_values_that_become_zero_next_to_larger_ones_are_no_reason_to_stay() -> None:
+    seed_all()
+    model = nn.Sequential(nn.Linear(16, 64), Spread(), nn.Linear(64, 4))
+    with watch(model, sketch_values=None) as watcher:
+        model(torch.randn(256, 16)).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.0).step()
+    cast = tap_of(StoreReader(watcher.store), "max").formats["e4m3"]
+    assert cast.underflow[0] > 0.2
+    assert cast.fits
+
+
+class Spread(nn.Module):
+    """Spreads its values over many powers of ten, in each row alike."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.exp(-0.3 * torch.arange(64.0))
+
+
 def test_an_unknown_format_or_scale_is_an_error_that_names_the_known_ones() -> None:
     reader, _ = trained(None)
     with pytest.raises(ArgumentError, match=r"unknown format 'fp8'.*e4m3"):

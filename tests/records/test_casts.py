@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hookcore.records.sketch import FORMATS, Magnitudes, NumberFormat, Sketch
+from hookcore.records.sketch import FORMATS, MOST, Magnitudes, NumberFormat, Sketch
 
 Values = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Any]
@@ -56,12 +56,14 @@ def truth_of(values: Values, to: NumberFormat, share: float) -> dict[str, float]
     level = values.max() if share == 1 else np.sort(values)[int(np.ceil(share * len(values))) - 1]
     scaled = values * (to.largest / level if to.is_scaled else 1.0)
     found, too_large = cast(scaled, to)
+    most = np.argsort(scaled)[: round(MOST * len(scaled))]
     return {
         "underflow": float((found == 0).mean()),
         "subnormal": float(((found > 0) & (found < 2.0**to.exponent)).mean()),
         "saturated": float(too_large.mean()),
         "error": float(np.abs(found / scaled - 1).mean()),
         "noise": float(np.sqrt(((found - scaled) ** 2).sum() / (scaled**2).sum())),
+        "most_noise": float(np.sqrt(((found - scaled)[most] ** 2).sum() / (scaled[most] ** 2).sum())),
     }
 
 
@@ -80,6 +82,7 @@ def test_shares_and_errors_are_those_of_a_cast(distribution: str, name: str, sha
     assert found.error == pytest.approx(truth["error"], rel=0.04)
     factor = 2.0 if distribution in WITH_FEW else 1.06
     assert truth["noise"] / factor <= found.noise <= truth["noise"] * factor
+    assert found.most_noise == pytest.approx(truth["most_noise"], rel=0.06)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -104,7 +104,12 @@ class CastTo(Answer, frozen=True):
     saturated: Annotated[Estimate, Meta(description="share above the largest value of the format")]
     error: Annotated[Number, Meta(description="mean relative error of a value")]
     noise: Annotated[Number, Meta(description="root mean square of the errors, relative to that of the values")]
-    fits: Annotated[bool, Meta(description="few values are lost, and the noise is low")]
+    most_noise: Annotated[Number, Meta(description="noise of all values but the largest 1 %")]
+    limits: Annotated[
+        tuple[Number, Number, Number],
+        Meta(description="magnitudes up to which values become zero, below which subnormal, and above which too large"),
+    ]
+    fits: Annotated[bool, Meta(description="the noise is low, few values are lost, and none becomes infinite")]
 
 
 class PrecisionTap(Tap, frozen=True):

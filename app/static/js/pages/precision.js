@@ -4,6 +4,6 @@ import { open } from "../page.js";
 
 const page = open({ kind: "", format: "e4m3", scale: "max" });
 const parts = new Parts(page, "precision", { max: 20_000 });
-parts.follow(["layers"]);
+parts.follow();
 const form = /** @type {HTMLFormElement | null} */ (document.getElementById("precision-form"));
 form?.addEventListener("change", () => form.requestSubmit());
