@@ -14,6 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hookcore.errors import ArgumentError
 from hookcore.observe.plain import generators_kept
+from hookcore.records.vocabulary import OUTLIER_NUMBERS
 
 __all__ = [
     "GradientCosine",
@@ -24,6 +25,7 @@ __all__ = [
     "channel_zeros",
     "dead_channels",
     "effective_rank",
+    "outliers",
     "saturation",
     "sharpness",
 ]
@@ -108,6 +110,55 @@ def attention_entropy(weights: Tensor) -> Tensor:
         return mean
     heads: Tensor = entropy.transpose(0, -2).reshape(entropy.shape[-2], -1).mean(dim=1)
     return heads
+
+
+# Outliers: a channel or a single value far above the others.
+
+_PIECE: Final = 2**20  # values at a time, so that the float64 copies stay small
+
+
+def outliers(tensor: Tensor) -> dict[str, Tensor]:
+    """Return how far the largest channel and the largest value of a tensor are above the others, and where they are.
+
+    - `ratio`: the root mean square of the largest channel, as a multiple of that of the median channel.
+    - `channel`: the number of that channel.
+    - `kurtosis`: the fourth moment of all values around their mean, divided by their squared variance: 3 if normal.
+    - `largest`: the value with the largest magnitude. It is in channel `largest_channel`, at token `largest_token`.
+
+    Tokens are the dimension before the channels; of pictures, pixels row by row. All numbers are NaN if there is no
+    value or one isn't finite; `ratio`, too, if half of the channels are zero. Integers, and tensors that aren't dense
+    or are sharded, have no numbers.
+    """
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided or type(tensor).__name__ == "DTensor":
+        return {}
+    rows = tensor.movedim(1, -1) if tensor.dim() > 3 else tensor[(None,) * (2 - tensor.dim())]
+    if not rows.numel():
+        return dict.fromkeys(OUTLIER_NUMBERS, torch.tensor(torch.nan))
+    channels, tokens = rows.shape[-1], rows.shape[1:-1].numel() if rows.dim() > 2 else len(rows)
+    rows, wide = rows.reshape(-1, channels), _wide(rows)
+    pieces = torch.split(rows, max(1, _PIECE // channels))
+    mean = top = second = fourth = torch.zeros((), dtype=wide, device=rows.device)
+    at, squares = top.long(), torch.zeros(channels, dtype=wide, device=rows.device)
+    for place, piece in enumerate(pieces):
+        values = piece.to(wide).reshape(-1)
+        mean = mean + (values / rows.numel()).sum()
+        largest, where = values.abs().max(dim=0)
+        is_larger = largest > top.abs()
+        top = torch.where(is_larger, values.gather(0, where[None])[0], top)
+        at = torch.where(is_larger, where + place * pieces[0].numel(), at)
+    unit = torch.where(top == 0, 1.0, top.abs())  # so that no power overflows
+    for piece in pieces:
+        values = piece.to(wide) / unit
+        squares = squares + values.square().sum(dim=0)
+        spread = (values - mean / unit).square()
+        second, fourth = second + spread.sum(), fourth + spread.square().sum()
+    size, channel = squares.max(dim=0)
+    ratio = (size / squares.median()).sqrt().masked_fill(squares.median() == 0, torch.nan)
+    kurtosis = fourth * rows.numel() / second**2
+    numbers = (ratio, channel, kurtosis, top, at % channels, at // channels % tokens)
+    is_known = torch.isfinite(mean)
+    known = (torch.where(is_known, each.to(wide), torch.nan) for each in numbers)
+    return dict(zip(OUTLIER_NUMBERS, known, strict=True))
 
 
 # Attention: the numbers of each head from queries and keys, without the matrix of all weights.

@@ -17,6 +17,7 @@ from .models import (
     Gated,
     Mixture,
     Squeezed,
+    Stream,
     attentive,
     constant,
     drawn,
@@ -166,6 +167,10 @@ def _grow_queries(model: Any) -> None:
 
 def _point_at_first(model: Any) -> None:
     model[2].to_first = torch.tensor([0.0, 30.0])
+
+
+def _grow_channel(model: Any) -> None:
+    model.blocks[1].gains[5] = 1e5
 
 
 def _silence_head(model: Any) -> None:
@@ -347,6 +352,20 @@ FAULTY: Final = {
         "2",
         at=AT,
         probes=(HEADS,),
+    ),
+    "a channel of the residual stream that grows": Case(
+        lambda: _at(_grow_channel, Stream(), rate=1e-6, wrong=0.9),
+        ("outlier-channel",),
+        ("blocks.1", "blocks.2"),
+        at=AT,
+        settings={"state_every": 10},
+    ),
+    "a channel in bfloat16 that grows": Case(
+        lambda: _at(_grow_channel, Stream(64).bfloat16(), rate=1e-6, wrong=0.9),
+        ("outlier-channel",),
+        ("blocks.1", "blocks.2"),
+        at=AT,
+        settings={"state_every": 10},
     ),
     "rate far too high from the start": Case(
         lambda: trainings.regression(nn.Linear(16, 16), nn.functional.mse_loss, 2.0, torch.optim.SGD),

@@ -20,6 +20,7 @@ from .models import (
     Gated,
     Mixture,
     Recurrent,
+    Stream,
     Unused,
     Words,
     attentive,
@@ -103,6 +104,13 @@ def _with_large_logits() -> nn.Sequential:
     with torch.no_grad():
         for each in (model[2].queries, model[2].keys):
             each.weight.mul_(10.0)
+    return model
+
+
+def _with_large_channel() -> nn.Module:
+    model = Stream()
+    with torch.no_grad():
+        model.blocks[0].gains[3] = 1e5  # type: ignore[union-attr,operator]
     return model
 
 
@@ -205,6 +213,15 @@ HEALTHY: Final = {
     ),
     "large logits from the start, probed": Case(
         lambda: classifier(_with_large_logits(), 1e-3, _ADAM), steps=300, probes=(HEADS,)
+    ),
+    "residual stream, outliers measured often": Case(
+        lambda: classifier(Stream(), 5e-3, _ADAM), steps=300, settings={"state_every": 10}
+    ),
+    "residual stream with a large channel from the start": Case(
+        lambda: classifier(_with_large_channel(), 1e-3, _ADAM), steps=300, settings={"state_every": 10}
+    ),
+    "transformer, outliers measured often": Case(
+        lambda: classifier(transformer(), 2e-3, _ADAMW, shape=(2, 8)), steps=300, settings={"state_every": 10}
     ),
     "masks of attention and of a router": Case(lambda: classifier(masked(), 5e-3, _ADAM), steps=300),
     "averaged by hand": Case(lambda: classifier(mlp(4), 0.2, parts=4, clip=_average)),

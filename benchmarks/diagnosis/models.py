@@ -316,6 +316,33 @@ class Fused(nn.Module):
         return values + mixed.transpose(1, 2).flatten(2)
 
 
+class Stream(nn.Module):
+    """Blocks with skip connections; the normalized output of the last one is classified."""
+
+    def __init__(self, width: int = 32, blocks: int = 3) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(16, width), nn.LayerNorm(width), nn.Linear(width, 4)
+        branches = (nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Added(branch, width) for branch in branches)
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.first(values)
+        for block in self.blocks:
+            values = block(values)
+        return self.head(self.norm(values))
+
+
+class Added(nn.Module):
+    """A branch that is added to what it got, with a gain for each channel."""
+
+    def __init__(self, branch: nn.Module, width: int) -> None:
+        super().__init__()
+        self.branch, self.gains = branch, nn.Parameter(torch.ones(width))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.gains * self.branch(values)
+
+
 class Masked(nn.Module):
     """Hides all but the two largest values of each row, as a router does, or the tokens to come."""
 

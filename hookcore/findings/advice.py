@@ -396,6 +396,15 @@ ADVICE: Final[dict[str, Advice]] = {
             "if you don't need the heads, use fewer",
         ),
     ),
+    "outlier-channel": _advice(
+        "a channel of the residual stream that keeps growing, often with the gain of a normalization layer",
+        "a learning rate that is too high for the gains and biases, or no weight decay for them",
+        "a channel of the input that is far larger than the others, and isn't normalized",
+        tries=(
+            "lower the learning rate, or use weight decay for the gains, too",
+            "normalize or scale down what each branch adds to the residual stream",
+        ),
+    ),
     "never-used": _advice(
         "a router that never selects these experts, or a branch that is never taken",
         "a layer that the forward pass forgot, or that an older version of the model needed",
@@ -561,6 +570,7 @@ SENTENCES: Final[Mapping[str, str]] = {
         "results."
     ),
     "dead-heads": "The output of a head is below {share} times that of the usual head, in {results} results.",
+    "outlier-channel": "One channel is at least {factor} times the median channel, in {results} results.",
     "state-stays-zero": "A state of an optimizer is zero in {measured} measurements, although the gradient isn't.",
     "second-moments": (
         "Adam's second moments are {factor} times their usual size, or a share of {zero} of them is zero although the "

@@ -47,6 +47,7 @@ RuleName = Literal[
     "attention-logit-growth",
     "attention-first-token",
     "dead-heads",
+    "outlier-channel",
     "dead-expert",
     "router-collapse",
     "never-used",

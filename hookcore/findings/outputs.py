@@ -14,7 +14,7 @@ from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records import PROBE, Severity, Tap, adds_up
-from hookcore.records.vocabulary import ATTENTION, KIND_WORDS, PROBE_LABEL
+from hookcore.records.vocabulary import ATTENTION, KIND_WORDS, OUTLIERS, PROBE_LABEL
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
 
@@ -330,6 +330,7 @@ class _Judge:
     rule: RuleName
     stat: str
     judge: Callable[[Floats, Losses], _Judged]
+    where: str = ""  # what the number is called that says where the value was found
 
 
 def _dead_channels(shares: Floats, losses: Losses) -> _Judged:
@@ -382,6 +383,14 @@ def _dead_heads(smallest: Floats, losses: Losses) -> _Judged:
     return _Judged(bad, usual, "info" if losses.fell else rule.severity, message)
 
 
+def _outliers(ratios: Floats, losses: Losses) -> _Judged:
+    rule, usual = RULES["outlier-channel"], _usual(ratios)
+    factor = limits_of(losses.store, "outlier-channel")["factor"]
+    message = f"a channel of the activation has been {ratios[-1]:,.0f} times the median channel (at first {usual:,.3g})"
+    severity: Severity = "info" if losses.fell or usual >= factor else rule.severity
+    return _Judged(ratios >= factor, usual, severity, message)
+
+
 def _usual(values: Floats) -> float:
     return float(np.median(values[:_FIRST]))
 
@@ -396,6 +405,7 @@ _JUDGES: Final = {
     f"{ATTENTION} largest_logit": _Judge("attention-logit-growth", "max", _logits),
     f"{ATTENTION} first_token": _Judge("attention-first-token", "max", _first_token),
     f"{ATTENTION} output": _Judge("dead-heads", "min", _dead_heads),
+    f"{OUTLIERS} ratio": _Judge("outlier-channel", "mean", _outliers, where="channel"),
 }
 
 
@@ -407,7 +417,16 @@ def find_probed(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     """Return at most one finding of each rule, for the tap where the problem began first."""
     mine = places_by_rule(store, taps)
     judges = {judge.rule: judge for judge in _JUDGES.values() if judge.rule in mine}
-    return [found for rule, each in judges.items() for found in _find(store, taps.at(mine[rule]), each, losses)]
+    found = [(each, one) for rule, each in judges.items() for one in _find(store, taps.at(mine[rule]), each, losses)]
+    return [one.adding(_where(store, taps, one.tap, each.where)) if each.where else one for each, one in found]
+
+
+def _where(store: Store, taps: TapList, found: Tap, name: str) -> str:
+    """Return words about where the value of a number is, which another number of the same function says."""
+    beside = {replace(found, index=found.index.replace(f" {last}", f" {name}")) for last in found.index.split(" ")[1:]}
+    place = next((place for place, tap in enumerate(taps.taps) if tap in beside), None)
+    newest = np.empty((0, 1)) if place is None else store.latest(stat="mean", taps=taps.at([place])).values
+    return f": {name} {newest[0, 0]:.0f}" if np.isfinite(newest).any() else ""
 
 
 def places_by_rule(store: Store, taps: TapList) -> dict[RuleName, list[int]]:

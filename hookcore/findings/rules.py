@@ -189,6 +189,7 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         _results(3),
     ),
     "dead-heads": (Threshold("share", 0.01, 0, 1, "times the output of the usual head"), _results(3)),
+    "outlier-channel": (Threshold("factor", 1000.0, 2, 1e30, "times the median channel"), _results(3)),
     "slow-data-loading": (
         Threshold("share", 0.5, 0.01, 1, "share of a step's time"),
         Threshold("least_s", 0.005, 0, 1e6, "seconds per step"),
@@ -513,6 +514,15 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Dead heads",
                 "A head returns almost nothing compared with the other heads of its layer, in each of the newest "
                 "results. It is a note if the loss fell. Needs fused attention.",
+            ),
+            _rule(
+                "outlier-channel",
+                "warning",
+                "Outlier channel",
+                "One channel of a block's output is at least 1,000 times as large as the median channel, in each of "
+                "the newest results. Low precision then loses the other channels. It is a note if the loss fell, or if "
+                "this was so from the start: trained language models have such channels. Blocks are measured by "
+                "themselves, and other layers by a probe with `hookcore.probes.outliers`.",
             ),
             _rule(
                 "dead-expert",

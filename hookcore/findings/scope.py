@@ -267,7 +267,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse", "fused attention, or "),
     **{rule: _probed(rule, "fused attention, or ") for rule in OF_HEADS},
-    **dict.fromkeys(("dead-expert", "router-collapse")),  # a model without a router lacks nothing
+    **dict.fromkeys(("dead-expert", "router-collapse", "outlier-channel")),  # without a router or blocks, nothing lacks
     "never-used": None,
     "stalled-training": None,
     "slow-data-loading": None,

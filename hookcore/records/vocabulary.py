@@ -81,6 +81,9 @@ OWN_NUMBERS: Final = (*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED
 ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_token", "distance", "output")
 ATTENTION: Final = "hookcore.probes.attention"  # the function that computes them
 ATTENTION_MAP: Final = "recomputed attention"
+# Numbers of what stands out in an activation.
+OUTLIER_NUMBERS: Final = ("ratio", "channel", "kurtosis", "largest", "largest_channel", "largest_token")
+OUTLIERS: Final = "hookcore.probes.outliers"
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about

@@ -547,7 +547,7 @@ class Watcher:
         kinds: Kind | Iterable[Kind] = "output",
         every: int = 100,
     ) -> None:
-        """Add a probe: `function(tensor)` returns a number, or a 1-D tensor of numbers.
+        """Add a probe: `function(tensor)` returns a number, a 1-D tensor of numbers, or several of these by name.
 
         It is called for tensors of these kinds ("output", "output_grad", "param", "param_grad") of the modules that
         `include` matches, in the first captured step of every `every` steps. Its results are taps of the kind "probe".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,12 +19,12 @@ from hookcore.store import Store
 from tests import build
 
 RANK, DEAD, ENTROPY = (f"hookcore.probes.{name}" for name in ("effective_rank", "dead_channels", "attention_entropy"))
-HEADS = "hookcore.probes.attention"
+HEADS, OUTLIERS = "hookcore.probes.attention", "hookcore.probes.outliers"
 
 
 JUDGED = (
     *("dead-channels", "rank-collapse", "attention-entropy-collapse"),
-    *("attention-logit-growth", "attention-first-token", "dead-heads"),
+    *("attention-logit-growth", "attention-first-token", "dead-heads", "outlier-channel"),
 )
 
 
@@ -33,14 +34,15 @@ def found(
     loss: Callable[[int], float] = lambda _: 1.0,
     index: str = "mine",
     top: float | None = None,
+    beside: str = "other",
 ) -> list[Finding]:
     """Return the findings for results of a probe, one every ten steps. `top` is the largest value of each result."""
-    store, taps = Store(2**24), (Tap("layer", "output"), Tap("layer", "probe", index))
+    store, taps = Store(2**24), (Tap("layer", "output"), Tap("layer", "probe", index), Tap("layer", "probe", beside))
     for step in range(10 * len(results)):
         value = results[step // 10]
-        seen = range(1 if step % 10 else 2)
-        stats = build.stats_of_magnitudes([1.0, value][: len(seen)], "rms", "norm", "max", "min", "mean")
-        if top is not None and len(seen) == 2:
+        seen = range(1 if step % 10 else 3)
+        stats = build.stats_of_magnitudes([1.0, value, value][: len(seen)], "rms", "norm", "max", "min", "mean")
+        if top is not None and len(seen) == 3:
             stats[1, build.STAT_COLUMN["max"]] = top
         labels = {f"{PROBE_LABEL}mine": function}
         store.append(build.frame(step, stats, taps if step == 0 else (), scalars={"loss": loss(step)}, labels=labels))
@@ -98,6 +100,22 @@ def test_a_head_that_returns_nothing_is_found_by_the_smallest_output() -> None:
     assert (told.rule, told.severity, told.since_step) == ("dead-heads", "warning", 30)
     (told,) = found(HEADS, [0.0] * 3, falls, index="mine output")
     assert told.severity == "info"
+
+
+def test_a_channel_far_above_the_others_is_found_with_its_number() -> None:
+    grown, always = [3.0, 4.0, 3.0, 1100.0, 1500.0, 2000.0], [1500.0] * 6
+    for place in ("", " 0"):
+        (told,) = found(OUTLIERS, grown, index=f"mine ratio{place}", beside=f"mine channel{place}")
+        assert (told.rule, told.severity, told.since_step) == ("outlier-channel", "warning", 30)
+        assert told.message.startswith(
+            "a channel of the activation has been 2,000 times the median channel (at first 3)"
+        )
+        assert told.message.endswith(": channel 2000")
+    assert found(OUTLIERS, grown, falls, index="mine ratio")[0].severity == "info"
+    assert found(OUTLIERS, always, index="mine ratio")[0].severity == "info"
+    assert found(OUTLIERS, [3.0, 3.0, 3.0, 1100.0, 900.0, 2000.0], index="mine ratio") == []
+    assert found(OUTLIERS, [3.0, 3.0, 3.0, math.nan, 1100.0, 1100.0], index="mine ratio") == []
+    assert found(OUTLIERS, grown, index="mine ratio param weight") == found(OUTLIERS, grown, index="mine largest") == []
 
 
 @pytest.mark.parametrize(

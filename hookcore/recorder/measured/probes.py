@@ -20,7 +20,7 @@ from hookcore.hooks.internals import DisableTorchFunction, version_of
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import Copy, take_copy
 from hookcore.observe.plain import generators_kept, unseen
-from hookcore.probes import attention, channel_rms, channel_zeros
+from hookcore.probes import attention, channel_rms, channel_zeros, outliers
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.context import Context
@@ -37,6 +37,7 @@ MAX_NAME: Final = 100
 MAX_COMPUTES: Final = 200  # letters of the name of a function
 MAX_STATES: Final = 1024  # objects of a class
 MAX_FAULTS: Final = 3  # then it is switched off
+MAX_NUMBERS: Final = 32  # with names, of a tensor
 PROBE_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", "param", "param_grad")
 
 Function = Callable[..., Any]
@@ -208,7 +209,9 @@ class Probes:
         self.channels, self.passes = ChannelColumns(context.errors), PassProbes(context)
         self.due: tuple[Probe, ...] = ()
         self.of_attention: tuple[Probe, ...] = ()  # those of them that look at attention
-        self._of_rare = Probe("attention", attention, (), frozenset(), 1)
+        self._of_heads = Probe("attention", attention, (), frozenset(), 1)
+        self._of_blocks = Probe("outliers", outliers, (), frozenset(("output",)), 1)
+        self._measured: set[tuple[str, str, str, int]] = set()  # of this step, by functions with several numbers
         self.added: list[Probe] = []  # by the user; replaced, never changed
         self.choose_channels(context.settings.channels)
 
@@ -240,16 +243,23 @@ class Probes:
         if not (self.added or self._of_channels or self.due or is_rare):
             return False
         self.channels.end_step()
+        self._measured = set()
         before = self.due
         self.due = tuple(
             probe for probe in (*self._of_channels, *self.added) if probe.begin_step(step, captured, block)
         )
-        if is_rare and not any(probe.function is attention for probe in self.added):
-            self.due = (*self.due, self._of_rare)
+        if is_rare:
+            users = [each for probe in self.added for each in (probe.name, probe.function)]
+            own = (probe for probe in (self._of_heads, self._of_blocks) if probe.function not in users)
+            self.due = (*self.due, *(probe for probe in own if probe.name not in users))
         self.of_attention = tuple(probe for probe in self.due if probe.function is attention)
-        modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.due else {}
+        plans = list(self._plans.live()) if self.due else []
+        modules = {plan.path: plan.ref() for plan in plans}
         for probe in self.due:
-            probe.paths = frozenset(_chosen(modules, probe.include))
+            if probe is self._of_blocks:
+                probe.paths = frozenset(_blocks_among(plan for plan in plans if "output" in plan.kinds))
+            else:
+                probe.paths = frozenset(_chosen(modules, probe.include))
             self._collector.add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)  # each time: a frame may be lost
         self.passes.due = tuple(probe for probe in self.due if probe.passes is not None)
         return bool(before or self.due)
@@ -268,7 +278,7 @@ class Probes:
         if call.phase not in self._statistics.phases or call.again:
             return
         for probe in self.due:
-            if call.plan.path not in probe.paths:
+            if call.plan.path not in probe.paths or (probe is self._of_blocks and call.phase != "train"):
                 continue
             for index, tensor in call.tensors:
                 if "output" in probe.kinds:
@@ -314,21 +324,21 @@ class Probes:
     # Values
 
     def compute(self, probe: Probe, plan: Plan, kind: Kind, index: str, call: int, tensor: Tensor) -> None:
-        """Call the function, and add its result to the row of its tap."""
-        if probe.is_off:
+        """Call the function, and add its results to the rows of their taps."""
+        place = " ".join(filter(None, ("" if kind == "output" else kind, index)))
+        key = probe.name, plan.path, place, call
+        if probe.is_off or key in self._measured:
             return
-        name = " ".join(filter(None, (probe.name, "" if kind == "output" else kind, index)))
-        tap = Tap(plan.path, PROBE, name, call)
         given = tensor.detach()
         before = version_of(given)
         try:
             with unseen(), generators_kept():
-                function = probe.call_for(tap, plan, self._current.number)
+                function = probe.call_for(Tap(plan.path, PROBE, place, call), plan, self._current.number)
                 result = None if function is None else function(given)
                 if result is None and isinstance(probe.function, type):
                     return
-                values = values_of(result)
-                channels = channels_of(function, given, values)
+                found = [(name, values_of(each)) for name, each in _numbers_of(result)]
+                several = [(name, values, channels_of(function, given, values)) for name, values in found]
         except Exception as error:
             if message := probe.count_fault(error):
                 self._emit("probe-failed", message, "warning", plan.path)
@@ -338,11 +348,15 @@ class Probes:
             why = "changed its tensor, so the training may differ from this step on; it is switched off"
             self._emit("probe-failed", f"the probe {probe.name!r} {why}", "error", plan.path)
             return
-        slot = self._statistics.table.add(tap)
-        if slot >= 0:
-            self._statistics.add(plan, values, slot)
-            if channels:
-                self.channels.note(tap, self._current.number, channels, values)
+        if isinstance(result, dict):  # the first micro-batch of a step stands for it, as the numbers belong together
+            self._measured.add(key)
+        for name, values, channels in several:
+            tap = Tap(plan.path, PROBE, " ".join(filter(None, (probe.name, name, place))), call)
+            slot = self._statistics.table.add(tap)
+            if slot >= 0:
+                self._statistics.add(plan, values, slot)
+                if channels:
+                    self.channels.note(tap, self._current.number, channels, values)
 
 
 class _ProbeHook:
@@ -360,6 +374,28 @@ class _ProbeHook:
             self._probes.saw_arriving(*self._about, gradient)
 
 
+def _numbers_of(result: Any) -> Iterable[tuple[str, Any]]:
+    """Return the numbers of a result by their names; a single one has none. Raises ValueError for too many."""
+    if not isinstance(result, dict):
+        return (("", result),)
+    if len(result) > MAX_NUMBERS:
+        raise ValueError(f"it returned {len(result):,} names; a probe returns at most {MAX_NUMBERS}")
+    return ((str(name)[:MAX_NAME], each) for name, each in result.items())
+
+
 def _chosen(modules: dict[str, Any], include: tuple[Pattern, ...]) -> Iterable[str]:
     leaves = {path for path, module in modules.items() if module is not None and not module._modules}
     return select(modules, leaves, include, strict=False).chosen
+
+
+def _blocks_among(plans: Iterable[Plan]) -> Iterator[str]:
+    """Yield the outermost modules that are numbered, have siblings of their class, and contain others: the blocks."""
+    lists: dict[tuple[str, str], list[str]] = {}
+    for plan in plans:
+        parent, _, name = plan.path.rpartition(".")
+        if name.isdigit() and not plan.is_leaf:
+            lists.setdefault((parent, plan.type_name), []).append(plan.path)
+    blocks = {path for paths in lists.values() for path in paths if len(paths) > 1}
+    for path in blocks:
+        if not any(path[:end] in blocks for end, letter in enumerate(path) if letter == "."):
+            yield path
