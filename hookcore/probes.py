@@ -25,6 +25,7 @@ __all__ = [
     "channel_zeros",
     "dead_channels",
     "effective_rank",
+    "logit_lens",
     "outliers",
     "saturation",
     "sharpness",
@@ -159,6 +160,84 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     is_known = torch.isfinite(mean)
     known = (torch.where(is_known, each.to(wide), torch.nan) for each in numbers)
     return dict(zip(OUTLIER_NUMBERS, known, strict=True))
+
+
+# The logit lens: what a model would predict if it ended after a layer.
+
+_AT_ONCE: Final = 16  # tokens, whose logits may be many
+IGNORED: Final = -100  # as torch's losses do
+
+
+def logit_lens(
+    norm: Callable[[Tensor], Tensor] | None,
+    head: Callable[[Tensor], Tensor],
+    *,
+    targets: Callable[[], Tensor] | None = None,
+    shift: int = 0,
+    tokens: int = 64,
+) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Return a probe of hidden states: `watcher.probe("lens", logit_lens(model.norm, model.head), include="h.*")`.
+
+    It applies the model's last normalization and its head to `tokens` hidden states, spread evenly over the batch, and
+    returns means over them, in nats: `entropy` of the predictions, and with `targets` their `cross_entropy`. That is a
+    function that returns the class of each token, in the shape of the batch; negative ones don't count. With `shift=1`,
+    the target of a token is the next one's. `norm` and `head` are modules without modules inside, or functions that
+    call no module. Hooks on these modules don't run.
+    """
+    if type(tokens) is not int or tokens < 1 or type(shift) is not int or shift < 0:
+        raise ArgumentError(f"tokens={tokens!r}, shift={shift!r} is invalid: use integers of at least 1 and 0")
+    parts = [each for each in (norm, head) if each is not None]
+    for part in parts:
+        if isinstance(part, nn.Module) and (part._modules or part._buffers or not callable(part)):
+            raise ArgumentError(
+                f"{type(part).__name__} is invalid: use a module without modules inside and without buffers, or a "
+                "function of its weights, as in logit_lens(norm, lambda hidden: hidden @ model.words.weight.T)"
+            )
+    return functools.partial(_look_through, parts, targets, shift, tokens)
+
+
+def _look_through(
+    parts: Sequence[Callable[[Tensor], Tensor]],
+    targets: Callable[[], Tensor] | None,
+    shift: int,
+    tokens: int,
+    hidden: Tensor,
+) -> dict[str, Tensor]:
+    """Return the numbers of a logit lens."""
+    classes = None if targets is None else targets()
+    if classes is not None:
+        classes = nn.functional.pad(classes[..., shift:], (0, shift), value=IGNORED)
+        if classes.shape != hidden.shape[:-1]:
+            raise ArgumentError(
+                f"targets of shape {tuple(classes.shape)} don't fit hidden states of shape {tuple(hidden.shape)}: "
+                f"return {tuple(hidden.shape[:-1])}"
+            )
+    every = max(1, -(-hidden.shape[:-1].numel() // tokens))
+    rows = hidden.reshape(-1, hidden.shape[-1])[::every]
+    marks = None if classes is None else classes.reshape(-1)[::every]
+    entropy, losses, counted = torch.zeros((3,), dtype=_wide(rows), device=rows.device).unbind()
+    for start in range(0, len(rows), _AT_ONCE):
+        logs = _logits(parts, rows[start : start + _AT_ONCE]).log_softmax(dim=-1)
+        entropy = entropy + torch.special.entr(logs.exp()).sum(dtype=entropy.dtype)
+        if marks is not None:
+            these = marks[start : start + _AT_ONCE].long()
+            counts = (these >= 0) & (these < logs.shape[-1])
+            found = logs.gather(1, these.clamp(0, logs.shape[-1] - 1)[:, None])[:, 0]
+            losses = losses - torch.where(counts, found, 0.0).sum(dtype=losses.dtype)
+            counted = counted + counts.sum()
+    numbers = {"entropy": entropy / len(rows)}
+    return numbers if marks is None else {**numbers, "cross_entropy": losses / counted}
+
+
+def _logits(parts: Sequence[Callable[[Tensor], Tensor]], rows: Tensor) -> Tensor:
+    for part in parts:
+        module: Any = part
+        if isinstance(part, nn.Module):
+            dtypes = [each.dtype for each in part.parameters() if each.is_floating_point()]
+            rows = module.forward(rows.to(dtypes[0]) if dtypes else rows)  # no hook sees this call
+        else:
+            rows = module(rows)
+    return rows.double() if rows.dtype == torch.float64 else rows.float()
 
 
 # Attention: the numbers of each head from queries and keys, without the matrix of all weights.

@@ -30,7 +30,7 @@ from hookcore.findings.times import find_waits
 from hookcore.findings.updates import find_lost, find_ownership, find_precursors, find_states
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import APART, PROBE, SEVERITIES, STAT_COLUMN, Tap
-from hookcore.records.vocabulary import ATTENTION_NUMBERS, OUTLIER_NUMBERS, OWN_NUMBERS
+from hookcore.records.vocabulary import NUMBERS_APART, OWN_NUMBERS
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -223,7 +223,7 @@ def _is_apart(tap: Tap) -> bool:
     if tap.kind != PROBE:
         return tap.kind in APART
     first, *others = tap.index.split(" ")
-    return first in OWN_NUMBERS or any(each in ATTENTION_NUMBERS or each in OUTLIER_NUMBERS for each in others)
+    return first in OWN_NUMBERS or not NUMBERS_APART.isdisjoint(others)
 
 
 def _judged(taps: TapList) -> TapList:

@@ -76,7 +76,9 @@ STEP_NUMBERS: Final = ("effective_lr", DECAY_SHARE, "rotation")  # about the ste
 EXPERT_LOAD: Final = "expert_load"  # the share of each expert in the choices of a router, stored as a probe
 ROUTER_ENTROPY: Final = "router_entropy"  # of a token's probabilities, on average; 1 if all experts are as likely
 EXPERT_DROPPED: Final = "expert_dropped"  # the share of the choices beyond an expert's capacity
-OWN_NUMBERS: Final = (*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED)  # names that no probe of a user has
+RESIDUAL: Final = "residual"  # the share of a branch in the residual stream, and the stream before and after it
+# Names that no probe of a user has:
+OWN_NUMBERS: Final = (*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED, RESIDUAL)
 # Numbers of each head of a call of attention, stored as probes, and the place of its maps among a module's outputs.
 ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_token", "distance", "output")
 ATTENTION: Final = "hookcore.probes.attention"  # the function that computes them
@@ -84,6 +86,8 @@ ATTENTION_MAP: Final = "recomputed attention"
 # Numbers of what stands out in an activation.
 OUTLIER_NUMBERS: Final = ("ratio", "channel", "kurtosis", "largest", "largest_channel", "largest_token")
 OUTLIERS: Final = "hookcore.probes.outliers"
+# Numbers of hookcore's functions, whose growth or spikes say nothing by themselves.
+NUMBERS_APART: Final = frozenset((*ATTENTION_NUMBERS, *OUTLIER_NUMBERS, "cross_entropy"))
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about

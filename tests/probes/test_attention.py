@@ -247,7 +247,8 @@ def probed(watcher: hookcore.Watcher) -> dict[str, list[int]]:
     """Return the steps in which each number of a probe was measured."""
     watcher.flush()
     reader = watcher.reader()
-    taps = [tap for tap in watcher.store.taps().taps if tap.kind == "probe" and not tap.index.startswith("outliers")]
+    probes = [tap for tap in watcher.store.taps().taps if tap.kind == "probe"]
+    taps = [tap for tap in probes if not tap.index.startswith(("outliers", "residual"))]
     return {tap.label: reader.series(tap.label, "mean").first_step.tolist() for tap in taps}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,14 +15,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore.probes import outliers
+from hookcore.errors import ArgumentError
+from hookcore.probes import logit_lens, outliers
 from hookcore.records.vocabulary import OUTLIER_NUMBERS
 from tests.harness import digest, random_state, seed_all
+from tests.inside import class_of
 from tests.lanes import examples
 
+PARTS = ("share", "before", "after")
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -100,6 +106,76 @@ def test_zeros_have_no_ratio_and_what_is_not_dense_or_no_float_has_no_numbers() 
     assert outliers(torch.ones(3, dtype=torch.int64)) == outliers(torch.eye(3).to_sparse()) == {}
 
 
+# The logit lens.
+
+
+def look(hidden: Tensor, norm: nn.Module, head: nn.Linear, classes: Tensor | None, tokens: int) -> dict[str, float]:
+    """Return what each of some hidden states predicts, in float64."""
+    every = -(-(hidden.numel() // hidden.shape[-1]) // tokens)
+    rows = hidden.double().reshape(-1, hidden.shape[-1])[::every]
+    rows = (rows - rows.mean(1, keepdim=True)) / (rows.var(1, correction=0, keepdim=True) + norm.eps).sqrt()  # type: ignore[operator]
+    logs = (rows @ head.weight.detach().double().T).log_softmax(1)
+    found = {"entropy": float(-(logs.exp() * logs).sum(1).mean())}
+    if classes is not None:
+        marks = classes.reshape(-1)[::every]
+        known = (marks >= 0) & (marks < logs.shape[1])
+        found["cross_entropy"] = float(-logs[known].gather(1, marks[known, None]).mean())
+    return found
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 40)),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    st.sampled_from([1, 5, 64, 1000]),
+    st.sampled_from([None, 0, 1, 3]),
+    st.integers(0, 10**6),
+)
+def test_the_logit_lens_predicts_what_the_head_would(
+    shape: tuple[int, int], dtype: torch.dtype, tokens: int, shift: int | None, seed: int
+) -> None:
+    seed_all(seed)
+    norm, head = nn.LayerNorm(8), nn.Linear(8, 30, bias=False)
+    hidden, classes = torch.randn(*shape, 16).to(dtype)[..., ::2], torch.randint(-5, 34, shape)
+    if dtype is torch.float64:
+        norm, head = norm.double(), head.double()
+    targets = None if shift is None else lambda: classes
+    with torch.no_grad():
+        found = logit_lens(norm, head, targets=targets, shift=shift or 0, tokens=tokens)(hidden)
+    moved = None if shift is None else nn.functional.pad(classes[:, shift:], (0, shift), value=-1)
+    expected = look(hidden, norm, head, moved, tokens)
+    assert {name: float(each) for name, each in found.items()} == pytest.approx(
+        expected, rel=3e-5, abs=1e-6, nan_ok=True
+    )
+
+
+def test_a_logit_lens_of_nothing_or_of_values_that_are_not_finite_is_nan_and_wrong_arguments_say_what_is_right() -> (
+    None
+):
+    head = nn.Linear(4, 3)
+    lens = logit_lens(None, head, targets=lambda: torch.zeros(2, 0, dtype=torch.long))
+    assert all(math.isnan(each) for each in lens(torch.zeros(2, 0, 4)).values())
+    assert math.isnan(logit_lens(None, head)(torch.full((2, 4), math.nan))["entropy"])
+    for norm, wrong in (
+        (nn.Sequential(head), {}),
+        (nn.BatchNorm1d(4), {}),
+        (None, {"tokens": 0}),
+        (None, {"shift": -1}),
+    ):
+        with pytest.raises(ArgumentError, match="is invalid: use"):
+            logit_lens(norm, head, **wrong)
+    with pytest.raises(ArgumentError, match=r"return \(2, 3\)"):
+        logit_lens(None, head, targets=lambda: torch.zeros(2, 4))(torch.zeros(2, 3, 4))
+
+
+def test_numbers_wait_for_no_device() -> None:
+    with FakeTensorMode():  # whose values can't be read
+        hidden, classes = torch.randn(2, 5, 8), torch.randint(0, 9, (2, 5))
+        outliers(hidden)
+        class_of("size_of")(hidden)
+        logit_lens(nn.LayerNorm(8), nn.Linear(8, 9), targets=lambda: classes)(hidden)
+
+
 # In a training.
 
 
@@ -122,15 +198,35 @@ class Stack(nn.Module):
     def __init__(self, reentrant: bool | None = None, width: int = 8) -> None:
         super().__init__()
         self.blocks, self.reentrant = nn.ModuleList(Block(width) for _ in range(3)), reentrant
-        self.given: list[Tensor] = []
+        self.first, self.given = nn.Linear(width, width), list[Tensor]()
 
     def forward(self, values: Tensor) -> Tensor:
-        self.given = []
+        self.given, values = [], self.first(values)
         for block in self.blocks:
             again = self.reentrant
             values = block(values) if again is None else checkpoint(block, values, use_reentrant=again)
             self.given.append(values.detach())
         return values
+
+
+class Language(nn.Module):
+    """A small language model, whose head counts the calls that hooks see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(30, 8), nn.ModuleList(Block(8) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 30)
+        self.calls, self.given = 0, torch.empty(0)
+        self.head.register_forward_hook(self.count)
+
+    def count(self, *_: Any) -> None:
+        self.calls += 1
+
+    def forward(self, words: Tensor) -> Tensor:
+        values = self.words(words)
+        for block in self.blocks:
+            values = block(values)
+        return self.head(self.norm(values))
 
 
 def watch(model: nn.Module, **options: Any) -> hookcore.Watcher:
@@ -176,8 +272,88 @@ def test_outliers_of_blocks_are_measured_in_rare_steps_by_themselves(reentrant: 
                     )
                 assert expected["kurtosis"] > 1
         assert watcher.store.labels()["probe outliers"] == "hookcore.probes.outliers"
-        assert not [tap for tap in found if not tap.startswith("blocks.") or tap.count(".") > 1]
+        assert not [tap for tap in found if "outliers" in tap and (not tap.startswith("blocks.") or tap.count(".") > 1)]
         assert not watcher.errors
+
+
+@pytest.mark.parametrize("how", ["plain", "checkpoint", "reentrant", "bfloat16", "micro-batches"])
+def test_the_share_of_each_branch_in_the_residual_stream_is_measured_in_rare_steps(how: str) -> None:
+    seed_all()
+    dtype = torch.bfloat16 if how == "bfloat16" else torch.float32
+    model = Stack({"checkpoint": False, "reentrant": True}.get(how)).to(dtype)
+    sizes: dict[str, list[float]] = {}
+
+    def note(path: str, tensor: Tensor) -> None:
+        if watcher.current_step in (4, 9) and not torch._C._current_graph_task_id() >= 0:
+            sizes.setdefault(path, []).append(float(tensor.detach().double().square().mean().sqrt()))
+
+    for path, module in model.named_modules():
+        if path.endswith(("mix", "dropout")) or path.count(".") == 1:
+            module.register_forward_hook(lambda _module, _args, output, path=path: note(path, output))
+        if path.endswith(("norm", "mlp")):
+            module.register_forward_pre_hook(lambda _module, args, path=path: note(path, args[0]))
+    with watch(model, state_every=5) as watcher:
+        train(model, 11, 2 if how == "micro-batches" else 1, dtype)
+        found = {tap: values for tap, values in probed(watcher).items() if "residual" in tap}
+        assert not watcher.errors
+    if how == "reentrant":  # whose first pass has no graph
+        assert not found
+        return
+    parts = 2 if how == "micro-batches" else 1
+    for block in range(3):
+        path = f"blocks.{block}"
+        streams = sizes[f"{path}.norm"], sizes[f"{path}.mlp"], sizes[path]
+        for branch, before, after in (("mix", *streams[:2]), ("dropout", *streams[1:])):
+            added = sizes[f"{path}.{branch}"]
+            expected = {
+                "before": before,
+                "after": after,
+                "share": [one / two for one, two in zip(added, after, strict=True)],
+            }
+            for name in PARTS:
+                values = found[f"{path}.{branch} probe [residual {name}]"]
+                assert values == pytest.approx(dict(zip((4, 9), expected[name][::parts], strict=True)), rel=1e-6)
+    assert len(found) == 6 * 3
+
+
+@pytest.mark.parametrize(
+    ("forward", "told", "taps"),
+    [
+        (lambda model, values: values + model[0](values), False, 2),
+        (lambda model, values: (model[0](values) + values).relu_() + 1, False, 0),  # nothing gets or returns the sum
+        (lambda model, values: model[1](values + 0.5 * model[0](values)), True, 0),
+        (lambda model, values: model[1](model[0](values) + model[1](values)), False, 0),
+        (lambda model, values: model[1](values.detach() + model[0](values)), False, 0),
+        (lambda model, values: model[1](values + model[0](values).sum()), True, 0),
+    ],
+)
+def test_only_what_is_computed_from_the_stream_and_added_to_it_is_a_branch(
+    forward: Callable[[nn.ModuleList, Tensor], Tensor], told: bool, taps: int
+) -> None:
+    class Model(nn.ModuleList):
+        def forward(self, values: Tensor) -> Tensor:
+            return forward(self, values)
+
+    model = Model([nn.Linear(4, 4), nn.Linear(4, 4)])
+    whole = nn.Sequential(nn.Linear(4, 4), model)
+    with watch(whole, state_every=1) as watcher:
+        whole(torch.randn(3, 4)).sum().backward()
+        watcher.step()
+        found = probed(watcher)
+        unknown = [each for each in watcher.store.events() if each.name == "probe-unknown"]
+        assert bool(unknown) == told
+        assert len(found) == (taps + 1 if taps else 0)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.integers(1, 6), max_size=4), st.sampled_from(TYPES), st.booleans(), st.integers(0, 10**6))
+def test_the_size_of_a_tensor_is_that_in_float64(
+    shape: list[int], dtype: torch.dtype, strided: bool, seed: int
+) -> None:
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    tensor = tensor.transpose(0, -1)[..., ::2] if strided and shape else tensor
+    expected = float(tensor.double().square().mean().sqrt())
+    assert float(class_of("size_of")(tensor)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_probe_of_the_user_looks_at_other_layers_and_more_often() -> None:
@@ -189,7 +365,7 @@ def test_a_probe_of_the_user_looks_at_other_layers_and_more_often() -> None:
         found = probed(watcher)
         weight = found["0 probe [out ratio param weight]"]
         assert list(weight) == [0, 3]
-        assert set(found) == {
+        assert {tap for tap in found if "residual" not in tap} == {
             f"0 probe [out {name}{place}]"
             for name in OUTLIER_NUMBERS
             for place in ("", " output_grad", " param weight", " param bias")
@@ -210,6 +386,37 @@ def test_outliers_in_evaluation_do_not_count() -> None:
             watcher.step()
         largest = probed(watcher)["blocks.0 probe [outliers largest]"]
     assert all(abs(each) < 1e3 for each in largest.values())
+
+
+def test_a_logit_lens_at_the_last_block_is_the_loss_and_no_hook_sees_its_calls() -> None:
+    found, states = [], []
+    for watched in (False, True):
+        seed_all()
+        model = Language()
+        watcher = watch(model) if watched else None
+        if watcher is not None:
+            lens = logit_lens(model.norm, model.head, targets=partial(getattr, model, "given"), shift=1, tokens=1000)
+            watcher.probe("lens", lens, include="blocks.*", every=1)
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+        for _ in range(4):
+            words = model.given = torch.randint(0, 30, (2, 9))
+            model.calls = 0
+            logits = model(words)
+            assert model.calls == 1
+            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append((digest(model.state_dict()), random_state()))
+        if watcher is not None:
+            found = [probed(watcher)[f"blocks.{block} probe [lens cross_entropy]"] for block in (0, 1)]
+            assert list(found[1].values()) == pytest.approx(losses, rel=1e-5)
+            assert list(found[0].values()) != pytest.approx(losses, rel=1e-2)
+            assert {tap.call for tap in watcher.store.taps().taps} == {0}  # of the head, too
+            watcher.close()
+            assert not watcher.errors
+    assert states[0] == states[1]
 
 
 transformers = import_module("transformers")
@@ -264,12 +471,18 @@ def test_models_of_transformers_are_measured_and_no_bit_changes(name: str, how: 
             model.gradient_checkpointing_enable()
         return model.to(torch.bfloat16) if how == "bfloat16" else model
 
+    modules = dict(make().named_modules())
     plain, seen = train_language(make()), train_language(make(), state_every=1)
     assert seen[:2] == plain[:2]
     for layer in (0, 1):
-        tops = {tap: set(steps) for tap, steps in seen[2].items() if tap.startswith(f"{MODELS[name][2]}.{layer} probe")}
-        assert len(tops) == len(OUTLIER_NUMBERS)
-        assert all(steps == {0, 1, 2, 3} for steps in tops.values())
+        path = f"{MODELS[name][2]}.{layer}"
+        branches = [each for each in (f"{path}.{inner}" for inner in ("attn", "self_attn", "mlp")) if each in modules]
+        assert len(branches) == 2
+        expected = {f"{path} probe [outliers {each}]" for each in OUTLIER_NUMBERS}
+        expected |= {f"{branch} probe [residual {each}]" for branch in branches for each in PARTS}
+        assert {tap: set(steps) for tap, steps in seen[2].items() if path in tap and "attention" not in tap} == {
+            tap: {0, 1, 2, 3} for tap in expected
+        }
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from hookcore.recorder.calls.plans import Call, Observer, Plan, StepKeeper
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import BatchNames, find_tensors
-from hookcore.recorder.measured.flows import Flows
+from hookcore.recorder.measured.flows import Flows, Streams
 from hookcore.recorder.measured.moments import Samples
 from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records import Phase
@@ -41,7 +41,7 @@ class Dispatcher:
         self.times, self.names, self.keeper = StepTimes(context.now), BatchNames(), keeper
         self._samples = samples
         self.others: tuple[Observer, ...] = ()
-        self.entering: tuple[Flows | AttentionCalls, ...] = ()  # those of them that see calls before they run
+        self.entering: tuple[Flows | Streams | AttentionCalls, ...] = ()  # those of them that see calls before they run
         self._observers: tuple[Observer, ...] = (self.statistics,)
         self._saw_eval = False  # whether a call in evaluation was counted in this step
 
@@ -50,7 +50,7 @@ class Dispatcher:
     def add_only(self, *others: Observer) -> None:
         """Pass the calls to the statistics and to these observers."""
         self.others = others
-        self.entering = tuple(other for other in others if isinstance(other, Flows | AttentionCalls))
+        self.entering = tuple(other for other in others if isinstance(other, Flows | Streams | AttentionCalls))
         self._observers = (self.statistics, *others)
 
     def wants(self, plan: Plan) -> bool:

@@ -29,7 +29,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector
-from hookcore.recorder.measured.flows import Flows
+from hookcore.recorder.measured.flows import Flows, Streams
 from hookcore.recorder.measured.moments import Samples
 from hookcore.recorder.measured.probes import Probes
 from hookcore.recorder.measured.routers import Routers
@@ -260,14 +260,15 @@ class Observers:
         self.probes = Probes(context, collector)
         self.routers = Routers(context, self.probes.channels)
         self.attention = AttentionCalls(context, self.probes, self.snapshots)
-        self.flows = Flows(context)
+        self.flows, self.streams = Flows(context), Streams(context)
         self._cadence, self._placement = context.cadence, placement
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
         learns, routes = self.flows.begin_step(captured), self.routers.begin_step(step, captured)
         takes, is_rare = self.automatic.begin_step(captured), captured and self._cadence.is_rare(step)
-        if self.probes.begin_step(step, captured, is_rare, self._cadence.block) or learns or routes or takes:
+        streams = self.streams.begin_step(is_rare)
+        if self.probes.begin_step(step, captured, is_rare, self._cadence.block) or learns or routes or takes or streams:
             self._follow()
         if self.attention.looks:
             self.attention.begin_step()
@@ -291,7 +292,8 @@ class Observers:
         routers: tuple[Observer, ...] = (self.routers,) if self.routers.due else ()
         attention: tuple[Observer, ...] = (self.attention,) if self.attention.looks else ()
         flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
-        self._placement.follow_observers(*snapshots, *automatic, *probes, *routers, *attention, *flows)
+        streams: tuple[Observer, ...] = (self.streams,) if self.streams.due else ()
+        self._placement.follow_observers(*snapshots, *automatic, *probes, *routers, *attention, *flows, *streams)
 
     def hurries(self, step: int) -> bool:
         """Return whether to capture a step, whatever the cadence says."""

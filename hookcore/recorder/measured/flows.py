@@ -10,15 +10,27 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from hookcore.hooks.internals import current_graph_task, is_wrapped, keywords_of, memory_of, tracing_state, version_of
+from hookcore.hooks.internals import (
+    current_graph_task,
+    is_wrapped,
+    keywords_of,
+    memory_of,
+    node_number,
+    tracing_state,
+    version_of,
+)
+from hookcore.observe.copies import is_capturing
+from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors
 from hookcore.recorder.measured.sizes import SeenCall, Sizes, forms_of, now
-from hookcore.records import Frame, Phase, Tap, text_of
+from hookcore.records import PROBE, Frame, Phase, Tap, text_of
 from hookcore.records.flow import MAX_FLOW_EDGES, OUTERMOST, Flow, FlowCall, How, TensorForm
+from hookcore.records.vocabulary import RESIDUAL
 
 # The memory in which the outputs of one step's calls are. The references to it are weak.
 
@@ -455,3 +467,131 @@ class Flows:
 
     def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
         """Do nothing: the forward pass says it all."""
+
+
+# The residual stream: additions of which one term, the output of a branch, was computed from the other one. They are
+# found where their sum is given to a module or returned by one. No tensor is held, only the sizes of outputs.
+
+MAX_BRANCH: Final = 2_000  # nodes in a branch
+_ADDITION: Final = "AddBackward0"
+_PIECE: Final = 2**20  # values at a time
+_NO_MODULE: Final = "what is added to the residual stream isn't measured: it isn't just the output of a module"
+
+
+@dataclass(slots=True)
+class _Sized:
+    """The root mean square of a tensor of this step, and the outermost module that returned it."""
+
+    size: Tensor
+    shape: torch.Size
+    plan: Plan | None = None
+    call: int = 0
+
+
+def _do_nothing(*_: Any) -> None:
+    """Observe nothing: `entered` and outputs say it all."""
+
+
+class Streams:
+    """Measures what branches add to the residual stream: an observer of calls in a few steps."""
+
+    wants_inputs = False  # it learns of calls by `entered`
+
+    def __init__(self, context: Context) -> None:
+        self._statistics, self._emit = context.statistics, context.emit
+        self.due = False
+        self._sized: dict[tuple[int, int, int], _Sized] = {}  # by thread, number of the node, and place of its output
+        self._done: set[tuple[str, int]] = set()  # of this step
+        self._reported = False
+
+    def begin_step(self, is_rare: bool) -> bool:
+        """Decide whether to look at a step. Return whether that changed who observes calls."""
+        before, self.due = self.due, is_rare and "train" in self._statistics.phases
+        self._sized, self._done = {}, set()
+        return before or self.due
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether it looks at this module: each may return a branch."""
+        return self.due
+
+    def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
+        """Look for additions among what a module is about to get."""
+        if self.due and not tracing_state() and current_graph_task() == -1:
+            with unseen():
+                for _, tensor in find_tensors((args, keywords_of(module))):
+                    if tensor.requires_grad and tensor.grad_fn is not None and tensor.grad_fn.name() == _ADDITION:
+                        self._note(tensor, plan)
+
+    saw_inputs = saw_gradient = forget = _do_nothing
+
+    def saw_outputs(self, call: Call) -> None:
+        """Note how large the outputs of a call are, and look for additions among them."""
+        if self.due and call.phase == "train" and not (call.again or call.traced):
+            with unseen():
+                for _, tensor in call.tensors:
+                    if tensor.requires_grad and tensor.grad_fn is not None:
+                        known = self._note(tensor, call.plan)
+                        if known is not None:
+                            known.plan, known.call = call.plan, call.number
+
+    def _note(self, tensor: Tensor, plan: Plan) -> _Sized | None:
+        node: Any = tensor.grad_fn
+        key = threading.get_ident(), node_number(node), tensor.output_nr
+        known = self._sized.get(key)
+        if known is not None or not _is_plain(tensor):
+            return known
+        known = self._sized[key] = _Sized(size_of(tensor.detach()), tensor.shape)
+        if node.name() == _ADDITION:
+            self._look(node, known, plan)
+        return known
+
+    def _look(self, node: Any, after: _Sized, plan: Plan) -> None:
+        """Measure an addition, if it is one of a branch to what that was computed from."""
+        terms = [each for each in node.next_functions if each[0] is not None and each[0].next_functions]
+        if len(terms) != 2:
+            return
+        (stream, one), (branch, other) = sorted(terms, key=lambda each: node_number(each[0]))
+        if not _leads_to(branch, stream):
+            return
+        before = self._sized.get((threading.get_ident(), node_number(stream), one))
+        added = self._sized.get((threading.get_ident(), node_number(branch), other))
+        if added is None or added.plan is None:
+            if not self._reported:
+                self._reported = True
+                self._emit("probe-unknown", _NO_MODULE, "info", plan.path)
+            return
+        key = added.plan.path, added.call
+        if key in self._done or added.shape != after.shape:
+            return
+        self._done.add(key)  # the first micro-batch of a step stands for it
+        sizes = {"share": added.size / after.size, "after": after.size}
+        for name, value in (sizes if before is None else {**sizes, "before": before.size}).items():
+            slot = self._statistics.table.add(Tap(added.plan.path, PROBE, f"{RESIDUAL} {name}", added.call))
+            if slot >= 0:
+                self._statistics.add(added.plan, value, slot)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    fits = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.is_floating_point()
+    return fits and tensor.numel() > 0 and not is_wrapped(tensor) and not is_capturing()
+
+
+def size_of(tensor: Tensor) -> Tensor:
+    """Return the root mean square of a tensor's values."""
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # where the device has it
+    norms = [torch.linalg.vector_norm(piece, dtype=wide) for piece in torch.split(tensor.reshape(-1), _PIECE)]
+    size: Tensor = torch.linalg.vector_norm(torch.stack(norms)) / tensor.numel() ** 0.5
+    return size
+
+
+def _leads_to(node: Any, source: Any) -> bool:
+    """Return whether an output of a node was computed from one of another node."""
+    first, seen, waiting = node_number(source), {id(node): node}, [node]  # held, so that the identities stay valid
+    while waiting and len(seen) < MAX_BRANCH:
+        for behind, _ in waiting.pop().next_functions:
+            if behind is source:
+                return True
+            if behind is not None and id(behind) not in seen and behind.next_functions and node_number(behind) > first:
+                seen[id(behind)] = behind
+                waiting.append(behind)
+    return False
