@@ -149,9 +149,8 @@ def test_the_logit_lens_predicts_what_the_head_would(
     )
 
 
-def test_a_logit_lens_of_nothing_or_of_values_that_are_not_finite_is_nan_and_wrong_arguments_say_what_is_right() -> (
-    None
-):
+@torch.no_grad()
+def test_a_logit_lens_of_nothing_or_of_nan_is_nan_and_wrong_arguments_say_what_is_right() -> None:
     head = nn.Linear(4, 3)
     lens = logit_lens(None, head, targets=lambda: torch.zeros(2, 0, dtype=torch.long))
     assert all(math.isnan(each) for each in lens(torch.zeros(2, 0, 4)).values())
