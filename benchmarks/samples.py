@@ -26,6 +26,7 @@ from hookcore.capsules import replay
 from hookcore.reading.answers import SampleShares
 
 SAMPLES, BATCH, EPOCHS, WORDS = 1024, 8, 2, 32
+TEXTS = 4096  # so that the loss is small before the second epoch brings the poisoned one again
 Trouble = Literal["sample", "rate", "nothing"]
 TROUBLES: tuple[Trouble, ...] = ("rate", "nothing")  # of healthy samples
 
@@ -37,6 +38,11 @@ class Case:
     kind: Literal["classes", "numbers", "pictures", "micro-batches", "two ranks", "positions", "packed rows"]
     seed: int
     trouble: Trouble = "sample"
+
+    @property
+    def counts(self) -> bool:
+        """Whether the model guesses a number."""
+        return self.kind in ("numbers", "pictures")
 
     @property
     def poisoned(self) -> int:
@@ -68,8 +74,8 @@ class Rows(Dataset[tuple[Tensor, Tensor, int]]):
         shape = (self.many, 3, 8, 8) if case.kind == "pictures" else (self.many, 16)
         self.rows = torch.randn(shape, generator=draw)
         flat = self.rows.flatten(1)
-        self.targets = flat[:, :4].sum(1, keepdim=True) if case.kind == "numbers" else (flat[:, :8].sum(1) > 0).long()
-        if case.poisoned >= 0 and case.kind == "numbers":
+        self.targets = flat[:, :4].sum(1, keepdim=True) if case.counts else (flat[:, :8].sum(1) > 0).long()
+        if case.poisoned >= 0 and case.counts:
             self.targets[case.poisoned] = 400.0
         elif case.poisoned >= 0:
             self.rows[case.poisoned] *= 300
@@ -83,17 +89,17 @@ class Rows(Dataset[tuple[Tensor, Tensor, int]]):
 
 
 class Texts(Dataset[tuple[Tensor, int]]):
-    """Texts of 4 to 12 words, each the one before plus one, of which one may be noise."""
+    """Texts of 4 to 12 words, each the one before plus one, of which one may be long noise."""
 
     def __init__(self, case: Case) -> None:
         draw = torch.Generator().manual_seed(case.seed)
-        sizes = torch.randint(4, 13, (SAMPLES,), generator=draw).tolist()
+        sizes = torch.randint(4, 13, (TEXTS,), generator=draw).tolist()
         self.texts = [(torch.arange(size) + index) % WORDS for index, size in enumerate(sizes)]
         if case.poisoned >= 0:
-            self.texts[case.poisoned] = torch.randint(0, WORDS, (12,), generator=draw)
+            self.texts[case.poisoned] = torch.randint(0, WORDS, (48,), generator=draw)
 
     def __len__(self) -> int:
-        return SAMPLES
+        return TEXTS
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.texts[index], index
@@ -128,7 +134,7 @@ def model_of(case: Case) -> nn.Module:
     if case.kind in ("positions", "packed rows"):
         return Speaker()
     if case.kind == "pictures":
-        layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 2)
+        layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 1)
         return nn.Sequential(*layers)
     return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1 if case.kind == "numbers" else 2))
 
@@ -143,14 +149,16 @@ def losses(case: Case, model: nn.Module, watcher: Any, rank: int, world: int) ->
             else:
                 watcher.samples([index for row in ids for index in row])
             logits = model(words[:, :-1], position_ids=positions[:, :-1])
-            yield F.cross_entropy(logits.reshape(-1, WORDS), words[:, 1:].reshape(-1)), True
+            # Nothing says with which word a text begins.
+            targets = words[:, 1:].where(positions[:, 1:] > 0, -100)
+            yield F.cross_entropy(logits.reshape(-1, WORDS), targets.reshape(-1)), True
         return
     rows = Rows(case, world)
     sampler = DistributedSampler(rows, world, rank, seed=case.seed) if world > 1 else None
     given = DataLoader(rows, BATCH, shuffle=sampler is None, sampler=sampler, num_workers=2)
     for place, (batch, targets, _) in enumerate(given):
         made = model(batch)
-        loss = F.mse_loss(made, targets) if case.kind == "numbers" else F.cross_entropy(made, targets)
+        loss = F.mse_loss(made, targets) if case.counts else F.cross_entropy(made, targets)
         yield (loss / 2, bool(place % 2)) if case.kind == "micro-batches" else (loss, True)
 
 

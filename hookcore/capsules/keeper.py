@@ -280,8 +280,8 @@ class CapsuleKeeper:
         self._fired = self._fired or Fired(what, module)
         return True
 
-    def jump(self, loss: Tensor, what: str, batch_of: BatchOf) -> bool:
-        """Save the running step, whose loss has jumped, as soon as its gradients have arrived."""
+    def jump(self, loss: Tensor, what: str, limit: float, batch_of: BatchOf) -> bool:
+        """Save the running step, whose loss has jumped above the limit, as soon as its gradients have arrived."""
         wanted = self._plan.when == "error" and "spike" in self._plan.on and self._jumps < MAX_JUMPS
         if not wanted or not self.armed or self._jump is not None or any(each.is_late for each in self.models):
             return False
@@ -293,7 +293,7 @@ class CapsuleKeeper:
             why = str(error)
         except Exception as error:  # of a tensor class of the user, or a graph that is freed
             why = f"{type(error).__name__}: {error}"
-        self._jump, self._call_batch = Jump(what, parts, why), batch_of
+        self._jump, self._call_batch = Jump(what, limit, parts, why), batch_of
         return True
 
     def look(self, first_bad: FirstBad, where: str) -> None:

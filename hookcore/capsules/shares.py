@@ -181,7 +181,8 @@ _LOSSES: Final[Mapping[str, Callable[[Any], Tensor]]] = {
 # A jump of the loss, as a capsule has it, and the samples' shares of it.
 
 HOLDS: Final = 0.5  # of the loss, for a sample to stand out,
-TIMES: Final = 5.0  # and times the mean of the others
+TIMES: Final = 5.0  # and times the mean of the others,
+RESTS: Final = 0.1  # of the loss, for what is left without it to be a jump of its own
 MAX_SHARES: Final = 8
 _STARTS: Final = ("position_ids", "positions")  # arguments that are zero where a packed sample begins,
 _GROUPS: Final = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "seq_idx")  # and that number packed samples
@@ -192,6 +193,7 @@ class Jump:
     """A loss that jumped, and the batch that it is of, as far as they are known."""
 
     what: str
+    limit: float  # a loss above it is one
     parts: LossParts | None
     why: str  # the parts aren't known
     batch: Batch | None = None
@@ -201,7 +203,8 @@ class Jump:
         """Return it as a part of a capsule."""
         parts = None if self.parts is None else tuple(self.parts)
         ids = ((), ()) if self.batch is None else (self.batch.ids, self.batch.rows)
-        return {"parts": parts, "why": self.why, "ids": ids[0], "rows": ids[1], "why_no_ids": self.why_no_ids}
+        about = {"parts": parts, "why": self.why, "limit": self.limit}
+        return {**about, "ids": ids[0], "rows": ids[1], "why_no_ids": self.why_no_ids}
 
 
 Again = Callable[[Any, Any, Mapping[str, Tensor]], tuple[dict[str, Tensor], float]]
@@ -230,10 +233,16 @@ class Sharing:
         others = (total - float(sums[order[0]])) / max(1, len(sums) - 1)
         stands_out = len(sums) > 1 and shares[0].share >= HOLDS and float(sums[order[0]]) >= TIMES * others
         of: Literal["loss", "gradient"] = "loss" if parts is not None else "gradient"
-        found = SampleShares(None, of, loss, len(sums), shares, stands_out, self._jump["why_no_ids"] or None)
+        found = SampleShares(None, of, loss, len(sums), shares, stands_out, why_no_ids=self._jump["why_no_ids"] or None)
         if not stands_out:
             return found
+        # A loss can be a jump, and little beside the one that jumped. Older capsules have no limit.
+        limit = math.inf if loss is None else max(self._jump.get("limit", math.inf), RESTS * loss)
+        if loss is not None and loss * (1 - shares[0].share) > limit:
+            return replace(found, stands_out=False, still_jumps=True)
         left, norm, why = self._without(rows[order[0]], sums, rows)
+        if left is not None and left > limit:
+            found = replace(found, stands_out=False, still_jumps=True)
         return replace(found, loss_without=left, norm=self._norm, norm_without=norm, why_not_without=why)
 
     def _divided(self) -> tuple[Tensor, list[tuple[int | str, ...]], list[int]]:

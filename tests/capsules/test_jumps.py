@@ -162,6 +162,16 @@ def test_a_jump_of_all_samples_alike_names_none() -> None:
     assert shares.sentence.startswith("No sample stands out: of 4, the largest, sample ")
 
 
+def test_the_largest_sample_of_a_loss_that_jumps_without_it_as_well_is_not_blamed() -> None:
+    rows = Rows(bad=1.0)
+    rows.targets[JUMP * BATCH : (JUMP + 1) * BATCH] = 200.0
+    rows.targets[BAD] = 800.0
+    shares = shares_in(train(plain(), rows=rows)[1])
+    assert (shares.stands_out, shares.still_jumps) == (False, True)
+    assert 0.7 < shares.samples[0].share < 0.9
+    assert shares.sentence.startswith(f"No sample explains the jump: sample {BAD} holds 8")
+
+
 def test_samples_that_the_ledger_does_not_know_are_rows_with_a_reason() -> None:
     rows = Rows()
     model, batches = plain(), list(DataLoader(rows, BATCH))  # loaded before the watch

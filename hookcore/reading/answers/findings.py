@@ -467,7 +467,8 @@ class SampleShares(Answer, frozen=True):
     loss: Annotated[float | None, Meta(description="of the backward pass")]
     many: Annotated[int, Meta(description="samples of the batch")] = 0
     samples: Annotated[tuple[SampleShare, ...], Meta(description="those with the largest shares, at most 8")] = ()
-    stands_out: Annotated[bool, Meta(description="whether the first one holds most of it")] = False
+    stands_out: Annotated[bool, Meta(description="whether the first one explains the jump")] = False
+    still_jumps: Annotated[bool, Meta(description="whether the loss jumps without the first one, too")] = False
     why_no_ids: Annotated[str | None, Meta(description="why the samples have no names; null if they do")] = None
     loss_without: Annotated[float | None, Meta(description="with another sample of the batch in its place")] = None
     norm: Annotated[float | None, Meta(description="of the gradient of all weights")] = None
@@ -483,6 +484,8 @@ class SampleShares(Answer, frozen=True):
         if self.of == "loss":
             of = "the loss" if self.loss is None else f"the loss of {self.loss:.3g}"
         share = f"holds {first.share:.0%} of {of}"
+        if self.still_jumps:
+            return f"No sample explains the jump: {first.words} {share}, but without it, the loss is a jump as well."
         if not self.stands_out:
             return f"No sample stands out: of {self.many}, the largest, {first.words}, {share}."
         unnamed = f" ({self.why_no_ids})" if not first.ids and self.why_no_ids else ""

@@ -64,10 +64,13 @@ class Keeping:
         keeper = self._dispatcher.keeper
         return keeper is not None and keeper.fire(what, module)
 
-    def jump(self, loss: Tensor, value: float) -> bool:
-        """Save the running step, whose loss has jumped, after its backward pass. Return whether it will be tried."""
+    def jump(self, loss: Tensor, value: float, limit: float) -> bool:
+        """Save the running step, whose loss has jumped above the limit, after its backward pass.
+
+        Return whether it will be tried.
+        """
         keeper = self._dispatcher.keeper
-        if keeper is None or not keeper.jump(loss, f"the loss jumped to {value:.6g}", self._samples.of_call):
+        if keeper is None or not keeper.jump(loss, f"the loss jumped to {value:.6g}", limit, self._samples.of_call):
             return False
         self._samples.hurry()
         return True

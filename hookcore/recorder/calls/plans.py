@@ -444,7 +444,7 @@ class StepKeeper(Protocol):
         It is saved once the gradients of the running backward pass have arrived. Return whether it will be tried.
         """
 
-    def jump(self, loss: Tensor, what: str, batch_of: BatchOf) -> bool:
+    def jump(self, loss: Tensor, what: str, limit: float, batch_of: BatchOf) -> bool:
         """Save the running step, whose loss has jumped: its backward pass is about to begin. Return whether it will.
 
         `batch_of` returns the batch that the arguments of a call are of, or why that isn't known.

@@ -337,7 +337,7 @@ class BackwardPasses(EndsSteps):
     def see_jump(self, tensors: Sequence[Any]) -> None:
         """Let the step be saved if the loss of the pass that begins is a jump."""
         loss = self._jumps.saw(self._loss.running)
-        if loss is not None and not self._keeping.jump(tensors[0], loss):
+        if loss is not None and not self._keeping.jump(tensors[0], loss, self._jumps.limit):
             self._jumps.is_new = False
 
     @ends_steps
