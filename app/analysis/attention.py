@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
 from hookcore.records import PROBE, Snapshot, Tap
-from hookcore.records.vocabulary import ATTENTION, ATTENTION_MAP, PROBE_LABEL
+from hookcore.records.vocabulary import ATTENTION, ATTENTION_MAP, functions_of
 from hookcore.store import Store
 
 # Attention rollout: how much each position before the first layer influences each position of the last. In float64.
@@ -224,7 +224,7 @@ def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
 
 def taps_recomputed(store: Store, match: str | None) -> list[Tap]:
     """Return the maps of fused attention, which a trainer computes on request: one for each call that was measured."""
-    names = [name.removeprefix(PROBE_LABEL) for name, text in store.labels().items() if text == ATTENTION]
+    names = [name for name, text in functions_of(store.labels()).items() if text == ATTENTION]
     found: dict[Tap, None] = {}
     for tap in store.taps(match, PROBE).taps:
         for name in names:

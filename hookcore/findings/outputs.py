@@ -14,7 +14,7 @@ from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records import PROBE, Severity, Tap, adds_up
-from hookcore.records.vocabulary import ATTENTION, KIND_WORDS, OUTLIERS, PROBE_LABEL
+from hookcore.records.vocabulary import ATTENTION, KIND_WORDS, OUTLIERS, functions_of
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
 
@@ -431,10 +431,9 @@ def _where(store: Store, taps: TapList, found: Tap, name: str) -> str:
 
 def places_by_rule(store: Store, taps: TapList) -> dict[RuleName, list[int]]:
     """Return the places of the probes that each rule judges."""
-    labels = {name: text for name, text in store.labels().items() if name.startswith(PROBE_LABEL)}
-    known = {name.removeprefix(PROBE_LABEL): text for name, text in labels.items() if text in _FUNCTIONS}
+    known = {name: text for name, text in functions_of(store.labels()).items() if text in _FUNCTIONS}
     found: dict[RuleName, list[int]] = {}
-    for place, tap in enumerate(taps.taps) if known else ():
+    for place, tap in enumerate(taps.taps):
         judge = _judge_of(tap.index, known) if tap.kind == PROBE and tap.phase == "train" else None
         if judge is not None:
             found.setdefault(judge.rule, []).append(place)

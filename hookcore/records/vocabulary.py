@@ -7,7 +7,7 @@ archive, and JSON never get a string that can't be encoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 OWN: Final = "hookcore/"  # prefix of the scalars that hookcore adds
@@ -82,13 +82,15 @@ OWN_NUMBERS: Final = (*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED
 # Numbers of each head of a call of attention, stored as probes, and the place of its maps among a module's outputs.
 ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_token", "distance", "output")
 ATTENTION: Final = "hookcore.probes.attention"  # the function that computes them
+ATTENTION_PROBE: Final = "attention"  # the name under which they are computed unless a script chooses one
 ATTENTION_MAP: Final = "recomputed attention"
 # Numbers of what stands out in an activation.
 OUTLIER_NUMBERS: Final = ("ratio", "channel", "kurtosis", "largest", "largest_channel", "largest_token")
 OUTLIERS: Final = "hookcore.probes.outliers"
+OUTLIERS_PROBE: Final = "outliers"
 # Numbers of hookcore's functions, whose growth or spikes say nothing by themselves.
 NUMBERS_APART: Final = frozenset((*ATTENTION_NUMBERS, *OUTLIER_NUMBERS, "cross_entropy"))
-PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
+PROBE_LABEL: Final = "probe "  # with the name of a probe of the script: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about
 # Events of the trainer, from which rules of these names make findings:
@@ -171,6 +173,12 @@ def counted(many: int, noun: str) -> str:
 def is_media(dtype: str) -> bool:
     """Return whether a snapshot was logged as an image, text, table, or figure, by its dtype: a media type."""
     return "/" in dtype
+
+
+def functions_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the function of each probe by its name: those of the script, and hookcore's own of rare steps."""
+    asked = {name.removeprefix(PROBE_LABEL): text for name, text in labels.items() if name.startswith(PROBE_LABEL)}
+    return {ATTENTION_PROBE: ATTENTION, OUTLIERS_PROBE: OUTLIERS} | asked
 
 
 def is_per_frame(rule: str) -> bool:

@@ -276,6 +276,7 @@ def test_fused_attention_is_measured_in_rare_steps_by_itself(reentrant: bool | N
         assert heads.values.shape[0] == 4 or heads.values.shape[-1] == 4
         assert not unknown(watcher)
         assert not watcher.errors
+        assert not any(name.startswith("probe ") for name in watcher.store.labels()), "the script asked for none"
 
 
 @pytest.mark.parametrize("attach", ["global", "module"])

@@ -29,7 +29,7 @@ from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.snapshots import Outgoing, Send
 from hookcore.recorder.measured.wideprobes import Passes, PassProbes, channels_of, values_of
 from hookcore.records import PROBE, Kind, Snapshot, Tap
-from hookcore.records.vocabulary import OWN_NUMBERS, PROBE_LABEL
+from hookcore.records.vocabulary import ATTENTION_PROBE, OUTLIERS_PROBE, OWN_NUMBERS, PROBE_LABEL
 
 # One probe: a function of the user or of hookcore, and when and for which tensors it is called.
 
@@ -209,8 +209,8 @@ class Probes:
         self.channels, self.passes = ChannelColumns(context.errors), PassProbes(context)
         self.due: tuple[Probe, ...] = ()
         self.of_attention: tuple[Probe, ...] = ()  # those of them that look at attention
-        self._of_heads = Probe("attention", attention, (), frozenset(), 1)
-        self._of_blocks = Probe("outliers", outliers, (), frozenset(("output",)), 1)
+        self._of_heads = Probe(ATTENTION_PROBE, attention, (), frozenset(), 1)
+        self._of_blocks = Probe(OUTLIERS_PROBE, outliers, (), frozenset(("output",)), 1)
         self._measured: set[tuple[str, str, str, int]] = set()  # of this step, by functions with several numbers
         self.added: list[Probe] = []  # by the user; replaced, never changed
         self.choose_channels(context.settings.channels)
@@ -260,7 +260,8 @@ class Probes:
                 probe.paths = frozenset(_blocks_among(plan for plan in plans if "output" in plan.kinds))
             else:
                 probe.paths = frozenset(_chosen(modules, probe.include))
-            self._collector.add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)  # each time: a frame may be lost
+            if probe not in (self._of_heads, self._of_blocks):  # each time: a frame may be lost
+                self._collector.add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)
         self.passes.due = tuple(probe for probe in self.due if probe.passes is not None)
         return bool(before or self.due)
 
