@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.records import ROOT, Severity, Tap
 from hookcore.store import Store
@@ -90,6 +91,12 @@ MIN_PAST: Final = 16  # columns before them that are needed to know the usual va
 WARM_UP: Final = 20  # steps at the start of a run in which nothing is usual yet
 EARLY: Final = 128  # the usual value of the steps after these, before the window moved on
 SPARK: Final = 48  # values of a sparkline
+
+
+def spark_around(values: NDArray[np.float64], place: int) -> tuple[float, ...]:
+    """Return a sparkline's values on both sides of a place."""
+    near = values[max(0, place - SPARK // 2) :][:SPARK]
+    return tuple(near[np.isfinite(near)].tolist())
 
 
 OLDER: Final = " or earlier"  # follows the step if the steps before it weren't looked at

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import Finding, RuleName
-from hookcore.findings.losses import HIGH, Losses, main_losses, never_fell, not_fallen
+from hookcore.findings.losses import HIGH, Losses, by_steps, main_losses, never_fell, not_fallen
 from hookcore.findings.times import rates_of, recent
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import OWN, RAW_NORM, counted, loss_rank, losses_among, titled
@@ -194,6 +194,8 @@ _NOW: Final = 8  # newest values, and first ones
 _LEAST: Final = 0.02  # of the first losses: smaller changes say nothing
 _ROSE: Final = 1.2  # times the first losses
 _AGAIN: Final = 0.5  # of what it had fallen, by which a loss has risen again
+_RISEN: Final = 16  # the newest of so many parts must have risen
+_HIDDEN: Final = 0.1  # of the first losses: if noise hides such a change, it isn't known whether there is one
 _ERRORS: Final = 3.0  # standard errors that a change must exceed
 _MEDIAN: Final = 1.2533  # standard error of a median, in those of a mean
 _DEVIATION: Final = 1.0484  # standard deviations of normal noise in the median of its absolute differences
@@ -268,7 +270,7 @@ def _of(losses: Losses, series: Series) -> Course:
         return Course("unknown", f"{counted(logged, 'value')} of {titled(name)}, {MIN_LOGGED} needed", name)
     if values.min() < 0 < values.max():
         return Course("unknown", f"{titled(name)} changes its sign, so its size doesn't show what is learned", name)
-    course = _by_values(series, values)
+    course = _by_values(series, values, losses.store.first_scalar(name))
     if course.word == "learning" and (sizes := never_fell(losses.store, series)) is not None:
         return replace(course, word="flat", reason=f"{titled(name)} {not_fallen(series, sizes)}")
     if course.word == "diverging" and values.min() < 0:
@@ -282,20 +284,23 @@ def _smoothing(last: float, newest: float) -> str:
     return "" if f"{last:.3g}" == f"{newest:.3g}" else f" (the median of its last {_NOW} values)"
 
 
-def _by_values(series: Series, values: Floats) -> Course:
-    """Compare the first values, the newest, and the lowest ones."""
-    parts = [float(np.median(part)) for part in np.array_split(values, min(24, len(values) // _NOW))]
-    first, early, newest = float(values[0]), float(np.median(values[:_NOW])), float(np.median(values[-_NOW:]))
+def _by_values(series: Series, values: Floats, logged_first: tuple[int, float] | None) -> Course:
+    """Compare the first values, the newest, and the lowest ones. `logged_first`: the very first one, if it is known."""
+    spans = by_steps(series, min(24, len(values) // _NOW))
+    parts = [float(np.median(part)) for _, part in spans]
+    first = float(values[0]) if logged_first is None or not math.isfinite(logged_first[1]) else logged_first[1]
+    early, newest = float(np.median(values[:_NOW])), float(np.median(values[-_NOW:]))
     lowest, at = min(parts), int(np.argmin(parts))
     noise = _ERRORS * _DEVIATION * float(np.median(np.abs(np.diff(values))))
     least = max(noise * _MEDIAN * np.sqrt(2 / _NOW), _LEAST * abs(early))
-    begun = int(series.first_step[min(len(series.first_step) - 1, at * len(values) // len(parts))])
+    begun = spans[at][0]
     from_step, to_step = int(series.first_step[0]), int(series.last_step[-1])
     about = series.name, first, newest, lowest
     loss, steps = titled(series.name), counted(to_step - from_step + 1, "step") + _smoothing(float(values[-1]), newest)
-    if newest - max(first, early) > max(least, (_ROSE - 1) * abs(early)):
+    risen = min(newest, float(np.median(values[-max(_NOW, len(values) // _RISEN) :])))  # not for a moment only
+    if risen - max(first, early) > max(least, (_ROSE - 1) * abs(early)):
         return Course("diverging", f"{loss} rose from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
-    if first - lowest > least and newest - lowest > max(_AGAIN * (first - lowest), least):
+    if first - lowest > least and risen - lowest > max(_AGAIN * (first - lowest), least):
         reason = (
             f"{loss} fell from {first:.3g} to {lowest:.3g} until about step {begun:,}, and rose to {newest:.3g}"
             f"{_smoothing(float(values[-1]), newest)}"
@@ -303,4 +308,14 @@ def _by_values(series: Series, values: Floats) -> Course:
         return Course("diverging", reason, *about, begun)
     if first - newest > noise or (early - newest > least and first - newest > _LEAST * abs(first)):
         return Course("learning", f"{loss} fell from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
+    # What the noise of few values hides, a quarter of all values may show.
+    quarters = [part for _, part in by_steps(series, 4)]
+    before, after = float(np.median(quarters[0])), float(np.median(quarters[-1]))
+    error = noise * _MEDIAN * np.sqrt(1 / len(quarters[0]) + 1 / len(quarters[-1]))
+    if before - after > max(error, _LEAST * abs(before)):
+        reason = f"{loss} fell slowly, from about {before:.3g} to about {after:.3g} by step {to_step:,}"
+        return Course("learning", reason, *about, from_step)
+    if error > _HIDDEN * abs(before):
+        reason = f"{loss} is too noisy to show whether it falls: {first:.3g} at first, {newest:.3g} after {steps}"
+        return Course("unknown", reason, *about, from_step)
     return Course("flat", f"{loss} was {first:.3g} at first, and is {newest:.3g} after {steps}", *about, from_step)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, spark_around
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records import Severity
@@ -81,9 +82,9 @@ class Losses:
         return float(np.abs(series.max[:_NEWEST]).max())
 
     def _start_of(self, series: Series) -> float:
-        """Return the first value: a loss that rises at once and comes back hasn't fallen. If merged, the largest."""
-        is_single = series.first_step[0] == series.last_step[0]
-        return abs(float(series.mean[0])) if is_single else self.first_of(series)
+        """Return the first value: a loss that rises at once and comes back hasn't fallen. If unknown, the largest."""
+        first = self.store.first_scalar(series.name)
+        return self.first_of(series) if first is None else abs(first[1])
 
     def now(self, series: Series) -> Series:
         """Return the newest steps of a loss, unmerged if the store still has them."""
@@ -238,10 +239,19 @@ def never_fell(store: Store, series: Series) -> tuple[float, float] | None:
     limits, values = limits_of(store, "loss-not-decreasing"), series.mean
     if series.present.sum() < limits["least_logged"] or not np.isfinite(values).all():
         return None
-    parts = np.array([np.median(part) for part in np.array_split(values, min(20, len(values)))])
+    parts = np.array([np.median(part) for _, part in by_steps(series, min(20, len(values)))])
     if parts[0] <= 0 or (parts[1:] < limits["falls"] * parts[0]).any():
         return None
     return float(parts[0]), float(parts[-1])
+
+
+def by_steps(series: Series, many: int) -> list[tuple[int, Floats]]:
+    """Split the finite values into spans of as many steps each, with their first steps: older values may be merged."""
+    known = np.isfinite(series.mean)
+    steps, values = series.first_step[known], series.mean[known]
+    borders = np.linspace(steps[0], series.last_step[-1] + 1, many + 1)[1:-1] if len(steps) else np.empty(0)
+    places = [0, *np.searchsorted(steps, borders).tolist(), len(steps)]
+    return [(int(steps[begin]), values[begin:end]) for begin, end in pairwise(places) if end > begin]
 
 
 def not_fallen(series: Series, sizes: tuple[float, float]) -> str:
@@ -367,7 +377,8 @@ def _spike(
     when = f"at step {since}" if since == until else f"between steps {since} and {until}"
     end = "" if is_back else ", and hadn't recovered by then"
     text = f"{titled(now.name)} jumped to {peak:.3g} {when}{times}{end}"
-    return of_training(RULE, taps, now, sizes, since, text, severity=severity, until=until)
+    found = of_training(RULE, taps, now, sizes, since, text, severity=severity, until=until)
+    return replace(found, spark=spark_around(now.mean, places[0]))
 
 
 # Whether the learning rate is too high or too low, by the course of the loss and by the updates of the weights.

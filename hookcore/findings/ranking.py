@@ -11,7 +11,7 @@ from typing import Final, cast
 import numpy as np
 
 from hookcore.findings.depth import find_depth, find_equal, find_scale
-from hookcore.findings.finding import SPARK, Finding, RuleName, with_unseen
+from hookcore.findings.finding import Finding, RuleName, spark_around, with_unseen
 from hookcore.findings.keyfigures import Course, course_of
 from hookcore.findings.losses import HIGH, Losses, find_loss, find_loss_spikes, find_progress, find_rate
 from hookcore.findings.magnitudes import find_clipped, find_drift, find_nonfinite, find_sizes, find_updates
@@ -30,7 +30,7 @@ from hookcore.findings.times import find_waits
 from hookcore.findings.updates import find_lost, find_ownership, find_precursors, find_states
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import APART, PROBE, SEVERITIES, STAT_COLUMN, Tap
-from hookcore.records.vocabulary import NUMBERS_APART, OWN_NUMBERS
+from hookcore.records.vocabulary import NUMBERS_APART, OWN_NUMBERS, titled
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -40,7 +40,8 @@ MAX_PAST: Final = 10  # newest incidents that are over
 def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
     """Let findings name the tensor and the step of their incident, and add the incidents that no finding is about.
 
-    Problems of several tensors that began together are one incident: the other findings are parts of it.
+    Problems of several tensors that began together are one incident: the other findings are parts of it. So are those
+    of something short that came back, such as a spike.
     """
     # Findings about non-finite values are made of incidents already.
     incidents = [incident for incident in store.incidents() if incident.rule != NONFINITE]
@@ -48,14 +49,53 @@ def settle(store: Store, findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:  # the worst first
         found = _settle(store, finding, incidents)
         settled.setdefault((found.key, found.since_step), found)
-    others = [incident for incident in incidents if (incident.key, incident.first_step) not in settled]
+    ids = {(incident.key, incident.first_step): incident.id for incident in incidents}
+    parts = [_part(finding, ids.get(key, ""), incidents) for key, finding in settled.items()]
+    again = _repeated(parts, incidents)
+    times = {id(each): incident for incident, every in again.items() for each in every}
+    parts = [
+        replace(each, incident=times[id(each)], is_part=True) if id(each) in times else each
+        for each in parts
+        if each.incident not in again  # the first time, of which its incident's line is
+    ]
+    others = [
+        incident
+        for incident in incidents
+        if incident.id not in again and (incident.key, incident.first_step) not in settled
+    ]
     lasting = [
         other for other in others if not other.is_over and not other.short
     ]  # the newest look may have missed them
     past = [other for other in others if other.is_over]
-    ids = {(incident.key, incident.first_step): incident.id for incident in incidents}
-    parts = [_part(finding, ids.get(key, ""), incidents) for key, finding in settled.items()]
-    return [*parts, *map(_note, lasting), *map(_note, past[-MAX_PAST:])]
+    repeated = [_note(incident, again[incident.id]) for incident in incidents if incident.id in again]
+    return [*parts, *repeated, *map(_note, lasting), *map(_note, past[-MAX_PAST:])]
+
+
+def _repeated(findings: Iterable[Finding], incidents: Sequence[Incident]) -> dict[str, list[Finding]]:
+    """Return the findings of each short incident that has happened more than once, by its id."""
+    times: dict[str, list[Finding]] = {}
+    short = [incident for incident in reversed(incidents) if incident.short]
+    for finding in findings:
+        incident = None if finding.is_part else next((each for each in short if _is_time_of(finding, each)), None)
+        if incident is not None:
+            times.setdefault(incident.id, []).append(finding)
+    return {
+        each.id: every
+        for each in short
+        if (every := times.get(each.id, []))
+        and (each.steps > 1 or any(time.since_step != each.first_step for time in every))
+    }
+
+
+def _is_time_of(finding: Finding, incident: Incident) -> bool:
+    """Return whether a finding is one of the times of something short; the newest look may not have added it yet."""
+    if finding.until_step is None or finding.rule != incident.rule or finding.since_step < incident.first_step:
+        return False
+    return bool(_numbers_of(finding) & {incident.culprit.number, *(link.number for link in incident.chain)})
+
+
+def _numbers_of(finding: Finding) -> set[int]:
+    return {finding.number, *(number for number, _ in finding.members)}
 
 
 def _part(finding: Finding, own: str, incidents: Sequence[Incident]) -> Finding:
@@ -65,7 +105,7 @@ def _part(finding: Finding, own: str, incidents: Sequence[Incident]) -> Finding:
     """
     if own or finding.severity == "info":
         return replace(finding, incident=own) if own else finding
-    numbers = {finding.number, *(number for number, _ in finding.members)}
+    numbers = _numbers_of(finding)
     lasting = (each for each in incidents if not each.is_over and not each.short)
     if finding.until_step is None:
         alike = (each for each in lasting if each.rule == finding.rule)
@@ -103,7 +143,7 @@ def _is_of(finding: Finding, incident: Incident) -> bool:
     """Return whether a finding is what a lasting incident is about: its culprit must be affected still."""
     if incident.is_over or incident.short or incident.rule != finding.rule:
         return False
-    return incident.culprit.number in {finding.number, *(number for number, _ in finding.members)}
+    return incident.culprit.number in _numbers_of(finding)
 
 
 def _newest(store: Store, number: int, stat: str) -> float:
@@ -113,36 +153,53 @@ def _newest(store: Store, number: int, stat: str) -> float:
     return float(known[-1]) if len(known) else float("nan")
 
 
-def _note(incident: Incident) -> Finding:
-    """Return a note about an incident that is over, or was not found just now."""
-    evidence, spark = incident.evidence, np.empty(0)
-    if evidence is not None and len(evidence.steps):
-        spark = evidence.stats[STAT_COLUMN["rms"], :, 0]
-    message = incident.message
-    if incident.short and incident.steps > 1:
-        times = "once more" if incident.steps == 2 else f"{incident.steps - 1:,} more times"
-        message += f", and {times} until step {incident.last_step:,}"
+def _note(incident: Incident, again: Sequence[Finding] = ()) -> Finding:
+    """Return a note about an incident that is over, or was not found just now; or about the times that it was found."""
+    message, last = incident.message, max([incident.last_step, *(each.until_step or -1 for each in again)])
+    steps = sorted({incident.first_step, *(each.since_step for each in again)})
+    many = incident.steps + sum(each.since_step > incident.last_step for each in again)
+    if again and len(steps) == many:
+        *before, newest = (f"{step:,}" for step in steps[1:])
+        places = f"steps {', '.join(before)} and {newest}" if before else f"step {newest}"
+        message += f", and again at {places}"
+    elif incident.short and many > 1:
+        message += f", and {'once more' if many == 2 else f'{many - 1:,} more times'} until step {last:,}"
     elif not incident.short and incident.is_over:
         message += f"; no longer found at step {incident.recovered:,}"
     elif not incident.short:
         message += f"; last found at step {incident.last_step:,}"
+    severities = "info" if incident.is_over else incident.severity, *(each.severity for each in again)
     return Finding(
         cast(RuleName, incident.rule),
-        "info" if incident.is_over else incident.severity,
+        min(severities, key=SEVERITIES.index),
         incident.culprit.number,
         incident.culprit.tap,
         "rms",
         incident.value,
         incident.usual,
         incident.first_step,
-        incident.last_step if incident.is_over else None,
+        last if incident.is_over else None,
         message,
-        tuple(spark[np.isfinite(spark)][-SPARK:].tolist()),
+        _spark_of(incident),
         incident.modules,
         unseen=incident.unseen,
         placed=incident.placed,
         incident=incident.id,
     )
+
+
+def _spark_of(incident: Incident) -> tuple[float, ...]:
+    """Return the values around its first step: of its culprit, or of the logged value that its message begins with."""
+    evidence = incident.evidence
+    if evidence is None:
+        return ()
+    steps, values = evidence.steps, evidence.stats[STAT_COLUMN["rms"], :, 0]
+    if not incident.placed:
+        logged = (each for each in evidence.logged if incident.message.startswith(f"{titled(each.name)} "))
+        if (about := next(logged, None)) is None:
+            return ()
+        steps, values = about.steps, about.values
+    return spark_around(values, int(np.searchsorted(steps, incident.first_step)))
 
 
 _RULES: Final = tuple(RULES)

@@ -200,6 +200,7 @@ class ScalarLog:
         self.lanes: BoundedMap[int] = BoundedMap(names, lock)
         self.refused = 0
         self._known: tuple[tuple[str, ...], _Fitting] = (), _NONE
+        self._firsts: dict[int, tuple[int, float]] = {}  # of each lane: its first step and value, never merged
 
     def by_name(self) -> dict[str, int]:
         """Return the lane of each scalar."""
@@ -211,6 +212,7 @@ class ScalarLog:
         Return the lanes of those that fit, their values [column, row, lane], and if all fit.
         """
         names = tuple(named[0])
+        may_be_first = names != self._known[0]
         lanes, neighbors, places = self._fitting(names)
         values = np.empty((len(SCALAR_SCHEMA.columns), len(steps), len(lanes)))
         if not places:
@@ -223,9 +225,18 @@ class ScalarLog:
         if self.ladder.newest == steps[0]:
             assert len(steps) == 1
             self.ladder.merge_newest(neighbors, values[:, 0], later_wins)
+            may_be_first = True
         else:
             self.ladder.append(steps, neighbors, values)
+        for lane, value in zip(lanes.tolist(), values[_VALUE, 0].tolist(), strict=True) if may_be_first else ():
+            if self._firsts.get(lane, (steps[0], value))[0] == steps[0]:
+                self._firsts[lane] = steps[0], value
         return lanes, values, len(places) == len(names)
+
+    def first(self, name: str) -> tuple[int, float] | None:
+        """Return the first step in which a scalar was added, and its value then; None if it never was."""
+        lane = self.lanes.get(name)
+        return None if lane is None else self._firsts.get(lane)
 
     def add_name(self, name: str) -> None:
         """Make a lane for a scalar that has values elsewhere only."""

@@ -1044,6 +1044,10 @@ class Store:
         """Return one scalar in at most `points` points."""
         return self._series(name, None, self.source_of_scalar(name), (first, last), points)
 
+    def first_scalar(self, name: str) -> tuple[int, float] | None:
+        """Return the first step in which a scalar was logged, and its value, exactly; None if memory never had it."""
+        return None if self.parts.whole_since else self.parts.log_of(name).first(name)
+
     def scalar_names(self) -> list[str]:
         """Return the names of logged scalars, and of hookcore's own, which start with "hookcore/"."""
         return [*self.parts.scalars.lanes.names(), *self.parts.system.lanes.names()]

@@ -21,9 +21,9 @@ HIGH, LOW = "learning-rate-too-high", "learning-rate-too-low"
 TAPS = Tap("", "output"), Tap("", "update", "weight")
 
 
-def logged(losses: list[float], rates: list[float] | None = None, every: int = 1) -> Store:
+def logged(losses: list[float], rates: list[float] | None = None, every: int = 1, *, memory: int = 2**24) -> Store:
     """Return the store of a run with these losses and learning rates."""
-    store = follow(Store(2**24))
+    store = follow(Store(memory))
     for place, loss in enumerate(losses):
         scalars = {"loss": loss} | ({} if rates is None else {"lr": rates[place]})
         append(store, place * every, [1.0], TAPS[:1] if place == 0 else (), scalars)
@@ -36,6 +36,9 @@ def rates_in(store: Store) -> list[Finding]:
 
 def falling(step: int) -> float:
     return 2 * 0.98**step
+
+
+NOISE = np.random.default_rng(0).normal(size=1200)
 
 
 def test_a_loss_that_grows_by_powers_of_ten_from_the_start_is_the_learning_rates_fault() -> None:
@@ -192,13 +195,23 @@ def test_the_share_of_a_weight_of_zeros_is_no_value_and_not_nan() -> None:
         (
             [*map(falling, range(100)), *[1.5] * 50],
             "diverging",
-            "loss fell from 2 to 0.29 until about step 91, and rose to 1.5",
+            "loss fell from 2 to 0.29 until about step 92, and rose to 1.5",
         ),
         ([1.0, 1.0, math.nan], "broken", "loss has been NaN or infinite since step 2"),
         ([1.0] * 15, "unknown", "15 values of loss, 16 needed"),
         ([(-1.0) ** step for step in range(50)], "unknown", "loss changes its sign"),
         ([abs(step - 100) / 100 - 1.1 for step in range(200)], "unknown", "loss fell from -0.1 to -1."),
         ([-1 - step / 100 for step in range(200)], "learning", "loss fell from -1 to -2.9"),
+        # A quarter of noisy values shows what eight of them don't.
+        (
+            [20 - 0.001 * step + 1.5 * NOISE[step] for step in range(1200)],
+            "learning",
+            "loss fell slowly, from about 19",
+        ),
+        ([20 + 1.5 * NOISE[step] for step in range(1200)], "flat", "loss was 20.2 at first, and is "),
+        ([20 + 6 * NOISE[step] for step in range(40)], "unknown", "loss is too noisy to show whether it falls"),
+        # A few high values at the end may be a bad batch or two.
+        ([*(1.5 + falling(step) / 4 for step in range(300)), *[1.9] * 8], "learning", "loss fell from 2 to 1.9"),
         ([], "unknown", "no loss was found"),
         (
             [2.0, 1.5, 40.0, 1e5, 1e14, math.nan],
@@ -219,6 +232,16 @@ def test_the_course_says_if_its_newest_size_is_not_the_last_value() -> None:
     noisy = examine(logged([*map(falling, range(199)), 0.5])).course
     assert noisy.sentence == "Learning: loss fell from 2 to 0.0393 in 200 steps (the median of its last 8 values)."
     assert examine(logged([2.3] * 100)).course.sentence == "Flat: loss was 2.3 at first, and is 2.3 after 100 steps."
+
+
+def test_the_first_loss_stays_exact_when_older_values_are_merged() -> None:
+    losses = [7.0, *(2 + 4 * 0.99**step for step in range(5000))]
+    store = logged(losses, memory=2**20)
+    assert store.scalars("loss", points=100).mean[0] < 6.5, "the first values are merged"
+    course = examine(store).course
+    assert (course.first, store.first_scalar("loss")) == (7.0, (0, 7.0))
+    assert course.reason.startswith("loss fell from 7 to 2 ")
+    assert store.first_scalar("other") is None
 
 
 def test_the_course_of_opponents_is_unknown() -> None:

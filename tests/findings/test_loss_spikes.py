@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.findings import Finding, findings_of, follow
+from hookcore.findings import Finding, examine, findings_of, follow
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
@@ -59,6 +59,27 @@ def test_a_long_jump_is_one_finding_and_a_lasting_one_says_so() -> None:
     assert found.message.startswith("loss jumped to 8 between steps 150 and 199, 8 times its usual 1")
     assert found.message.endswith(", and hadn't recovered by then")
     assert not spikes(logged(lambda step: 8.0 if step >= STEPS - 10 else 1.0))  # too early to say
+
+
+@pytest.mark.parametrize("at", [(40,), (40, 110, 111, 180)])
+def test_a_loss_that_jumps_again_is_one_problem_whose_line_shows_the_first_jump(at: tuple[int, ...]) -> None:
+    store = logged(lambda step: 9.0 if step in at else 1.0, followed=True)
+    found = [each for each in examine(store).findings if each.rule == "loss-spike"]
+    (problem,) = (each for each in found if not each.is_part)
+    again = ", and again at steps 110 and 180" if len(at) > 1 else ""
+    assert problem.message == f"loss jumped to 9 at step 40, 9 times its usual 1{again}"
+    assert (problem.severity, problem.since_step, problem.until_step) == ("warning", 40, at[-1])
+    assert [each.incident for each in found] == [told(store)[0].id] * len(found)
+    assert {each.since_step for each in found} == {40, 110, 180} & set(at), "each time is listed once"
+    assert len(found) == (3 if len(at) > 1 else 1)
+    assert 1.0 in problem.spark[: problem.spark.index(9.0)], "the jump has values before it"
+    assert problem.spark[-1] == 1.0, "and after it"
+
+
+def test_a_jump_of_long_ago_is_shown_by_the_loss_and_not_by_the_output_of_the_model() -> None:
+    store = logged([9.0 if step == 60 else 1.0 for step in range(700)], followed=True)
+    (problem,) = (each for each in examine(store).findings if each.rule == "loss-spike")
+    assert (problem.severity, max(problem.spark), min(problem.spark)) == ("info", 9.0, 1.0)
 
 
 def test_a_jump_of_a_negative_loss_is_found() -> None:

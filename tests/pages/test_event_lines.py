@@ -421,7 +421,9 @@ def test_notes_are_never_listed_under_the_words_no_problems_found(world: World) 
     assert '<span class="quiet none">none</span>' in world.client.get("/").text
 
 
-def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(world: World) -> None:
+def test_two_spikes_of_one_tensor_are_one_problem_and_one_of_the_two_lines_of_everything_can_be_selected(
+    world: World,
+) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.store.announce((Tap("blocks.2.relu", "output"),))
@@ -430,6 +432,8 @@ def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(wor
     spikes = [line for line in all_lines(run) if line.name == "spike"]
     assert [line.step for line in spikes] == [160, 120]
     assert len({line.id for line in spikes}) == 2
+    (problem,) = (line for line in problem_lines(run) if line.name == "spike")
+    assert problem.message.endswith("at step 120, and again at step 160")
     text = world.client.get("/runs/one/problems/incident", params={"id": spikes[1].page_id}).text
     assert "blocks.<wbr>2.<wbr>relu" in text
     assert "step 120" in text
