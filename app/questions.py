@@ -15,6 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from hookcore.errors import ArgumentError, ServerError
+from hookcore.findings import rule_about
 from hookcore.reading import Client, answers
 from hookcore.records import ROOT, SEVERITIES, Kind, Value
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, STATE_WORDS, counted
@@ -156,7 +157,7 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
     lines = [*opening, *_of_incident(full), *(_replayed(capsule) or _where(full))]
     lines += [*(f"saved step: {quoted(each.message)}" for each in missed), *_evidence(full), *_chain(full)]
     lines += [*_moved_before(findings, found, full), quoted(client.samples(full.first_step, run=run).sentence)]
-    lines += [*_advice(findings, full.rule), *_others(found, full)]
+    lines += [*_advice(full), *_others(found, full)]
     lines += [f"Covers: {findings.scope.sentence}", *link(client, run, "/problems/incident", id=full.id)]
     return told(lines, run=about, incident=full, capsule=capsule)
 
@@ -257,8 +258,8 @@ def _chain(incident: answers.Incident) -> list[str]:
     return [f"then: {links}{rest}; {counted(incident.modules, 'other module')} in all"]
 
 
-def _advice(findings: answers.Findings, name: str) -> list[str]:
-    rule = next((each for each in findings.rules if each.name == name), None)
+def _advice(incident: answers.Incident) -> list[str]:
+    rule = rule_about(incident.rule, incident.value)
     if rule is None:
         return []
     meaning = rule.help.partition(". ")[0].removesuffix(".")

@@ -18,7 +18,10 @@ from ..runs import Run
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What watching adds to a run's time. `added` is a share averaged over all steps, captured or not."""
+    """What watching adds to a run's time. `added` is a share averaged over all steps, captured or not.
+
+    All shares are of the time of a step without hookcore, so that no two of them contradict each other.
+    """
 
     added: float | None  # None until it has been measured
     budget: float | None  # None is no limit
@@ -27,8 +30,8 @@ class Cost:
     left_out: int | None  # steps that were not captured; None if the run isn't in memory
     histograms: int = 0  # in every n-th step, histograms are counted; 0 if that is unknown
     allowance: float = 0.0  # seconds a minute that the budget doesn't limit
-    following: float = 0.0  # the share that following the steps takes, which can't be left out
-    longer: float | None = None  # the share by which a captured step takes longer; None if unknown
+    following: float = 0.0  # the share that following adds to every step, which can't be left out
+    longer: float | None = None  # the share that is added to a captured step; None if unknown
     paused: bool = False
     is_live: bool = True
     origin: str = ""  # of an imported run, such as "TensorBoard": hookcore wasn't there
@@ -46,7 +49,7 @@ class Cost:
         if self.budget is None:
             return "no limit"
         if self.following > self.budget:
-            return f"limit {100 * self.budget:.3g}%, but following the steps alone takes {_percent(self.following)}"
+            return f"limit {100 * self.budget:.3g}%, but following the steps alone adds {_percent(self.following)}"
         within = self.added is not None and self.added > self.budget and self.allowance > 0
         return f"limit {100 * self.budget:.3g}%{f' beyond {self.allowance:g} s a minute' if within else ''}"
 
@@ -55,10 +58,8 @@ class Cost:
         """Which steps are captured, in words."""
         if self.paused:
             return "capture paused"
-        # The page Performance also shows what a single captured step took, which isn't what hookcore adds to the run.
-        longer = f", which takes {self.longer_words}" if self.stride > 1 and self.longer else ""
         rarer = f"; {'counts' if self.is_live else 'counted'} {self.histograms_words}" if self.histograms_words else ""
-        return f"{'captures' if self.is_live else 'captured'} {self.often}{longer}{rarer}"
+        return f"{'captures' if self.is_live else 'captured'} {self.often}{rarer}"
 
     @property
     def average(self) -> str:
@@ -66,19 +67,13 @@ class Cost:
         return ("not measured yet" if self.is_live else "not measured") if self.added is None else _percent(self.added)
 
     @property
-    def longer_words(self) -> str | None:
-        """By how much a captured step is longer; None if this isn't known."""
-        return None if self.longer is None else f"{_percent(self.longer)} longer"
-
-    @property
-    def captured_share(self) -> str | None:
-        """The part of a captured step that is hookcore's own; None if this isn't known."""
-        known = self.longer is not None and math.isfinite(self.longer)
-        return _percent(self.longer / (1 + self.longer)) if known and self.longer is not None else None
+    def captured_words(self) -> str | None:
+        """What is added to a captured step; None if that isn't known, or if it is the average."""
+        return None if self.longer is None or self.stride == 1 else _percent(self.longer)
 
     @property
     def following_words(self) -> str | None:
-        """What following the steps takes; None if this wasn't measured."""
+        """What following the steps adds to each; None if this wasn't measured."""
         return _percent(self.following) if self.following else None
 
     @property

@@ -402,7 +402,7 @@ def _as_text(checked: Checked, _level: str) -> str:
         seen = " (acknowledged)" if incident.acknowledged else " (muted)" if incident.muted else ""
         title = RULES[incident.rule].title if incident.rule in RULES else incident.rule  # type: ignore[index]
         lines.append(f"{SEVERITY_WORDS[incident.severity]}: {title}: {incident.sentence}{seen}")
-        lines += _advice_lines(incident.rule)
+        lines += _advice_lines(incident.rule, incident.value)
     muted = sum(incident.muted for incident in checked.incidents)
     total = checked.incidents.total
     lines += [f"{muted:,} of {counted(total, 'incident')} {'is' if muted == 1 else 'are'} muted."] if muted else []
@@ -418,19 +418,19 @@ def _as_text(checked: Checked, _level: str) -> str:
     return "\n".join(lines)
 
 
-def _advice_lines(rule: str) -> list[str]:
+def _advice_lines(rule: str, value: float = 0.0) -> list[str]:
     """Return what a built-in rule means, its usual causes, and what to try; nothing for a custom rule."""
-    advice = _advice_of(rule)
+    advice = _advice_of(rule, value)
     if advice is None:
         return []
     causes, tries = "; ".join(advice["causes"]), "; ".join(advice["tries"])
     return [f"    meaning: {advice['meaning']}", f"    usual causes: {causes}.", f"    try: {tries}."]
 
 
-def _advice_of(rule: str) -> dict[str, Any] | None:
-    from hookcore.findings import RULES
+def _advice_of(rule: str, value: float) -> dict[str, Any] | None:
+    from hookcore.findings import rule_about
 
-    known = RULES.get(rule)  # type: ignore[call-overload]
+    known = rule_about(rule, value)
     return None if known is None else {"meaning": known.help, "causes": known.causes, "tries": known.tries}
 
 
@@ -459,7 +459,7 @@ def _as_json(checked: Checked, level: str) -> str:
         "troubles": checked.troubles,
         "rules_without_data": checked.needs,
         "own_rules": [json.loads(json_of(each)) for each in checked.own],
-        "advice": {incident.rule: _advice_of(incident.rule) for incident in checked.incidents},
+        "advice": {incident.rule: _advice_of(incident.rule, incident.value) for incident in checked.incidents},
     }
     return json.dumps(about | json.loads(json_of(checked.incidents)), indent=2)
 

@@ -396,7 +396,8 @@ def status_of(run: Run) -> str:
     if newest is None and run.state == "live":
         return "waiting for the first step"
     state = "capture paused" if run.state == "live" and run.is_paused else run.state
-    return state if newest is None else f"{state} \u00b7 step {newest:,}"
+    # What ended it early happened in the step after the newest one, which the banner says.
+    return state if newest is None or run.end.failure is not None else f"{state} \u00b7 step {newest:,}"
 
 
 def no_change_words(run: Run) -> str:

@@ -53,6 +53,7 @@ from .views.incident import (
     graph_of,
     may_be_of_samples,
     precursors_of,
+    rule_after,
     source_of,
     view_of,
 )
@@ -250,6 +251,7 @@ class IncidentPage(RunPage):
         return {
             "capsule": capsule,
             "capsule_heading": "h2",
+            "advised": rule_after(line.rule, capsule),
             "source_of": source_of,
             "samples": samples,
             "precursors": [] if incident is None else precursors_of(incident, self.run.store.incidents()),
@@ -370,8 +372,8 @@ class RulesPage(RunPage):
             return Preview(self.rule, numbers, str(error))
         whole = tried(self.runs, self.run, chosen)
         after = examine_with(self.run.store, chosen) if whole is None else examine(whole)
-        found = tuple(each for each in after.findings if each.rule == self.rule)
-        before = sum(each.rule == self.rule for each in self.run.findings.current())
+        found = tuple(each for each in after.findings if each.rule == self.rule and not each.is_part)
+        before = sum(each.rule == self.rule and not each.is_part for each in self.run.findings.current())
         looked = whole.steps() if whole is not None else None
         steps = (after.scope.first_step, after.scope.last_step) if looked is None else (looked.first, looked.newest)
         return Preview(self.rule, numbers, "", before, found, steps, whole is not None)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import hookcore
 from hookcore.errors import ArgumentError
-from hookcore.findings import RULES, Finding, Rule, key_figures_of, without_data
+from hookcore.findings import RULES, Finding, Rule, key_figures_of, rule_about, without_data
 from hookcore.reading import Reader
 from hookcore.reading.answers import Heatmap, Series
 from hookcore.reading.pictures import address_of, image_of, map_of
@@ -94,6 +94,7 @@ class PastIncident:
     severity: Severity
     module: str
     kind: str
+    value: float
     since_step: int
     message: str
     downstream: int
@@ -112,7 +113,7 @@ def alerts_of(run: Run, current: Sequence[Finding], view: ReportSteps) -> Sequen
 
 def _past(incident: Incident, last: int) -> PastIncident:
     then, tap = incident.as_of(last), incident.culprit.tap
-    about = incident.rule, then.severity, tap.module, tap.kind, incident.first_step, then.sentence
+    about = incident.rule, then.severity, tap.module, tap.kind, incident.value, incident.first_step, then.sentence
     return PastIncident(*about, 0, incident.earliest_step, incident.culprit_known)  # the sentence says what followed
 
 
@@ -353,12 +354,9 @@ def report_of(run: Run, wanted: ReportSteps = ReportSteps()) -> bytes:
 
 def _advice_of(findings: Sequence[Finding | PastIncident]) -> list[Rule]:
     """Return the advice of the rules that found something, in the order of their findings."""
-    return [
-        rule
-        for found in dict.fromkeys(finding.rule for finding in findings)
-        for name, rule in RULES.items()
-        if name == found
-    ]
+    first = {finding.rule: finding.value for finding in reversed(findings)}
+    rules = (rule_about(name, first[name]) for name in dict.fromkeys(finding.rule for finding in findings))
+    return [rule for rule in rules if rule is not None]
 
 
 @cache

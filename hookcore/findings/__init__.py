@@ -28,7 +28,7 @@ from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, examine_with, findings_of
-from .rules import RULES, limits_of
+from .rules import RULES, limits_of, rule_about
 from .scope import Scope, Unjudged
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "limits_of",
     "reach_of",
     "read_choices",
+    "rule_about",
     "started_with",
     "without_data",
 ]

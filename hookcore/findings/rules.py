@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -598,6 +599,25 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
         )
     )
 )
+
+
+_NONFINITE_LOSS: Final = replace(
+    RULES["loss"],
+    causes=(
+        "a NaN or an infinity in a layer, which is a problem of its own",
+        "a division by zero, a logarithm of zero, or an overflow in the computation of the loss itself",
+        "a NaN or an infinity in the targets",
+    ),
+    tries=(
+        "begin with the layer that had NaN or infinity first, from which the loss follows",
+        "if all layers are finite, look at the computation of the loss: add a small epsilon to logarithms and divisors",
+    ),
+)
+
+
+def rule_about(name: str, value: float) -> Rule | None:
+    """Return a built-in rule with advice about a value that it found: a loss can be NaN, or grow."""
+    return _NONFINITE_LOSS if name == "loss" and not math.isfinite(value) else RULES.get(name)  # type: ignore[call-overload]
 
 
 def limits_of(store: Store, rule: RuleName) -> Mapping[str, float]:

@@ -146,6 +146,19 @@ test("groups of numbers share a color scale, and other groups have separate hues
   assert.equal(huesOf(Array.from({ length: 11 }, (_, place) => `run ${place}`)).get("run 10"), HUES[0]);
 });
 
+test("a run keeps its color while others come and go, and a new one gets a color that no other has", () => {
+  const all = huesOf(Array.from({ length: 12 }, (_, place) => `run ${place}`));
+  assert.equal(all.get("run 0"), all.get("run 10"), "there are ten colors");
+  const one = huesOf(["run 10"], all);
+  assert.deepEqual([...one], [["run 10", HUES[0]]]);
+  const two = huesOf(["run 10", "run 0"], new Map([...all, ...one]));
+  assert.equal(two.get("run 10"), HUES[0], "the one that was selected first keeps it");
+  assert.notEqual(two.get("run 0"), HUES[0]);
+  const three = huesOf(["new", "run 3", "run 10", "run 0"], new Map([...all, ...two]));
+  assert.deepEqual([three.get("run 10"), three.get("run 0")], [two.get("run 10"), two.get("run 0")]);
+  assert.equal(new Set(three.values()).size, 4);
+});
+
 test("a long name is shortened in its middle", () => {
   assert.equal(shorten("short"), "short");
   assert.equal(shorten("a-very-long-name-that-ends-in-42", 12).length, 12);

@@ -44,9 +44,9 @@ test("a held page counts the steps that arrived since", () => {
 test("every state of a run has its own text", () => {
   const words = (run, more) => pillOf({ ...live, run, ...more }).words;
   assert.equal(words("ended"), "ended \u00b7 step 12,345");
-  assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
+  assert.equal(words("crashed"), "crashed", "it crashed in the step after the newest one");
+  assert.equal(words("stopped"), "stopped");
   assert.equal(words("lost"), "lost \u00b7 step 12,345");
-  assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
   assert.equal(words("waiting"), "waiting \u00b7 step 12,345");
   assert.equal(words("removed"), "removed");
   assert.equal(words("ended", { held: true, step: 40 }), "held at step 40 \u00b7 ended");

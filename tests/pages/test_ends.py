@@ -56,6 +56,8 @@ def test_a_page_names_the_module_and_the_line_that_raised_with_the_traceback_a_c
     page = world.client.get("/runs/one", headers=HTML).text
     words = words_of(page)
     assert "The training crashed in step 2: RuntimeError: no In encoder.3, at model.py:14: x = self.up(x)" in words
+    assert "Crashed in step 2: steps 0 to " in words
+    assert "crashed \u00b7 step" not in words
     assert 'model/layers?module=encoder.3"' in page
     assert "<details><summary>Traceback" in page, "the verdict is to be seen first"
     line = next(line for line in problem_lines(next(iter(world.runs.all()))) if line.name == "crashed")
@@ -133,4 +135,4 @@ def test_all_steps_of_an_ended_run_are_captured_or_left_out() -> None:
     assert run is not None
     run.store.append(make_frame(9))
     found = progress_of(run)
-    assert f"{found.before}{found.newest}{found.after}" == "Stopped: steps 0 to 9, 4 captured, 6 left out."
+    assert f"{found.before}{found.newest}{found.after}" == "Stopped in step 2: steps 0 to 9, 4 captured, 6 left out."

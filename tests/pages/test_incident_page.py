@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from hookcore.findings import RULES, rule_about
 from hookcore.reading import StoreReader
+from hookcore.reading.answers import Capsule, Explanation, Suspect
 from hookcore.records import STATS, Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
 from hookcore.store.incidents import Evidence, Incident, Link, LoggedValue
-from hookcore_app.pages.views.incident import default_stat, graph_of, view_of
+from hookcore_app.pages.views.incident import default_stat, graph_of, rule_after, view_of
 from tests.api_world import World, fill, open_run
 from tests.build import frame, stats_of_magnitudes
 
@@ -155,6 +159,37 @@ def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> Non
             ).text,
         )
         assert link is not None
+
+
+@pytest.mark.parametrize(
+    ("origin", "operator", "tries"),
+    [
+        ("operator", "aten.div.Tensor", ["add a small epsilon to the divisor, the logarithm, or the square root"]),
+        ("operator", "aten.log_.default", ["add a small epsilon to the divisor, the logarithm, or the square root"]),
+        ("operator", "aten.exp.default", ["use bfloat16, or a gradient scaler with float16; clip the gradients"]),
+        ("given", "the batch", list(RULES["nonfinite"].tries)),
+    ],
+)
+def test_the_advice_follows_from_the_cause_that_a_replay_found(
+    origin: Literal["operator", "given"], operator: str, tries: list[str]
+) -> None:
+    suspect = Suspect(origin, operator, 3, "forward", "", (), (), None, (), 1)
+    found = Explanation("found", suspect, (), (), 9, True, (), "")
+    capsule = Capsule("a", 3, "", "", "before", 0.0, 0, "", "explained", "", found, "")
+    advised = rule_after(RULES["nonfinite"], capsule)
+    assert advised is not None
+    assert list(advised.tries) == tries
+    assert rule_after(RULES["nonfinite"], None) == RULES["nonfinite"]
+
+
+def test_a_loss_that_is_nan_is_not_told_to_lower_the_learning_rate() -> None:
+    nan, high = rule_about("loss", math.nan), rule_about("loss", 1e9)
+    assert nan is not None
+    assert high is not None
+    assert not any("learning rate" in each for each in nan.tries)
+    assert "the layer that had NaN" in nan.tries[0]
+    assert high.tries[0].startswith("divide the learning rate by 10")
+    assert rule_about("own/mine", 1.0) is None
 
 
 def test_an_incident_of_the_loss_blames_no_tensor() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.findings import RULES, Finding, Rule
+from hookcore.findings import Finding, Rule, rule_about
 from hookcore.findings.finding import OF_LOSS, OF_TIME
 from hookcore.reading import Mute, Reader, answers
 from hookcore.records import ROOT, SEVERITIES, Kind, Severity, Tap
@@ -69,7 +69,8 @@ class Line:
     @property
     def rule(self) -> Rule | None:
         """The rule of a finding, with its advice."""
-        return None if self.is_event else RULES.get(self.name)  # type: ignore[call-overload]
+        found = self.finding or self.incident
+        return None if found is None else rule_about(self.name, found.value)
 
     @property
     def sign(self) -> str:

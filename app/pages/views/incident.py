@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from textwrap import dedent
 from typing import Final, Literal
@@ -404,6 +404,21 @@ def may_be_of_samples(incident: Incident | None) -> bool:
 def source_of(line: SourceLine) -> list[tuple[int, str]]:
     """Return lines of source code with their numbers, without the indentation that they share."""
     return list(enumerate(dedent("\n".join(line.source)).split("\n"), line.first))
+
+
+# Operators that make infinities or NaN of a zero; the others that do leave the range of a type.
+_OF_ZERO: Final = frozenset(
+    {"div", "divide", "true_divide", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "pow"}
+)
+
+
+def rule_after(rule: Rule | None, capsule: Capsule | None) -> Rule | None:
+    """Return a rule with the advice that fits what a replay has found out; all of it if there was none."""
+    found = None if capsule is None or capsule.explanation is None else capsule.explanation.culprit
+    if rule is None or rule.name != NONFINITE or found is None or found.origin != "operator":
+        return rule
+    place = 0 if any(word.removesuffix("_") in _OF_ZERO for word in found.operator.split(".")) else 1
+    return replace(rule, causes=(rule.causes[place],), tries=(rule.tries[1 + place],))
 
 
 def cause_of(line: Line, capsules: Sequence[Capsule]) -> str:

@@ -231,6 +231,8 @@ def progress_of(run: Run) -> RunProgress:
     state, steps = _STATES.get(run.state, run.state.capitalize()), run.reader.steps()
     if steps.first is None or steps.newest is None:
         return RunProgress(f"{state}. No step has been captured.", None, "")
+    if (failure := run.end.failure) is not None:
+        state += f" in step {failure.step:,}"
     cost, captured = cost_of(run), run.store.captured()
     words = "step " if steps.first == steps.newest else f"steps {steps.first:,} to "
     if cost.origin:

@@ -65,6 +65,12 @@ export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Shows words in an element of their own, or hides it. @param {HTMLElement} element @param {string} words */
+export function tell(element, words) {
+  write(element, words);
+  element.hidden = !words;
+}
+
 /** What measures texts in the font of an element. @param {Element} element */
 export function penLike(element) {
   const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));

@@ -1,5 +1,6 @@
 /** Which modules the find box matches. The server says so, with the function that also makes the first paint. */
 import { get } from "./api.js";
+import { tell } from "./dom.js";
 
 /** @import { Page } from "./page.js" */
 
@@ -122,9 +123,8 @@ export class Finder {
 function say(words, kind = "quiet") {
   const element = document.getElementById("find-problem");
   if (!element) return;
-  element.textContent = words;
+  tell(element, words);
   element.className = `find-problem ${kind}`;
-  element.hidden = !words;
 }
 
 /** @param {{runState: string}} page */

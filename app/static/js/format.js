@@ -28,8 +28,8 @@ export function number(value, how = form) {
 }
 
 /** 1 layer, 2,000 layers. @param {number} many @param {string} noun of one */
-export function counted(many, noun) {
-  return `${count(many)} ${noun}${many === 1 ? "" : "s"}`;
+export function counted(many, noun, several = `${noun}s`) {
+  return `${count(many)} ${many === 1 ? noun : several}`;
 }
 
 /** 12345.678 is 12,345.678. The browser's own formatting takes 20 ms at its first use, before the first chart.

@@ -1,7 +1,7 @@
 /** A drawer for one layer, next to what the reader looks at: facts, lines, a histogram, values, a tensor, incidents. On
  * the pages that have it in `PLACES` (app/pages/frame.py). */
 import { get, only } from "../api.js";
-import { byId, coded } from "../dom.js";
+import { byId, coded, tell } from "../dom.js";
 import { ofParameters } from "../format.js";
 import { HistProfile } from "../histograms/profile.js";
 import { barsOf, NO_HISTOGRAM } from "../histograms/shape.js";
@@ -65,7 +65,7 @@ class DrawerCharts {
     this.refresh = new Refresh((signal) => this.#ask(signal), {
       min: MIN_MS,
       ready: () => this.#tap !== null,
-      failed: (error) => this.histogram.canvas.hidden && this.#say(failedWords(error)),
+      failed: (error) => this.histogram.canvas.hidden && tell(this.words, failedWords(error)),
     });
     page.follow.on("change", () => this.#tap && this.refresh.promptly());
     page.follow.on("newest", () => this.#tap && this.#step === null && !page.follow.paused && this.refresh.soon());
@@ -131,15 +131,9 @@ class DrawerCharts {
     const answer = await get("histograms", query, signal);
     if (!("edges" in answer) || signal.aborted) return;
     const none = !answer.first_step.length;
-    this.#say(none ? NO_HISTOGRAM : "");
+    tell(this.words, none ? NO_HISTOGRAM : ""); // in the place of the histogram
     this.histogram.canvas.hidden = none;
     this.histogram.show(answer, span);
-  }
-
-  /** Words in the place of the histogram. @param {string} words */
-  #say(words) {
-    this.words.hidden = !words;
-    this.words.textContent = words;
   }
 
   /** Words in the place of the lines. @param {string} words */

@@ -1,5 +1,5 @@
 /** The layers over the steps, and the line of the layer that was picked. */
-import { byId, write } from "../dom.js";
+import { byId, tell } from "../dom.js";
 import { count, moduleName } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { cellValue, mergedAs } from "../heat/picture.js";
@@ -128,8 +128,7 @@ export class OverTime {
     const hidden = `The filter matches nothing: ${layers} hidden.`;
     const none = rows.length ? `${hidden} Clear the find box, or select all types.` : this.#why;
     const why = rows.length && shown ? "" : none;
-    write(this.empty, why);
-    this.empty.hidden = !why;
+    tell(this.empty, why);
     this.heat.plot.hidden = Boolean(why);
   }
 }

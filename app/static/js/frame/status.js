@@ -2,7 +2,7 @@
  * state changes; the newest step is the same in every place that shows it, at any moment. */
 import { numberOf } from "../api.js";
 import { byId, write } from "../dom.js";
-import { count, pace, stepWords } from "../format.js";
+import { count, counted, pace, stepWords } from "../format.js";
 import { toast } from "../popup.js";
 import { prefs } from "../prefs.js";
 
@@ -35,17 +35,11 @@ export function pillOf(now) {
   const at = newest === null ? "" : `step ${count(newest)}`;
   if (now.broken) return { state: "disconnected", words: joined("disconnected", at) };
   if (run !== "live") {
-    return { state: run, words: held ? joined(`held at ${where}`, run) : joined(run, run === "removed" ? "" : at) };
+    const last = ["crashed", "removed", "stopped"].includes(run) ? "" : at; // the banner says in which step it ended
+    return { state: run, words: held ? joined(`held at ${where}`, run) : joined(run, last) };
   }
   if (newest === null) return { state: "waiting", words: "waiting for the first step" };
-  if (held)
-    return {
-      state: "paused",
-      words: joined(
-        "paused",
-        now.waiting ? `${count(now.waiting)} new ${now.waiting === 1 ? "step" : "steps"}` : where,
-      ),
-    };
+  if (held) return { state: "paused", words: joined("paused", now.waiting ? counted(now.waiting, "new step") : where) };
   if (now.capturePaused) return { state: "paused", words: joined("capture paused", at) };
   const slow = now.drawing === null ? "" : `display ${now.drawing} fps`;
   return { state: "live", words: joined("live", at, pace(now.rate), slow) };

@@ -1,7 +1,7 @@
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
 import { get, numberOf, send } from "../api.js";
 import { bitsOf } from "../canvas/columns.js";
-import { byId, coded, copyText, h } from "../dom.js";
+import { byId, coded, copyText, h, tell } from "../dom.js";
 import { count, counted, stepWords } from "../format.js";
 import { Heat } from "../heat/heat.js";
 import { rowOf } from "../heat/rows.js";
@@ -171,8 +171,7 @@ export class ChannelView {
 
   /** Words in the place of the picture. @param {string} words "" shows the picture */
   #say(words) {
-    this.words.hidden = !words;
-    this.words.textContent = words;
+    tell(this.words, words);
     this.heat.plot.hidden = Boolean(words);
     if (words) this.caption.textContent = "";
   }

@@ -1,8 +1,8 @@
 /** What stands around the picture: the steps and how fast they play, the legend, and the keys. */
 import { makeBar, paintBar, swatch } from "../canvas/colors.js";
-import { byId, h } from "../dom.js";
+import { byId, h, tell } from "../dom.js";
 import { noModules } from "../finder.js";
-import { count } from "../format.js";
+import { count, counted } from "../format.js";
 import { quantityOf, saidOf, short } from "./boxes.js";
 import { placeOf, speedAt, speedOf, speedWords } from "./steps.js";
 import { neighbor } from "./view.js";
@@ -185,34 +185,28 @@ function startWords(picture) {
         : structure.problem
           ? `The boxes can\u2019t be placed: ${structure.problem}`
           : "";
-    empty.hidden = !why;
-    empty.textContent = why;
+    tell(empty, why);
     for (const part of [picture.plot, byId("model-legend"), byId("model-play")]) part.hidden = Boolean(why);
     if (!tree) return;
     const { step, why: unknown, absent } = tree.model;
     const modules = new Set(tree.boxes.filter(({ kind }) => kind !== "repeat").map(({ module }) => module)).size;
-    const shown = arranged ? `, ${many(arranged.rects.length, "box", "boxes")} shown` : "";
-    byId("model-count").textContent = `${many(modules, "module")}${shown}`;
+    const shown = arranged ? `, ${counted(arranged.rects.length, "box", "boxes")} shown` : "";
+    byId("model-count").textContent = `${counted(modules, "module")}${shown}`;
     byId("model-how").textContent = !tree.boxes.length
       ? ""
       : step === null
         ? `The module tree, without the data flow. ${unknown}`
         : `Structure learned in step ${count(step)}`;
-    byId("model-absent").textContent = absent.length ? `${many(absent.length, "module")} didn\u2019t run in it` : "";
+    byId("model-absent").textContent = absent.length ? `${counted(absent.length, "module")} didn\u2019t run in it` : "";
     byId("model-absent").title = absent.slice(0, 40).join("\n");
   };
   const found = () => {
     const { found: some, matches } = picture;
     byId("model-found").hidden = some === null;
-    byId("found-words").textContent = many(matches.length, "match", "matches");
+    byId("found-words").textContent = counted(matches.length, "match", "matches");
     for (const id of ["found-next", "found-before"]) byId(id).disabled = !matches.length;
   };
   structure.on("arranged", say);
   readings.on("rows", say);
   picture.on("found", found);
-}
-
-/** @param {number} size @param {string} one @param {string} [several] */
-function many(size, one, several = `${one}s`) {
-  return `${count(size)} ${size === 1 ? one : several}`;
 }

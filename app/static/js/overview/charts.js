@@ -1,6 +1,6 @@
 /** The charts of the Summary: the heatmap of the whole model, and the large lines of the losses. */
 import { get, NoAnswer } from "../api.js";
-import { byId, write } from "../dom.js";
+import { byId, tell } from "../dom.js";
 import { layerOf } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { count, titled } from "../format.js";
@@ -87,9 +87,8 @@ export class ModelPicture {
         : this.#rows.length
           ? `No layers match the filter; ${count(this.#rows.length)} are hidden.`
           : this.#why;
-    this.empty.hidden = !words;
+    tell(this.empty, words);
     this.plot.hidden = Boolean(words);
-    write(this.empty, words);
     this.cut.hidden = !this.finder.text || this.#taps <= this.#rows.length;
     const searched = `${count(this.#rows.length)} of ${count(this.#taps)}`;
     this.cut.textContent = `The filter searches the first ${searched} layers here.`;

@@ -1,6 +1,6 @@
 /** The charts of the list of runs: values over steps, settings against results, and what differs. */
 import { get, numberOf } from "../api.js";
-import { byId, h, write } from "../dom.js";
+import { byId, h, tell, write } from "../dom.js";
 import { count, counted, shorten, titled } from "../format.js";
 import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
@@ -20,16 +20,28 @@ const LOW = [96, 98, 214];
 const MIDDLE = [28, 155, 135];
 const HIGH = [226, 122, 22];
 
-/** A color for each key, in the order of the keys. @param {string[]} keys @returns {Map<string, string>} */
-export function huesOf(keys) {
-  return new Map(keys.map((key, place) => [key, HUES[place % HUES.length]]));
+/** A color for each key: that which it had before unless an earlier key has it too, else a rare one.
+ * @param {string[]} keys @param {Map<string, string>} [before] @returns {Map<string, string>} */
+export function huesOf(keys, before = new Map()) {
+  const hues = /** @type {Map<string, string>} */ (new Map());
+  const used = new Map(HUES.map((hue) => [hue, 0]));
+  const times = (/** @type {string} */ hue) => used.get(hue) ?? 0;
+  for (const key of new Set([...keys].sort((a, b) => Number(before.has(b)) - Number(before.has(a))))) {
+    const rare = HUES.reduce((one, other) => (times(other) < times(one) ? other : one));
+    const own = before.get(key) ?? rare;
+    const hue = times(own) > times(rare) ? rare : own;
+    hues.set(key, hue);
+    used.set(hue, times(hue) + 1);
+  }
+  return hues;
 }
 
-/** Colors of groups: a scale for numbers, else hues. @param {string[]} groups @returns {Map<string, string>} */
-export function colorsOfGroups(groups) {
+/** Colors of groups: a scale for numbers, else hues.
+ * @param {string[]} groups @param {Map<string, string>} [before] @returns {Map<string, string>} */
+export function colorsOfGroups(groups, before) {
   const named = groups.filter(Boolean);
   const numbers = named.map(Number);
-  if (named.length < 3 || numbers.some((value) => !Number.isFinite(value))) return huesOf(groups);
+  if (named.length < 3 || numbers.some((value) => !Number.isFinite(value))) return huesOf(groups, before);
   const order = [...named].sort((a, b) => Number(a) - Number(b));
   const last = order.length - 1;
   return new Map([
@@ -65,6 +77,8 @@ export class RunCharts {
   #runs = [];
   /** Of runs by their id, and of groups by their value. */
   #colors = { runs: new Map(), groups: new Map() };
+  /** The color that each run had last. @type {Map<string, string>} */
+  #hues = new Map();
   #tapsOf = "";
   /** Which runs are shown, in words. */
   #words = "";
@@ -85,7 +99,7 @@ export class RunCharts {
     this.differences = /** @type {HTMLElement} */ (byId("config-differences"));
     this.differences.addEventListener("renewed", () => this.#readDifferences());
     this.clock = new RunsClock(page);
-    this.clock.on("learned", () => this.#sayAxis());
+    this.clock.on("learned", () => tell(byId("overlay-axis"), this.clock.why)); // why the axis isn't the chosen one
     this.overlay = new LineChart({ ...page, clock: this.clock }, byId("overlay"), {
       title: "Runs over steps",
       several: true,
@@ -155,14 +169,18 @@ export class RunCharts {
     write(byId("charts-about"), words);
   }
 
-  /** A color for each run, which stays if others are added after it; with groups, one for each of them. */
+  /** A color for each run or group, which stays while others come and go. */
   #color() {
-    const isGrouped = Boolean(this.page.state.get("group"));
-    const groups = isGrouped ? colorsOfGroups([...new Set(this.#wanted.map(({ group }) => group))]) : new Map();
-    const runs = isGrouped
-      ? new Map(this.#wanted.map(({ run, group }) => [run, groups.get(group)]))
-      : huesOf(this.#wanted.map(({ run }) => run).sort());
-    this.#colors = { runs, groups };
+    const shown = this.#colors;
+    if (this.page.state.get("group")) {
+      const groups = colorsOfGroups([...new Set(this.#wanted.map(({ group }) => group))], shown.groups);
+      this.#colors = { runs: new Map(this.#wanted.map(({ run, group }) => [run, groups.get(group)])), groups };
+      return;
+    }
+    const ids = this.#wanted.map(({ run }) => run).sort();
+    const runs = huesOf([...ids.filter((run) => shown.runs.has(run)), ...ids], this.#hues);
+    this.#hues = new Map([...this.#hues, ...runs]);
+    this.#colors = { runs, groups: new Map() };
   }
 
   #asked() {
@@ -233,13 +251,6 @@ export class RunCharts {
   async #learnPaces(signal) {
     if (!this.#asked().band) await this.clock.learn(this.#runs, signal);
     else this.clock.stay(BAND_WORDS);
-  }
-
-  /** Says why the axis isn't the one that was chosen. */
-  #sayAxis() {
-    const element = byId("overlay-axis");
-    element.hidden = !this.clock.why;
-    element.textContent = this.clock.why;
   }
 
   /** @param {OverlayLine} line @returns {Line} */

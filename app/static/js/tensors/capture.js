@@ -1,7 +1,7 @@
 /** Requests for a tensor: one, or one every so many steps while the page is open. The server keeps nothing of it. */
 import { send } from "../api.js";
 import { breakable, byId, copyText, h } from "../dom.js";
-import { count, kindWords } from "../format.js";
+import { counted, kindWords } from "../format.js";
 import { nextNews, outcomesOf } from "../live/news.js";
 import { Refresh } from "../live/refresh.js";
 import { toast } from "../popup.js";
@@ -105,10 +105,7 @@ export class Asking {
     await this.#try(async () => {
       const answer = await send("POST", "attention-rollout", undefined, { run: this.page.run });
       const numbers = answer.asked.map((/** @type {RequestedSnapshot} */ snapshot) => snapshot.number);
-      this.#add(
-        numbers,
-        numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
-      );
+      this.#add(numbers, counted(numbers.length, "possible attention map"));
       if (answer.left_out) toast(`${answer.left_out} more do not fit in one request`);
     });
   }
@@ -323,7 +320,7 @@ export function addFollowing(page, { look, chosen, show }) {
     button.textContent = tap === null ? "Follow this tensor" : "Stop following";
     button.title = may ? "" : "Only a live run can be followed, and only with full access";
     every.disabled = tap !== null;
-    const captured = `${count(taken)} snapshot${taken === 1 ? "" : "s"} captured`;
+    const captured = `${counted(taken, "snapshot")} captured`;
     words.textContent = tap === null ? why && `${captured}. ${why}` : `${captured}, until you leave this page`;
   };
   following.on("change", say);

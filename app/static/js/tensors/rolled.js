@@ -1,7 +1,7 @@
 /** Attention over all layers: what each position of the last one sees of each before the first. */
 import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
-import { byId, h } from "../dom.js";
+import { byId, h, tell } from "../dom.js";
 import { count, counted, moduleName, number, percent, stepWords } from "../format.js";
 import { failedWords, Refresh } from "../live/refresh.js";
 import { showScale, Tiles } from "./tiles.js";
@@ -110,7 +110,7 @@ export class Rolled {
     byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
     const answer = await this.#ask(signal);
     this.rollout = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
-    byId("rollout-problem").hidden = true;
+    tell(byId("rollout-problem"), "");
     byId("rollout-shown").hidden = false;
     this.figure.hidden = !answer.layers.length;
     this.#show();
@@ -118,8 +118,7 @@ export class Rolled {
 
   /** @param {unknown} error */
   #fail(error) {
-    byId("rollout-problem").hidden = false;
-    byId("rollout-problem").textContent = failedWords(error);
+    tell(byId("rollout-problem"), failedWords(error));
     byId("rollout-shown").hidden = true; // it is of other choices
     this.figure.hidden = false;
     if (this.page.state.get("gradient") === "1") byId("gradient-row").hidden = false;

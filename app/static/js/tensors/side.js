@@ -1,6 +1,6 @@
 /** The view of one snapshot: its picture, the value under the pointer, its statistics, its files. */
 import { get, getAll, getFile, numberOf, urlOf } from "../api.js";
-import { h } from "../dom.js";
+import { h, tell } from "../dom.js";
 import { bytes, count, moduleName, number, ofParameters, percent, tapWords } from "../format.js";
 import { MAX_PAGE } from "../limits.js";
 import { besides, NONE, showScale, Tiles, wordsAt } from "./tiles.js";
@@ -244,8 +244,7 @@ export class Side {
     if (this.layers.length > 1) await this.#addLayers(query, most, look.pool, signal);
     this.high = high?.values ?? null;
     this.names = names;
-    this.why.textContent = [names.origin && `Tokens: ${names.origin}.`, names.why].filter(Boolean).join(" ");
-    this.why.hidden = !this.why.textContent;
+    tell(this.why, [names.origin && `Tokens: ${names.origin}.`, names.why].filter(Boolean).join(" "));
   }
 
   /** The attention maps of all layers in the step, as far as they have the same shape. @param {AbortSignal} signal */
@@ -293,8 +292,7 @@ export class Side {
     this.total = 0;
     for (const element of [this.plot, this.bar, this.facts, this.files]) element.replaceChildren();
     this.words.textContent = "\u00a0";
-    this.why.textContent = words;
-    this.why.hidden = false;
+    tell(this.why, words);
   }
 
   /** @param {ReturnType<typeof import("./tiles.js").rangeOf> | undefined} range shared with another side */

@@ -1,6 +1,6 @@
 /** What readers noted at steps: the server draws it on the timeline, where charts find it. */
 import { send } from "../api.js";
-import { h, makeButton } from "../dom.js";
+import { h, makeButton, tell } from "../dom.js";
 import { count } from "../format.js";
 import { MAX_NOTE } from "../limits.js";
 import { openDialog, toast } from "../popup.js";
@@ -77,8 +77,7 @@ export function writeNote(page, step, done) {
       // The dialog stays, with the typed text. Toasts would be behind it.
       const words = `The note was not saved: ${/** @type {Error} */ (error).message}`;
       if (!dialog.isConnected) return toast(words, { kind: "error" });
-      problem.textContent = words;
-      problem.hidden = false;
+      tell(problem, words);
       for (const button of buttons) button.disabled = false;
       return;
     }

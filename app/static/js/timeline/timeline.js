@@ -1,5 +1,5 @@
 /** The timeline under the header. The server draws its line and marks; here are its handles. */
-import { byId, h, onClick, reveal } from "../dom.js";
+import { byId, h, onClick, reveal, tell } from "../dom.js";
 import { count, stepWords } from "../format.js";
 import { Parts } from "../live/parts.js";
 import { hideTip, showTip } from "../popup.js";
@@ -152,7 +152,7 @@ export class Timeline {
       this.show();
       void this.parts.now(["note"]);
     });
-    page.clock.on("change", () => this.#showAxis());
+    page.clock.on("change", () => tell(byId("axis-why"), page.clock.why)); // why charts have another axis
     page.cursor.on("move", ({ step }) => this.#point(step ?? null));
     new Drag(this);
     this.track.addEventListener("pointerenter", () => void page.captured.load());
@@ -169,13 +169,6 @@ export class Timeline {
     };
     onClick("[data-hold]", hold, this.element);
     this.#addKeys();
-  }
-
-  /** Says why charts aren't drawn by what the reader chose. */
-  #showAxis() {
-    const { why } = this.page.clock;
-    byId("axis-why").textContent = why;
-    byId("axis-why").hidden = why === "";
   }
 
   /** A button that disappears hands its focus on. @param {() => void} change */
