@@ -206,12 +206,13 @@ def _look_through(
     """Return the numbers of a logit lens."""
     classes = None if targets is None else targets()
     if classes is not None:
-        classes = nn.functional.pad(classes[..., shift:], (0, shift), value=IGNORED)
         if classes.shape != hidden.shape[:-1]:
             raise ArgumentError(
                 f"targets of shape {tuple(classes.shape)} don't fit hidden states of shape {tuple(hidden.shape)}: "
                 f"return {tuple(hidden.shape[:-1])}"
             )
+        shift = min(shift, classes.shape[-1]) if classes.dim() else 0
+        classes = nn.functional.pad(classes[..., shift:], (0, shift), value=IGNORED) if shift else classes
     every = max(1, -(-hidden.shape[:-1].numel() // tokens))
     rows = hidden.reshape(-1, hidden.shape[-1])[::every]
     marks = None if classes is None else classes.reshape(-1)[::every]
