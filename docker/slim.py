@@ -39,7 +39,7 @@ UNUSED = {
 # and could no longer be loaded.
 STRIPPED = ["pyarrow", "zstandard"]
 LOADED = [
-    "hookcore_app.cli.command",
+    "hookcore_app.cli",
     "hookcore_app.serving.server",
     "hookcore_app.main",
     "hookcore.delivery.archive",

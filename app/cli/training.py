@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -216,6 +217,66 @@ def _doctor(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     findings = doctor.examine(given.model, environment)
     print(doctor.as_text(findings))
     return SICK if any(finding.level == "wrong" for finding in findings) else 0
+
+
+OF_SIZES: Final = ("server", "keep", "group", "notes", "memory")
+COORDCHECK_EXAMPLES: Final = """
+  hookcore coordcheck train:make_model             widths 64, 128, 256, and 512
+  hookcore coordcheck train:make_model --depths 2,4,8,16 --steps 3
+                                                   depths instead
+  hookcore coordcheck train:make_model --server none --keep runs --json
+                                                   saves the runs in a folder, and prints JSON
+"""
+
+
+def add_coordcheck(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "coordcheck",
+        "Say which layers keep a learning rate from transferring to larger models: train a model in several widths or "
+        "depths, and fit how outputs and what training changes in them go with it. The exit code is 0 if all is flat, "
+        "1 if a layer isn't, and 3 if that isn't known.",
+        COORDCHECK_EXAMPLES,
+    )
+    parser.add_argument(
+        "function",
+        metavar="MODULE:CALLABLE",
+        help="callable that takes width= or depth=, and returns a model, its optimizer, and a batch for which the "
+        "model returns the loss, or a function that returns the loss",
+    )
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
+        "--widths", type=_sizes, default=[64, 128, 256, 512], metavar="N,N,N", help="default: 64,128,256,512"
+    )
+    sizes.add_argument("--depths", type=_sizes, metavar="N,N,N", help="compare depths instead of widths")
+    parser.add_argument("--steps", type=_count, default=4, metavar="N", help="steps of each training (default: 4)")
+    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="trainings of each size (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, [each for each in SETTINGS if each.name in OF_SIZES], prefix="watch_")
+    parser.set_defaults(run=_coordcheck)
+
+
+def _coordcheck(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    group = _group(given, environment, "coordcheck")
+    scaling = import_module("hookcore.commands.scaling")  # imports torch, which no other command should wait for
+    axis, sizes = ("width", given.widths) if given.depths is None else ("depth", given.depths)
+    found = scaling.check(given.function, axis, sizes, max(1, given.steps), range(max(1, given.seeds)), group)
+    print(json.dumps(found.as_dict, indent=2) if given.json else found.text)
+    return int(scaling.CODES[found.verdict])
+
+
+def _group(given: argparse.Namespace, environment: Mapping[str, str], command: str) -> str:
+    """Set the variables of the runs, and return the name of their group."""
+    os.environ.update(variables := watch_variables(given, environment))
+    called = given.function.rpartition(":")[2]
+    return {**environment, **variables}.get("HOOKCORE_GROUP") or f"{command}-{called}-{time.strftime('%m%d-%H%M%S')}"
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = [int(each) if each.isascii() and each.isdigit() else 0 for each in text.split(",")]
+    if 0 in sizes:
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: use integers of 1 or more, such as 64,128,256,512")
+    return sizes
 
 
 OF_IMPORTS: Final = ("server", "keep", "name", "group", "tags", "notes", "memory")

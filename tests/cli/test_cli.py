@@ -32,6 +32,7 @@ COMMANDS = (
     "collect",
     "replay",
     "doctor",
+    "coordcheck",
     "runs",
     "why",
     "layers",

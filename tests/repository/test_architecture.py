@@ -120,6 +120,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "frameworks": {"records", "config", "reading.answers", "watcher"},
     "commands": {
+        "hooks.internals",
         "errors",
         "records",
         "records.wire",

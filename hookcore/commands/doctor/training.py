@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookcore.commands.doctor.machine import Check
+from hookcore.commands.doctor import Check
 from hookcore.config import Settings
 from hookcore.delivery.delivery import new_run
 from hookcore.delivery.sinks import Sink
@@ -109,7 +109,8 @@ def examine_model(name: str) -> list[Check]:
         return _describe(watcher.coverage(), ran=inputs is not None)
 
 
-def _model_of(name: str, flag: str = "--model") -> tuple[nn.Module, Any]:
+def made_by(name: str, flag: str, **given: Any) -> Any:
+    """Return what `module:callable`, as given for this flag, returns for these keywords."""
     place, _, called = name.partition(":")
     if not place or not called:
         raise ArgumentError(
@@ -117,14 +118,19 @@ def _model_of(name: str, flag: str = "--model") -> tuple[nn.Module, Any]:
         )
     sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(import_module(place), called)()
+        return getattr(import_module(place), called)(**given)
     except Exception as error:
+        needs = f"take {', '.join(given)} by keyword" if given else "need no arguments"
         raise ArgumentError(
             f"{flag} {name!r} raised {type(error).__name__}: {error}; the callable must be importable from "
-            "here and need no arguments"
+            f"here and {needs}"
         ) from error
     finally:
         sys.path.remove(os.getcwd())
+
+
+def _model_of(name: str, flag: str = "--model") -> tuple[nn.Module, Any]:
+    made = made_by(name, flag)
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ArgumentError(

@@ -1,0 +1,142 @@
+"""`hookcore coordcheck` says which layers keep a learning rate from transferring to larger models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hookcore.commands import scaling
+from hookcore.errors import ArgumentError
+from hookcore_app import cli
+
+WIDTHS = (32, 64, 128, 256)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the runs in this process."""
+    monkeypatch.setenv("HOOKCORE_SERVER", "none")
+    monkeypatch.setenv("HOOKCORE_KEEP", "none")
+
+
+def check(case: str, axis: scaling.Axis = "width", sizes: tuple[int, ...] = WIDTHS, steps: int = 2) -> scaling.Checked:
+    return scaling.check(f"benchmarks.coordcheck:{case}", axis, sizes, steps, range(3), "sizes")
+
+
+def blamed(found: scaling.Checked) -> set[tuple[str, str]]:
+    return {(each.layer, each.what) for each in found.judged if each.verdict in ("grows", "shrinks")}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_model_whose_rates_and_weights_go_with_the_width_as_they_should_is_flat(optimizer: str) -> None:
+    found = check(f"mlp_mup_{optimizer}", sizes=(64, 128, 256, 512))
+    assert (found.verdict, blamed(found)) == ("flat", set())
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("mlp_mup_adam_rate", {("hidden.0", "change")}),
+        ("mlp_mup_adam_bias", {("hidden.0", "change")}),
+        ("mlp_mup_adam_init", {("hidden.0", "start")}),
+        ("mlp_mup_adam_readout", {("head", "start"), ("head", "readout")}),
+    ],
+)
+def test_a_layer_that_does_not_go_with_the_width_is_blamed_alone(case: str, expected: set[tuple[str, str]]) -> None:
+    found = check(case)
+    assert (found.verdict, blamed(found)) == ("not flat", expected)
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rate_for_all_layers_is_not_flat_although_the_outputs_start_flat() -> None:
+    found = check("mlp_standard_adam")
+    assert {layer for layer, _ in blamed(found)} == {"hidden.0", "hidden.1", "head"}
+    first = [fits[0] for fits in found.outputs.values()]
+    assert all(fit is not None and fit.verdict() != "grows" for fit in first)
+    assert "`hidden.0`: what training its weight changes in its output grows as width^" in found.text
+    assert "divide the learning rate of its weight by width" in found.text
+
+
+@pytest.mark.usefixtures("alone")
+def test_attention_whose_scores_grow_with_the_width_is_blamed() -> None:
+    assert blamed(check("gpt_mup_adam_attention", sizes=(16, 32, 64), steps=1)) >= {
+        ("blocks.0.attention", "scores"),
+        ("blocks.1.attention", "scores"),
+    }
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_branch_that_adds_as_much_in_each_of_many_blocks_is_blamed() -> None:
+    found = check("gpt_mup_adam_branch", "depth", (2, 4, 8), steps=1)
+    assert ("blocks.*.mlp", "branch") in blamed(found)
+    assert ("blocks.*.attention", "branch") not in blamed(found)
+
+
+def test_an_exponent_that_may_be_right_or_wrong_is_unknown_and_never_flat() -> None:
+    exact = [(size, seed, 0.5 * size**0 + seed) for size in (64, 128, 256) for seed in range(3)]
+    fit = scaling.Fit.of(exact)
+    assert fit is not None
+    assert (fit.verdict(), round(fit.exponent, 6)) == ("flat", 0.0)
+    noisy = [(size, seed, value + 0.8 * (-1) ** (seed + index)) for index, (size, seed, value) in enumerate(exact)]
+    uncertain = scaling.Fit.of(noisy)
+    assert uncertain is not None
+    assert uncertain.verdict() == "unknown"
+    assert scaling.Fit.of([(64, 0, 1.0), (128, 0, 1.0)]) is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_too_few_sizes_are_an_error_that_says_how_many_are_needed() -> None:
+    with pytest.raises(ArgumentError, match=r"2 widths are too few: give at least 3"):
+        check("mlp_mup_adam", sizes=(64, 128))
+
+
+USER = """
+import torch
+from torch import nn
+def no_optimizer(width):
+    return nn.Linear(4, width)
+def no_loss(width):
+    model = nn.Linear(4, width)
+    return model, torch.optim.SGD(model.parameters(), 0.1), torch.ones(3, 4)
+def no_width():
+    return None
+"""
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_optimizer", "must return a model, its optimizer, and a batch"),
+        ("no_loss", "returned no single number for its batch"),
+        ("no_width", "unexpected keyword argument 'width'.*take width by keyword"),
+    ],
+)
+def test_a_function_that_makes_something_else_is_an_error_that_says_what_it_must_return(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "makers_of_a_user.py").write_text(USER)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ArgumentError, match=words):
+        scaling.check(f"makers_of_a_user:{name}", "width", WIDTHS, 1, range(1), "sizes")
+
+
+def test_the_command_prints_json_exits_with_the_verdict_and_saves_its_runs_as_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable in ("HOOKCORE_SERVER", "HOOKCORE_KEEP", "HOOKCORE_GROUP"):
+        monkeypatch.setenv(variable, "none")  # so that what the command sets is undone
+    function = ["benchmarks.coordcheck:mlp_mup_adam_rate", "--widths", "32,64,128", "--steps", "1", "--seeds", "2"]
+    saved = ["--server", "none", "--keep", str(tmp_path), "--group", "widths"]
+    assert cli.main(["coordcheck", *function, *saved, "--json"]) == scaling.CODES["not flat"]
+    found = json.loads(capsys.readouterr().out)
+    assert {each["layer"] for each in found["judged"] if each["verdict"] == "grows"} == {"hidden.0"}
+    assert cli.main(["runs", str(tmp_path), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {(run["group"], *run["tags"], run["config"]["width"]) for run in runs} == {
+        ("widths", "coordcheck", width) for width in (32, 64, 128)
+    }
