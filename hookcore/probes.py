@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
@@ -13,11 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hookcore.errors import ArgumentError
-from hookcore.observe.plain import generators_kept
-from hookcore.records.vocabulary import OUTLIER_NUMBERS
+from hookcore.observe.copies import sample, square_of, unit
+from hookcore.observe.plain import generators_kept, wide_type
+from hookcore.records.vocabulary import MICRO_COSINE, MICRO_NORM, OUTLIER_NUMBERS
 
 __all__ = [
     "GradientCosine",
+    "MicroBatches",
     "NoiseScale",
     "attention",
     "attention_entropy",
@@ -136,7 +139,7 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     if not rows.numel():
         return dict.fromkeys(OUTLIER_NUMBERS, torch.tensor(torch.nan))
     channels, tokens = rows.shape[-1], rows.shape[1:-1].numel() if rows.dim() > 2 else len(rows)
-    rows, wide = rows.reshape(-1, channels), _wide(rows)
+    rows, wide = rows.reshape(-1, channels), wide_type(rows)
     pieces = torch.split(rows, max(1, _PIECE // channels))
     mean = top = second = fourth = torch.zeros((), dtype=wide, device=rows.device)
     at, squares = top.long(), torch.zeros(channels, dtype=wide, device=rows.device)
@@ -216,7 +219,7 @@ def _look_through(
     every = max(1, -(-hidden.shape[:-1].numel() // tokens))
     rows = hidden.reshape(-1, hidden.shape[-1])[::every]
     marks = None if classes is None else classes.reshape(-1)[::every]
-    entropy, losses, counted = torch.zeros((3,), dtype=_wide(rows), device=rows.device).unbind()
+    entropy, losses, counted = torch.zeros((3,), dtype=wide_type(rows), device=rows.device).unbind()
     for start in range(0, len(rows), _AT_ONCE):
         logs = _logits(parts, rows[start : start + _AT_ONCE]).log_softmax(dim=-1)
         entropy = entropy + torch.special.entr(logs.exp()).sum(dtype=entropy.dtype)
@@ -454,8 +457,8 @@ def _by_channel(tensor: Tensor) -> Tensor:
 
 MAX_SAMPLE: Final = 4096  # values of a tensor
 MAX_SAMPLES: Final = 2**22  # values of all of a model's parameters
+MAX_PASSES: Final = 256  # of a step
 DECAY: Final = 0.9  # of the averages of the noise scale, with each result
-_SCATTER: Final = 2654435761  # a prime near the golden section of 2**32: its multiples hit rows and columns evenly
 
 
 class GradientCosine:
@@ -476,19 +479,15 @@ class GradientCosine:
         previous, self.previous = self.previous, now
         if now is None or previous is None or previous.shape != now.shape or previous.device != now.device:
             return None
-        product: Tensor = torch.dot(_unit(previous), _unit(now))
+        product: Tensor = torch.dot(unit(previous), unit(now))
         return product.clamp(-1.0, 1.0)
 
 
-class NoiseScale:
-    """The simple noise scale of a model's gradients, in micro-batches: tr(S) / |G|² of McCandlish et al. (2018).
+class PassGradients(ABC):
+    """What each backward pass of a step adds to a model's gradients, as vectors; of large parameters, samples."""
 
-    If a step has far fewer micro-batches than that, its gradient is mostly noise. Both parts are estimated without
-    bias, from the gradients of this process's micro-batches and from the mean of all, in steps with at least two
-    micro-batches of the same size: several backward passes, or several ranks of DistributedDataParallel. They are
-    averaged over about the last ten results, because those of one step are very noisy. NaN if the gradient can't be
-    told from noise. Of parameters with more than 4,096 values, a fixed sample is used.
-    """
+    every_pass: ClassVar = False  # whether they are looked at as they arrive, also if there is only this process
+    most: ClassVar = MAX_SAMPLES  # values in a vector
 
     def __init__(self) -> None:
         self._before: Tensor | None = None  # the pass
@@ -497,21 +496,18 @@ class NoiseScale:
         self._shapes: dict[int, torch.Size] = {}
         self._most = MAX_SAMPLE
         self.total: Tensor | None = None  # of what the passes of this step added
-        self._own: Tensor | None = None  # the same before the gradients were reduced between ranks
-        self._squares: Tensor | None = None  # of the norms of this process's gradients, summed
         self._precision = 0.0  # of the gradients
-        self._passes = 0
         self._why = ""  # this step has no result
-        self._averages: tuple[int, Tensor] | None = None  # the number of values; of noise and signal
 
     def begin_pass(self, parameters: Sequence[Tensor]) -> None:
         """Remember the gradients before a backward pass."""
+        self._most = max(64, min(MAX_SAMPLE, self.most // max(1, len(parameters))))  # of each parameter
         self._before, self._marks = self._read(parameters), _marks_of(parameters)
-        self._seen, self._shapes, self._most = {}, {}, _most_of(parameters)
+        self._seen, self._shapes = {}, {}
 
     def wants_local(self) -> bool:
-        """Return whether other ranks add to the gradients."""
-        return _ranks() > 1 and self._before is not None
+        """Return whether to look at what arrives: if it must be, or if other ranks add to the gradients."""
+        return self._before is not None and (self.every_pass or _ranks() > 1)
 
     def see_local(self, place: int, gradient: Tensor) -> None:
         """Keep a sample of what this process adds to a gradient."""
@@ -523,36 +519,89 @@ class NoiseScale:
 
     def end_pass(self, parameters: Sequence[Tensor]) -> None:
         """Add what the pass has added."""
-        before, now = self._before, self._read(parameters)
+        looked, before, now = self.wants_local(), self._before, self._read(parameters)
         self._before = None
         if before is None or now is None or self._marks == _marks_of(parameters):  # a pass of another model
             return
         if before.shape != now.shape or (self.total is not None and self.total.shape != now.shape):
             self._why = "its parameters changed within a step"
             return
-        gradient = now - before
-        self._precision = max(
-            torch.finfo(parameter.grad.dtype).eps for parameter in parameters if parameter.grad is not None
-        )
-        own = gradient if _ranks() == 1 else self._local(parameters)
-        if own is None:
-            return
-        square = own.square().sum(dtype=_wide(own))
+        self._precision = max(torch.finfo(each.grad.dtype).eps for each in parameters if each.grad is not None)
+        own = self._local(parameters) if looked else now - before
+        if own is not None:
+            added = own if _ranks() == 1 else now - before
+            self.total = added if self.total is None else self.total + added
+            self._add(own)
+
+    @abstractmethod
+    def _add(self, own: Tensor) -> None:
+        """Add what the pass has added in this process."""
+
+    def _take(self) -> tuple[Tensor | None, str]:
+        """End the step: return what its passes added in all ranks, and why that isn't known."""
+        total, why, self.total, self._why = self.total, self._why, None, ""
+        self._before, self._seen, self._shapes = None, {}, {}
+        return total, why
+
+    def _local(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """Return what this process has added in a pass, as one vector."""
+        if not self._seen or any(self._shapes[place] != parameters[place].shape for place in self._seen):
+            self._why = "the ranks share its parameters in another way than DistributedDataParallel"
+            return None
+        return torch.cat([self._weighted(each, self._seen.get(place)) for place, each in enumerate(parameters)])
+
+    def _weighted(self, parameter: Tensor, part: Tensor | None) -> Tensor:
+        """Return a sample of a gradient, weighted: sums of squares stand for all values. Zeros if there is none."""
+        count = min(self._most, parameter.numel())
+        if part is None:
+            return torch.zeros(count, device=parameter.device)
+        return part * float((parameter.numel() / max(1, count)) ** 0.5)
+
+    def _read(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """Return the gradients as one vector."""
+        parts = []
+        for each in parameters:
+            part = None if each.grad is None else sample(each.grad, self._most)
+            if each.grad is not None and (part is None or len(part) != min(self._most, each.numel())):
+                self._why = "sparse, complex, or sharded gradients aren't supported"
+                return None
+            parts.append(self._weighted(each, part))
+        return torch.cat(parts) if parts else None
+
+
+_ALONE: Final = "it needs steps that accumulate the gradients of several micro-batches, each in a backward pass"
+
+
+class NoiseScale(PassGradients):
+    """The simple noise scale of a model's gradients, in micro-batches: tr(S) / |G|² of McCandlish et al. (2018).
+
+    If a step has far fewer micro-batches than that, its gradient is mostly noise. Both parts are estimated without
+    bias, from the gradients of this process's micro-batches and from the mean of all, in steps with at least two
+    micro-batches of the same size: several backward passes, or several ranks of DistributedDataParallel. They are
+    averaged over about the last ten results, because those of one step are very noisy. NaN if the gradient can't be
+    told from noise. Of parameters with more than 4,096 values, a fixed sample is used.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: Tensor | None = None  # the total before the gradients were reduced between ranks
+        self._squares: Tensor | None = None  # of the norms of this process's gradients, summed
+        self._passes = 0
+        self._averages: tuple[int, Tensor] | None = None  # the number of values; of noise and signal
+
+    def _add(self, own: Tensor) -> None:
+        square = own.square().sum(dtype=wide_type(own))
         self._passes += 1
-        self.total = gradient if self.total is None else self.total + gradient
         self._own = own if self._own is None else self._own + own
         self._squares = square if self._squares is None else self._squares + square
 
     def end_step(self) -> Tensor | str:
         """Return the noise scale, or why it is unknown."""
-        passes, total, own, squares, why = self._passes, self.total, self._own, self._squares, self._why
-        self._before = self.total = self._own = self._squares = None
-        self._seen, self._shapes, self._passes, self._why = {}, {}, 0, ""
+        (total, why), passes, own, squares = self._take(), self._passes, self._own, self._squares
+        self._own, self._squares, self._passes = None, None, 0
         count = passes * _ranks()  # micro-batches
         if why or total is None or own is None or squares is None or count < 2:
-            return (
-                why or "it needs steps that accumulate the gradients of several micro-batches, each in a backward pass"
-            )
+            return why or _ALONE
         mean, small = total / passes, squares / passes
         big = mean.square().sum(dtype=small.dtype)
         # The mean squared distance between a gradient of this process and the mean of all.
@@ -569,44 +618,47 @@ class NoiseScale:
         self._averages = values, average
         return torch.where(average[1] > 0, average[0] / average[1], torch.nan)
 
-    def _local(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """Return what this process has added in a pass, as one vector."""
-        if not self._seen or any(self._shapes[place] != parameters[place].shape for place in self._seen):
-            self._why = "the ranks share its parameters in another way than DistributedDataParallel"
-            return None
-        parts = []
-        for place, parameter in enumerate(parameters):
-            count = min(self._most, parameter.numel())
-            part = self._seen.get(place)
-            weighted = torch.zeros(count, device=parameter.device) if part is None else part * _weight(parameter, count)
-            parts.append(weighted)
-        return torch.cat(parts)
 
-    def _read(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """Return the gradients as one vector. Samples are weighted: sums of squares stand for all values."""
-        most = _most_of(parameters)
-        parts = []
-        for parameter in parameters:
-            count = min(most, parameter.numel())
-            if parameter.grad is None:
-                parts.append(torch.zeros(count, device=parameter.device))
-                continue
-            part = sample(parameter.grad, most)
-            if part is None or len(part) != count:
-                self._why = "sparse, complex, or sharded gradients aren't supported"
-                return None
-            parts.append(part * _weight(parameter, count))
-        return torch.cat(parts) if parts else None
+class MicroBatches(PassGradients):
+    """The norm of what each micro-batch of this process adds to a model's gradient, and its cosine to the sum.
 
+    Norms are of all values, before ranks reduce them, and the sum is that of all ranks. For the cosine, about 1 MB is
+    kept of each micro-batch: at most 4,096 values of a parameter. There may be 256 of them in a step.
+    """
 
-def _most_of(parameters: Sequence[Tensor]) -> int:
-    """Return how many values of each parameter are read, at most."""
-    return max(64, min(MAX_SAMPLE, MAX_SAMPLES // max(1, len(parameters))))
+    every_pass: ClassVar = True
+    most: ClassVar = 2**18
+    scaled: ClassVar = (MICRO_NORM,)  # results that are multiplied by the scale of the loss
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._squares: dict[int, Tensor | None] = {}  # of the norms of what arrived; None if it came in several parts
+        self._each: list[tuple[Tensor, Tensor]] = []  # of the passes so far: norms and vectors
 
-def _weight(parameter: Tensor, count: int) -> float:
-    """Return the factor that scales the squares of a sample of values to all values."""
-    return float((parameter.numel() / max(1, count)) ** 0.5)
+    def see_local(self, place: int, gradient: Tensor) -> None:
+        """Measure what arrives, and keep a sample of it."""
+        is_first = place not in self._seen
+        super().see_local(place, gradient)
+        if place in self._seen:
+            self._squares[place] = square_of(gradient) if is_first else None
+
+    def _add(self, own: Tensor) -> None:
+        squares = [self._squares[place] for place in self._seen]  # others are of an earlier pass, which added nothing
+        known = [each for each in squares if each is not None]
+        square = torch.stack(known).sum() if len(known) == len(squares) else square_of(own)
+        if len(self._each) == MAX_PASSES:
+            self._why = f"a step had more than {MAX_PASSES} micro-batches"
+        else:
+            self._each.append((square.sqrt(), own))
+
+    def end_step(self) -> dict[str, Tensor] | str:
+        """Return the numbers, one for each micro-batch, or why they are unknown."""
+        (total, why), each, self._each = self._take(), self._each, []
+        if why or total is None or len(each) * _ranks() < 2:
+            return why or _ALONE
+        whole = total.to(wide_type(total))
+        cosines = [torch.dot(unit(own.to(whole.dtype)), unit(whole)).clamp(-1.0, 1.0) for _, own in each]
+        return {MICRO_NORM: torch.stack([norm for norm, _ in each]), MICRO_COSINE: torch.stack(cosines)}
 
 
 def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
@@ -615,37 +667,7 @@ def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _ranks() -> int:
-    there = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if there else 1
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    """Return the type for sums: double precision, where the device has it."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
-
-
-def sample(tensor: Tensor, most: int) -> Tensor | None:
-    """Return a flat copy of a tensor, or of `most` of its values, always those at the same places.
-
-    A sparse tensor has none.
-    """
-    tensor = getattr(tensor, "_local_tensor", tensor)  # this rank's shard
-    if tensor.layout is not torch.strided:
-        return None
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    count = tensor.numel()
-    if count <= most:
-        return tensor.detach().reshape(-1).to(torch.float32, copy=True)
-    places = torch.arange(most, device=tensor.device) * _SCATTER % count
-    return tensor.detach().take(places).float()
-
-
-def _unit(vector: Tensor) -> Tensor:
-    """Return a vector of length 1. It is scaled first, because squares of tiny values would be zero."""
-    scaled = vector / vector.abs().amax()
-    unit: Tensor = scaled / torch.linalg.vector_norm(scaled)
-    return unit
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def sharpness(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:

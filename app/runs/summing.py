@@ -10,10 +10,11 @@ from itertools import count
 from typing import Any, Final
 
 from hookcore.delivery.archive import Recorded, Unheard
-from hookcore.findings.times import RankTimes, late_rank
+from hookcore.findings.times import late_rank
 from hookcore.records import Frame, Snapshot, adds_up
 from hookcore.records.vocabulary import DESYNC, LATE_RANK, NONFINITE_STEP
 from hookcore.records.wire import DeliveryCounters
+from hookcore.store import RankStore
 from hookcore.store.rankstep import Difference
 
 from .assembly import GRACE_S, Assembly
@@ -59,7 +60,7 @@ class Sum:
         """Begin with the first step, in a store that is empty."""
         store, clock = self.run.store, self.run.signs.clock
         self.assembly = Assembly(self._write, max(store.usage().max_bytes // _SHARE, 2**22), clock)
-        store.name_ranks(self._words_of_bad)
+        store.name_ranks(self._words_of_bad, self._rank_stores)
         self.shifts, self._round, self.joined, self._held = {}, NO_ROUND, {}, {}
         self.follows = False
 
@@ -259,13 +260,16 @@ class Sum:
     def _follow_lateness(self, step: int) -> None:
         """Look whether one of the ranks keeps the others waiting."""
         follower, is_on = self.run.store.follower, self.run.store.rules.get(LATE_RANK) is not False
-        ranks = [
-            RankTimes(member.place.rank, member.run.store, self.shift)
+        if follower is not None:
+            follower.hold(LATE_RANK, late_rank(self.run.store, self._rank_stores(), step) if is_on else None)
+
+    def _rank_stores(self) -> list[RankStore]:
+        """Return the stores of the current round's ranks that are in memory. Any thread may ask."""
+        return [
+            RankStore(member.place.rank, member.run.store, self.shift)
             for member in self.rounds.current()
             if member.run.loaded and member.run.id in self.joined
         ]
-        if follower is not None:
-            follower.hold(LATE_RANK, late_rank(self.run.store, ranks, step) if is_on else None)
 
     def _words_of_bad(self, number: int, step: int) -> str:
         ranks = self.assembly.bad_ranks(number, step)

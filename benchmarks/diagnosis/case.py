@@ -24,6 +24,7 @@ UNKNOWN: Final = "(not known)"  # a culprit
 DEAD: Final = "dead", hookcore.probes.dead_channels, "type:ReLU"
 RANK: Final = "rank", hookcore.probes.effective_rank, "*"
 ENTROPY: Final = "entropy", hookcore.probes.attention_entropy, "type:Softmax"
+PARTS: Final = "parts", hookcore.probes.MicroBatches, "*"
 HEADS: Final = "heads", hookcore.probes.attention, "*"
 BOTH: Final = {"phases": ("train", "eval")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import trainings
-from .case import BOTH, DEAD, ENTROPY, EVERYTHING, HEADS, RANK, Case, Training
+from .case import BOTH, DEAD, ENTROPY, EVERYTHING, HEADS, PARTS, RANK, Case, Training
 from .models import (
     Detached,
     Experts,
@@ -49,6 +50,18 @@ def _grow(model: Any) -> None:
 
 def _grow_once(number: int, batch: Tensor) -> Tensor:
     return batch * (1000.0 if number == AT else 1.0)
+
+
+def _summed_in_one() -> Training:
+    """Return a training in which the loss of one of eight micro-batches is a sum instead of a mean, from a step on."""
+    calls = itertools.count()
+    return classifier(
+        mlp(4), 0.02, parts=8, reduce=lambda number, loss: loss * (32 if next(calls) % 8 == 3 and number >= AT else 1)
+    )
+
+
+def _turn_once(number: int, batch: Tensor) -> Tensor:
+    return batch * (-30.0 if number == AT else 1.0)
 
 
 _OFTEN: Final = {"state_every": 10, "kinds": EVERYTHING}  # that optimizers are measured
@@ -374,6 +387,16 @@ FAULTY: Final = {
     ),
     "rate far too low": Case(
         lambda: classifier(mlp(4), 1e-8), ("learning-rate-too-low",), steps=260, settings={"kinds": EVERYTHING}
+    ),
+    "broken samples in one of eight micro-batches": Case(
+        lambda: classifier(mlp(4), 0.05, parts=8, spoil=_turn_once, clip=1.0),
+        ("dominant-micro-batch",),
+        steps=200,
+        at=AT,
+        probes=(PARTS,),
+    ),
+    "loss of one of eight micro-batches isn't averaged": Case(
+        _summed_in_one, ("dominant-micro-batch",), steps=260, at=AT, probes=(PARTS,)
     ),
     "bias of a router that kills an expert": Case(
         lambda: _at(lambda model: model.gate.bias[1].fill_(-1e4), Experts(0.0, 2.0)),

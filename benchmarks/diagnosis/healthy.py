@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 from hookcore import probes
 
 from . import trainings
-from .case import BOTH, DEAD, ENTROPY, EVERYTHING, HEADS, RANK, Case, Training
+from .case import BOTH, DEAD, ENTROPY, EVERYTHING, HEADS, PARTS, RANK, Case, Training
 from .models import (
     Adapted,
     Dropping,
@@ -180,6 +180,13 @@ HEALTHY: Final = {
     "bfloat16 weights": Case(lambda: classifier(mlp(4).bfloat16(), 0.05)),
     "bfloat16 weights, adam": Case(lambda: classifier(mlp(4).bfloat16(), 1e-3, _ADAM)),
     "four micro-batches": Case(lambda: classifier(mlp(4), 0.05, parts=4)),
+    "eight micro-batches, measured": Case(lambda: classifier(mlp(4), 0.05, parts=8), steps=300, probes=(PARTS,)),
+    "micro-batches with a few wrong labels": Case(
+        lambda: classifier(mlp(4), 5e-3, _ADAM, parts=8, wrong=0.005), steps=400, probes=(PARTS,)
+    ),
+    "two micro-batches, clipped": Case(
+        lambda: classifier(normalized(), 0.05, parts=2, clip=0.5), steps=300, probes=(PARTS,)
+    ),
     "clipped in every step": Case(lambda: classifier(mlp(4), 0.2, clip=0.05)),
     "inputs with heavy tails": Case(lambda: classifier(mlp(), 0.01, spoil=_heavy_tails)),
     "tanh, 6 layers": Case(lambda: classifier(mlp(6, act=nn.Tanh), 0.05)),

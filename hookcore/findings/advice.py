@@ -346,6 +346,16 @@ ADVICE: Final[dict[str, Advice]] = {
             "check the scale of the logits, and the mask",
         ),
     ),
+    "dominant-micro-batch": _advice(
+        "a broken or mislabeled sample, or one that is unlike all others, in this micro-batch",
+        "a loss that isn't averaged in the same way in each micro-batch, such as one with fewer tokens",
+        "a rank whose data or scale of the loss differs from that of the others",
+        tries=(
+            "look at the samples of this micro-batch",
+            "divide the loss by the number of tokens or samples of the whole step",
+            "clip gradients, or leave such samples out",
+        ),
+    ),
     "dead-expert": _advice(
         "no loss that balances the load, or one with too small a weight",
         "a bias or a row of the router's weight that went far below the others, often after a large step",
@@ -554,6 +564,11 @@ SENTENCES: Final[Mapping[str, str]] = {
     ),
     "attention-entropy-collapse": (
         "The entropy of every head is below {entropy}, and was {least_entropy} at first, in {results} results."
+    ),
+    "dominant-micro-batch": (
+        "A micro-batch has {factor} times the norm of the usual other one of its step, and a share of {share} of the "
+        "gradient. Its norm is also {beyond} times the largest one before, or the same micro-batch is so in {often} "
+        "measured steps, and in most."
     ),
     "dead-expert": (
         "An expert gets {share} of an even share of the choices or less in {measured} measurements, or in as many more "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -49,6 +49,7 @@ RuleName = Literal[
     "attention-first-token",
     "dead-heads",
     "outlier-channel",
+    "dominant-micro-batch",
     "dead-expert",
     "router-collapse",
     "never-used",
@@ -97,6 +98,17 @@ def spark_around(values: NDArray[np.float64], place: int) -> tuple[float, ...]:
     """Return a sparkline's values on both sides of a place."""
     near = values[max(0, place - SPARK // 2) :][:SPARK]
     return tuple(near[np.isfinite(near)].tolist())
+
+
+_LISTED: Final = 4
+
+
+def listed(names: Sequence[object]) -> str:
+    """List numbers or names: "3", "1 and 3", or "1, 3, 4, 7, and 9 more"."""
+    shown, more = [str(each) for each in names[:_LISTED]], len(names) - _LISTED
+    if more > 0:
+        return f"{', '.join(shown)}, and {more} more"
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
 OLDER: Final = " or earlier"  # follows the step if the steps before it weren't looked at

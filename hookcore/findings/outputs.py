@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since, listed
 from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
@@ -521,7 +521,7 @@ def _dead_experts(store: Store, number: int, tap: Tap, steps: Steps, counts: Flo
     begun = [int(alive.nonzero()[0][-1]) + 1 if alive.any() else 0 for alive in is_alive]
     shares = _shares(counts)[dead[int(np.argmin(begun))]]
     since = int(steps[min(min(begun), len(steps) - 1)])
-    which = f"{'experts' if len(dead) > 1 else 'expert'} {_listed(dead.tolist())} of {len(counts)}"
+    which = f"{'experts' if len(dead) > 1 else 'expert'} {listed(dead.tolist())} of {len(counts)}"
     text = Since(f"{which} {_has(dead)} received only {newest[dead].sum() / newest.sum():.2g} of all choices")
     if not newest[dead].any():
         text = Since(f"no token has chosen {which}")
@@ -545,7 +545,7 @@ def _collapsed(store: Store, number: int, tap: Tap, steps: Steps, counts: Floats
     since, largest = int(steps[begun]), shares.max(axis=0)
     chosen = sorted(np.argsort(shares[:, -1])[-most:].tolist())
     share = counts[chosen, -measured:].sum() / counts[:, -measured:].sum()
-    which = f"{'experts' if most > 1 else 'expert'} {_listed(chosen)} of {len(counts)}"
+    which = f"{'experts' if most > 1 else 'expert'} {listed(chosen)} of {len(counts)}"
     text = Since(f"{which} {_has(chosen)} received {share:.0%} of all choices")
     usual = float(np.median(largest[:begun])) if begun else float("nan")
     about = "max", float(largest[-1]), usual, since, None, text, tuple(largest[-SPARK:].tolist()), 0
@@ -560,14 +560,3 @@ def _shares(counts: Floats) -> Floats:
 
 def _has(experts: Sized) -> str:
     return "has" if len(experts) == 1 else "have"
-
-
-_LISTED: Final = 4
-
-
-def _listed(numbers: list[int]) -> str:
-    """List numbers: "3", "1 and 3", or "1, 3, 4, 7, and 9 more"."""
-    shown, more = [str(each) for each in numbers[:_LISTED]], len(numbers) - _LISTED
-    if more > 0:
-        return f"{', '.join(shown)}, and {more} more"
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

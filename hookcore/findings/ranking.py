@@ -27,7 +27,7 @@ from hookcore.findings.outputs import (
 from hookcore.findings.rules import RULES
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits
-from hookcore.findings.updates import find_lost, find_ownership, find_precursors, find_states
+from hookcore.findings.updates import find_dominant, find_lost, find_ownership, find_precursors, find_states
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import APART, PROBE, SEVERITIES, STAT_COLUMN, Tap
 from hookcore.records.vocabulary import NUMBERS_APART, OWN_NUMBERS, titled
@@ -267,7 +267,7 @@ def findings_of(
     spikes = find_loss_spikes(losses, taps)
     found += spikes + find_precursors(store, judged, spikes) + find_progress(losses, taps) + find_states(store, taps)
     found += find_ownership(store, taps) + find_waits(store, taps)
-    found += find_probed(store, taps, losses) + find_routing(store, taps)
+    found += find_probed(store, taps, losses) + find_routing(store, taps) + find_dominant(store, taps)
     if inputs.sizes is not None:
         found += _of_sizes(store, judged, inputs.sizes, losses, spikes_reported)
     if inputs.updates is not None:

@@ -191,6 +191,12 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
     ),
     "dead-heads": (Threshold("share", 0.01, 0, 1, "times the output of the usual head"), _results(3)),
     "outlier-channel": (Threshold("factor", 1000.0, 2, 1e30, "times the median channel"), _results(3)),
+    "dominant-micro-batch": (
+        Threshold("factor", 10.0, 1.1, 1e12, "times the norm of the usual other micro-batch of the step"),
+        Threshold("share", 0.8, 0.01, 1, "share of the gradient of the step"),
+        Threshold("beyond", 3.0, 1, 1e12, "times the largest norm before, unless it is mostly the same micro-batch"),
+        Threshold("often", 8, 2, 64, "measured steps with the same such micro-batch", whole=True),
+    ),
     "slow-data-loading": (
         Threshold("share", 0.5, 0.01, 1, "share of a step's time"),
         Threshold("least_s", 0.005, 0, 1e6, "seconds per step"),
@@ -524,6 +530,15 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "the newest results. Low precision then loses the other channels. It is a note if the loss fell, or if "
                 "this was so from the start: trained language models have such channels. Blocks are measured by "
                 "themselves, and other layers by a probe with `hookcore.probes.outliers`.",
+            ),
+            _rule(
+                "dominant-micro-batch",
+                "warning",
+                "Dominant micro-batch",
+                "One micro-batch of a step brought nearly all of its gradient, with a norm far above those of the "
+                "others and of all steps before, or the same one does so in most measured steps. What often happens "
+                "with different ones is no problem: gradients may have heavy tails. With several ranks, the "
+                "micro-batches of all ranks are compared. Needs a probe with `hookcore.probes.MicroBatches`.",
             ),
             _rule(
                 "dead-expert",

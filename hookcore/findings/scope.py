@@ -268,6 +268,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "attention-entropy-collapse": _probed("attention-entropy-collapse", "fused attention, or "),
     **{rule: _probed(rule, "fused attention, or ") for rule in OF_HEADS},
     **dict.fromkeys(("dead-expert", "router-collapse", "outlier-channel")),  # without a router or blocks, nothing lacks
+    "dominant-micro-batch": None,  # nor with one micro-batch in each step
     "never-used": None,
     "stalled-training": None,
     "slow-data-loading": None,

@@ -153,15 +153,6 @@ class OfRank(Protocol):
     def shift(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimes:
-    """A rank that may be late."""
-
-    rank: int
-    store: Store
-    shift: int = 0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
     """Seconds per rank, as means over the same steps."""

@@ -1,19 +1,31 @@
-"""Updates that rounding swallows or that the loss follows, states of optimizers, and parameters that nothing steps."""
+"""Updates that rounding swallows or that the loss follows, states of optimizers, parameters that nothing steps, and the
+parts of micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since, listed
 from hookcore.findings.rules import RULES, limits_of
-from hookcore.records import STATE_KINDS, Event, Kind, Severity, Tap
-from hookcore.records.vocabulary import ENDED, FROZEN, KIND_WORDS, NEVER_USED, STALLED, counted, is_bias
-from hookcore.store import Store, TapList
+from hookcore.records import PROBE, STATE_KINDS, Event, Kind, Severity, Tap
+from hookcore.records.vocabulary import (
+    ENDED,
+    FROZEN,
+    KIND_WORDS,
+    MICRO_COSINE,
+    MICRO_NORM,
+    NEVER_USED,
+    STALLED,
+    counted,
+    is_bias,
+)
+from hookcore.store import RankStore, Store, TapList
 from hookcore.store.rows import Rows
 
 UNCHANGED: Final = "unchanged-tensor"
@@ -278,6 +290,131 @@ def _moved(watched: TapList, first: int, step: int, jump: Finding, sized: tuple[
     )
     about = "rms", *sized, step, step, text, (), many - 1
     return Finding(_PRECURSOR, RULES[_PRECURSOR].severity, int(watched.numbers[first]), tap, *about)
+
+
+# What each micro-batch of a step adds to its gradient, as a probe measures it, of one rank or of all.
+
+_DOMINANT: Final[RuleName] = "dominant-micro-batch"
+_MEASURED: Final = 64  # newest measured steps
+_COLUMNS: Final = 1024  # more than a store has
+_MICRO: Final = 4096  # likewise
+_FIRST: Final = 4  # measured steps, which show what is usual
+
+
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """The micro-batches of one rank [micro-batch, step]: norms, NaN if there is none, and parts of the gradient."""
+
+    of: RankStore
+    steps: NDArray[np.int64]  # in the count of the run at hand
+    norms: NDArray[np.float64]
+    parts: NDArray[np.float64]
+
+    @classmethod
+    def read(cls, of: RankStore, tap: Tap) -> _Norms | None:
+        """Read the measured steps that are known exactly; None if there are none."""
+        name = tap.index.removesuffix(MICRO_NORM)
+        known, taps = of.store.taps().taps, (tap, replace(tap, index=f"{name}{MICRO_COSINE}"))
+        if any(each not in known for each in taps):
+            return None
+        sizes, cosines = (of.store.channels(each, columns=_COLUMNS, rows=_MICRO) for each in taps)
+        exact = (sizes.first_step == sizes.last_step) & np.isin(sizes.first_step, cosines.first_step)
+        exact &= ~np.isnan(sizes.values).any(axis=0)  # another rule says so
+        same = np.isin(cosines.first_step, sizes.first_step[exact])
+        if not exact.any() or len(sizes.values) != len(cosines.values):
+            return None
+        norms = np.where(sizes.values[:, exact] == 0, np.nan, sizes.values[:, exact])
+        return cls(of, sizes.first_step[exact] + of.shift, norms, norms * cosines.values[:, same])
+
+    def at(self, steps: NDArray[np.int64]) -> _Norms:
+        """Return those of some steps."""
+        which = np.isin(self.steps, steps)
+        return replace(self, steps=steps, norms=self.norms[:, which], parts=self.parts[:, which])
+
+
+def _norms_in(taps: TapList) -> list[int]:
+    """Return the places of the norms of micro-batches."""
+    return [p for p, tap in enumerate(taps.taps) if tap.kind == PROBE and tap.index.rpartition(" ")[2] == MICRO_NORM]
+
+
+def find_dominant(store: Store, taps: TapList) -> list[Finding]:
+    """Return a finding for a micro-batch that brought nearly all of a step's gradient."""
+    found = []
+    for place in taps.fact(_norms_in):
+        ranks = store.ranks() if store.of_ranks else (RankStore(-1, store),)
+        read = [each for rank in ranks if (each := _Norms.read(rank, taps.taps[place])) is not None]
+        common = reduce(np.intersect1d, [each.steps for each in read]) if read else np.empty(0, np.int64)
+        if len(common) >= _FIRST:
+            every = [each.at(common) for each in read]
+            found += _dominant(store, int(taps.numbers[place]), taps.taps[place], common, every)
+    return found
+
+
+def _dominant(store: Store, number: int, tap: Tap, steps: NDArray[np.int64], read: Sequence[_Norms]) -> list[Finding]:
+    """Judge the micro-batches of these steps, of all ranks that were read."""
+    limits = limits_of(store, _DOMINANT)
+    norms, parts = np.concatenate([each.norms for each in read]), np.concatenate([each.parts for each in read])
+    sizes = np.nan_to_num(norms, nan=-1.0)
+    largest, every = sizes.argmax(axis=0), np.arange(len(steps))
+    top, others = sizes[largest, every], norms.copy()
+    others[largest, every] = np.nan
+    usual = np.nanmedian(np.where(np.isnan(others).all(axis=0), np.inf, others), axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = parts[largest, every] / np.nansum(parts, axis=0)
+    newest = every[-_MEASURED:]
+    bad = newest[((top >= limits["factor"] * usual) & (shares >= limits["share"]))[newest]]
+    if not len(bad):
+        return []
+    first = _first_of(bad, largest, top, limits)
+    if first is None:
+        return []
+    which = int(largest[first])
+    size, other, step = float(top[first]), float(usual[first]), int(steps[first])
+    text = f"{_micro_batch(read, which, first)} brought {shares[first]:.0%} of the gradient of step {step:,}: its norm "
+    text += f"of {size:.3g} was {size / other:,.3g} times that of the usual other one"
+    if (times := int((largest[bad] == which).sum())) > 1:
+        text += f"; it did so in {times} of the newest {len(newest)} measured steps"
+    text += _samples_of(read, which, first)
+    about = "max", size, other, step, None, text, tuple(top[-SPARK:].tolist()), 0
+    return [Finding(_DOMINANT, RULES[_DOMINANT].severity, number, tap, *about, placed=False)]
+
+
+def _first_of(
+    bad: NDArray[np.intp], largest: NDArray[np.intp], top: NDArray[np.float64], limits: Mapping[str, float]
+) -> int | None:
+    """Return where it began: with the micro-batch that is so in most steps since then, or with an unusual norm."""
+    which = int(np.bincount(largest[bad]).argmax())
+    same = bad[largest[bad] == which]
+    if len(same) >= limits["often"] and 2 * len(same) >= len(top) - same[0]:
+        return int(same[0])
+    before = np.maximum.accumulate(top)
+    unusual = (each for each in bad.tolist() if each >= _FIRST and top[each] >= limits["beyond"] * before[each - 1])
+    return next(unusual, None)
+
+
+def _whose(read: Sequence[_Norms], which: int) -> tuple[_Norms, int]:
+    """Return a micro-batch's rank, and its number there."""
+    for each in read:
+        if which < len(each.norms):
+            return each, which
+        which -= len(each.norms)
+    raise IndexError(which)
+
+
+def _micro_batch(read: Sequence[_Norms], which: int, column: int) -> str:
+    mine, number = _whose(read, which)
+    of = f" of rank {mine.of.rank}" if mine.of.rank >= 0 else ""
+    return f"micro-batch {number} of {int((~np.isnan(mine.norms[:, column])).sum())}{of}"
+
+
+def _samples_of(read: Sequence[_Norms], which: int, column: int) -> str:
+    """Name the samples of a micro-batch, if the ledger knows as many batches of its step as there were."""
+    mine, number = _whose(read, which)
+    found = mine.of.store.samples_of(int(mine.steps[column]) - mine.of.shift)
+    many = int((~np.isnan(mine.norms[:, column])).sum())
+    if found.why is not None or len(found.batches) != many or not (ids := found.batches[number].ids):
+        return ""
+    return f"; its samples: {listed(ids)}"
 
 
 _RULES: Final[tuple[RuleName, ...]] = (

@@ -23,6 +23,7 @@ from hookcore.observe.plain import (
     kept_elsewhere,
     make_plain,
     unseen,
+    wide_type,
 )
 from hookcore.records.moments import HASHED
 
@@ -259,3 +260,39 @@ def is_capturing() -> bool:
     """Return whether what this thread does on a device now becomes a part of a CUDA graph: then it may ask nothing."""
     on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return on_device and torch.cuda.is_current_stream_capturing()
+
+
+_WIDENED: Final = 2**22  # values that get a wider type at once
+_SCATTER: Final = 2654435761  # a prime near the golden section of 2**32: its multiples hit rows and columns evenly
+
+
+def sample(tensor: Tensor, most: int) -> Tensor | None:
+    """Return a flat copy of a tensor, or of `most` of its values, always those at the same places.
+
+    A sparse tensor has none.
+    """
+    tensor = getattr(tensor, "_local_tensor", tensor)  # this rank's shard
+    if tensor.layout is not torch.strided:
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    count = tensor.numel()
+    if count <= most:
+        return tensor.detach().reshape(-1).to(torch.float32, copy=True)
+    places = torch.arange(most, device=tensor.device) * _SCATTER % count
+    return tensor.detach().take(places).float()
+
+
+def unit(vector: Tensor) -> Tensor:
+    """Return a vector of length 1. It is scaled first, because squares of tiny values would be zero."""
+    scaled = vector / vector.abs().amax()
+    unit: Tensor = scaled / torch.linalg.vector_norm(scaled)
+    return unit
+
+
+def square_of(tensor: Tensor) -> Tensor:
+    """Return the sum of the squares of all values, in parts: for a moment, they have a wider type."""
+    tensor = getattr(tensor, "_local_tensor", tensor).detach()  # this rank's shard
+    rows = tensor if tensor.dim() else tensor.reshape(1)
+    parts = rows.split(max(1, _WIDENED * len(rows) // max(1, rows.numel())))
+    return torch.stack([torch.linalg.vector_norm(part, dtype=wide_type(part)) for part in parts]).square().sum()

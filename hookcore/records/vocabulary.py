@@ -77,8 +77,12 @@ EXPERT_LOAD: Final = "expert_load"  # the share of each expert in the choices of
 ROUTER_ENTROPY: Final = "router_entropy"  # of a token's probabilities, on average; 1 if all experts are as likely
 EXPERT_DROPPED: Final = "expert_dropped"  # the share of the choices beyond an expert's capacity
 RESIDUAL: Final = "residual"  # the share of a branch in the residual stream, and the stream before and after it
+MICRO_NORM: Final = "micro_norm"  # of what each micro-batch adds to a model's gradient, a part of a probe's result
+MICRO_COSINE: Final = "micro_cosine"  # of that to the gradient of the step
 # Names that no probe of a user has:
-OWN_NUMBERS: Final = (*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED, RESIDUAL)
+OWN_NUMBERS: Final = (
+    *(*STEP_NUMBERS, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED, RESIDUAL, MICRO_NORM, MICRO_COSINE),
+)
 # Numbers of each head of a call of attention, stored as probes, and the place of its maps among a module's outputs.
 ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_token", "distance", "output")
 ATTENTION: Final = "hookcore.probes.attention"  # the function that computes them
@@ -89,7 +93,7 @@ OUTLIER_NUMBERS: Final = ("ratio", "channel", "kurtosis", "largest", "largest_ch
 OUTLIERS: Final = "hookcore.probes.outliers"
 OUTLIERS_PROBE: Final = "outliers"
 # Numbers of hookcore's functions, whose growth or spikes say nothing by themselves.
-NUMBERS_APART: Final = frozenset((*ATTENTION_NUMBERS, *OUTLIER_NUMBERS, "cross_entropy"))
+NUMBERS_APART: Final = frozenset((*ATTENTION_NUMBERS, *OUTLIER_NUMBERS, "cross_entropy", MICRO_NORM, MICRO_COSINE))
 PROBE_LABEL: Final = "probe "  # with the name of a probe of the script: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about

@@ -15,7 +15,16 @@ from hookcore.store.answers import (
     Usage,
 )
 from hookcore.store.ledger import NonfiniteTaps
-from hookcore.store.store import DEFAULT_BYTES, MAX_ROWS, STAT_NAMES, RowsOf, Store, of_all_values, rows_of_all
+from hookcore.store.store import (
+    DEFAULT_BYTES,
+    MAX_ROWS,
+    STAT_NAMES,
+    RankStore,
+    RowsOf,
+    Store,
+    of_all_values,
+    rows_of_all,
+)
 
 __all__ = [
     "DEFAULT_BYTES",
@@ -28,6 +37,7 @@ __all__ = [
     "NonfiniteTaps",
     "PartUsage",
     "Quantiles",
+    "RankStore",
     "RowsOf",
     "Series",
     "StepRange",

@@ -82,6 +82,10 @@ def _find_no_dead() -> Collection[str]:
     raise PatternError("'is:dead' needs the findings of a server: ask it through hookcore.Client")
 
 
+def _no_ranks() -> Sequence[RankStore]:
+    return ()
+
+
 def _without_refused(covered: Coverage, kept: set[Kind], have: str) -> Coverage:
     kinds = tuple(kind for kind in covered.kinds if kind in kept)
     if not covered.captured or (kept and len(kinds) == len(covered.kinds)):
@@ -295,6 +299,7 @@ class Store:
         self._ahead: set[Event] = set()
         self.follower: Follower | None = None  # runs the rules
         self.of_ranks = False  # adds up the ranks of a distributed training
+        self.ranks: Callable[[], Sequence[RankStore]] = _no_ranks  # whose stores can be read
         self.rules: Mapping[str, Mapping[str, float] | bool] = {}  # thresholds that were chosen; see hookcore.findings
 
     @property
@@ -439,9 +444,12 @@ class Store:
         """Take what the replay of a step found, for the incident that began in that step."""
         self.parts.incidents.explain(replay)
 
-    def name_ranks(self, whose: Callable[[int, int], str]) -> None:
-        """Let incidents say in which ranks the values of a tap, by its number, were not finite in a step."""
-        self.parts.incidents.whose = whose
+    def name_ranks(self, whose: Callable[[int, int], str], ranks: Callable[[], Sequence[RankStore]]) -> None:
+        """Let incidents say in which ranks the values of a tap, by its number, were not finite in a step.
+
+        `ranks` returns the stores that are added up here.
+        """
+        self.parts.incidents.whose, self.ranks = whose, ranks
         self.of_ranks = True
 
     def describe(
@@ -1270,6 +1278,15 @@ class RowsOf:
         if isinstance(self.what, str):
             return self.store.source_of_scalar(self.what)
         return self.store.source_of_taps(self.stat, self.what)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStore:
+    """The store of a rank, and by how much its steps are shifted in the run of all ranks."""
+
+    rank: int
+    store: Store
+    shift: int = 0
 
 
 def rows_of_all(queries: Sequence[RowsOf], most: int = MAX_ROWS) -> list[Rows]:

@@ -67,6 +67,7 @@ def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
         "idle-gpu",
         *("state-stays-zero", "second-moments", "spike-precursor"),  # most runs keep no state, or don't jump
         *("dead-expert", "router-collapse", "outlier-channel"),  # or have no router, and no blocks
+        "dominant-micro-batch",  # or one micro-batch in each step
         *("attention-logit-growth", "attention-first-token", "dead-heads"),  # there is no attention
         "late-rank",  # it needs several processes
         "desync",

@@ -398,7 +398,8 @@ def precursors_of(incident: Incident, every: Iterable[Incident]) -> list[Inciden
 
 def may_be_of_samples(incident: Incident | None) -> bool:
     """Return whether the batch of its first step may have brought it."""
-    return incident is not None and not incident.unseen and (incident.rule in (NONFINITE, SPIKE) or incident.short)
+    rules = NONFINITE, SPIKE, "dominant-micro-batch"
+    return incident is not None and not incident.unseen and (incident.rule in rules or incident.short)
 
 
 def source_of(line: SourceLine) -> list[tuple[int, str]]:

@@ -206,7 +206,8 @@ class Probes:
     def __init__(self, context: Context, collector: Collector) -> None:
         self._plans, self._statistics, self._current = context.plans, context.statistics, context.current
         self._emit, self._collector = context.emit, collector
-        self.channels, self.passes = ChannelColumns(context.errors), PassProbes(context)
+        self.channels = ChannelColumns(context.errors)
+        self.passes = PassProbes(context, collector.scale, self.channels.note)
         self.due: tuple[Probe, ...] = ()
         self.of_attention: tuple[Probe, ...] = ()  # those of them that look at attention
         self._of_heads = Probe(ATTENTION_PROBE, attention, (), frozenset(), 1)

@@ -30,6 +30,7 @@ from hookcore.probes import attention, attention_map
 from hookcore.recorder.calls.plans import Call, Plan, PlanTable
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root
+from hookcore.recorder.measured.scalars import LossScale
 from hookcore.recorder.measured.sizes import COMPILED, SHARDED, now
 from hookcore.recorder.measured.snapshots import Snapshots
 from hookcore.records import PROBE, Tap
@@ -71,7 +72,7 @@ class PassProbe(Protocol):
         """Look at the gradients after a pass."""
 
     def end_step(self) -> Any:
-        """Return numbers, or a sentence that says why they are unknown."""
+        """Return numbers, also several by name, or a sentence that says why they are unknown."""
 
 
 class LocalProbe(PassProbe, Protocol):
@@ -186,11 +187,16 @@ class Looking(Protocol):
         """Count an exception. Return what to say of it."""
 
 
+NoteChannels = Callable[[Tap, int, int, Tensor], None]  # a tap, the step, how many channels, and their numbers
+
+
 class PassProbes:
     """The probes of a watcher that look at the backward passes of the running step."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, scale: LossScale, note: NoteChannels) -> None:
         self._plans, self._statistics, self._emit = context.plans, context.statistics, context.emit
+        self._current, self._owners, self._scale, self._note = context.current, context.owners, scale, note
+        self._widths: dict[Tap, int] = {}  # the most values that a result has had
         self.due: tuple[Looking, ...] = ()
 
     def begin(self) -> None:
@@ -218,12 +224,34 @@ class PassProbes:
     def _finish(self, probe: Looking, passes: Passes) -> None:
         for root, result in passes.finish():
             plan = _plan_of(self._plans, root)
-            if plan is not None and isinstance(result, str):
-                self._note_unknown(probe, passes, result, plan.path)
+            named = self._unscaled(result, passes.make) if isinstance(result, dict) else result
+            if plan is not None and isinstance(named, str):
+                self._note_unknown(probe, passes, named, plan.path)
+            elif plan is not None and isinstance(named, dict):
+                for name, values in named.items():
+                    self._add(plan, Tap(plan.path, PROBE, f"{probe.name} {name}"), values_of(values))
             elif plan is not None:
-                slot = self._statistics.table.add(Tap(plan.path, PROBE, probe.name))
-                if slot >= 0:
-                    self._statistics.add(plan, values_of(result), slot)
+                self._add(plan, Tap(plan.path, PROBE, probe.name), values_of(named))
+
+    def _unscaled(self, named: dict[str, Tensor], made_by: Any) -> dict[str, Tensor] | str:
+        """Return numbers without the scale of the loss, or why it isn't known."""
+        scalers = self._owners.scalers()
+        if not scalers:
+            return named
+        scale = scalers[0]._scale
+        if self._scale.value is None or len(scalers) > 1 or scale is None:  # it has changed after a skipped step
+            return "the scale of the loss isn't known: a scaler skipped the step, or there are several"
+        return {name: each / scale.to(each) if name in made_by.scaled else each for name, each in named.items()}
+
+    def _add(self, plan: Plan, tap: Tap, values: Tensor) -> None:
+        slot = self._statistics.table.add(tap)
+        if slot < 0:
+            return
+        self._statistics.add(plan, values, slot)
+        if values.dim():  # zeros for what a step has fewer of than another one, so that columns have one length
+            width = self._widths[tap] = max(len(values), self._widths.get(tap, 0))
+            padded = torch.nn.functional.pad(values, (0, width - len(values)))
+            self._note(tap, self._current.number, width, padded)
 
     def _note_unknown(self, probe: Looking, passes: Passes, why: str, path: str) -> None:
         if why not in passes.reported and len(passes.reported) < MAX_REPORTED:

@@ -21,7 +21,7 @@ _WITHOUT_PLACE: Final = frozenset(
     {
         *("loss", "loss-spike", "overfit", "learning-rate-too-high", "learning-rate-too-low", "stalled-training"),
         *("slow-data-loading", "long-evaluation", "idle-gpu", LATE_RANK, DESYNC),
-        *("never-used", "not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers"),
+        *("dominant-micro-batch", "never-used", "not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers"),
     }
 )
 
