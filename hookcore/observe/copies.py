@@ -267,7 +267,7 @@ _SCATTER: Final = 2654435761  # a prime near the golden section of 2**32: its mu
 
 
 def sample(tensor: Tensor, most: int) -> Tensor | None:
-    """Return a flat copy of a tensor, or of `most` of its values, always those at the same places.
+    """Return a flat copy of a tensor in float32 or wider, or of `most` of its values, always those at the same places.
 
     A sparse tensor has none.
     """
@@ -276,11 +276,11 @@ def sample(tensor: Tensor, most: int) -> Tensor | None:
         return None
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    count = tensor.numel()
+    count, dtype = tensor.numel(), torch.promote_types(tensor.dtype, torch.float32)
     if count <= most:
-        return tensor.detach().reshape(-1).to(torch.float32, copy=True)
+        return tensor.detach().reshape(-1).to(dtype, copy=True)
     places = torch.arange(most, device=tensor.device) * _SCATTER % count
-    return tensor.detach().take(places).float()
+    return tensor.detach().take(places).to(dtype)
 
 
 def unit(vector: Tensor) -> Tensor:

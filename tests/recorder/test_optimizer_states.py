@@ -332,6 +332,7 @@ def test_effective_rate_decay_and_rotation_are_those_of_the_weights(make: Any, d
     model = net()
     optimizer, expected = make(model.parameters()), list[dict[str, dict[str, float]]]()
     with watch(model, server=None, state_every=EVERY, kinds=("param_grad", "update")) as watcher:
+        earlier = None
         for _ in range(STEPS):
             optimizer.zero_grad()
             loss_of(model).backward()
@@ -345,6 +346,9 @@ def test_effective_rate_decay_and_rotation_are_those_of_the_weights(make: Any, d
                 numbers[name]["rotation"] = degrees(before[name], now)
                 if decay is not None:
                     numbers[name]["decay_share"] = float(decay * before[name].double().norm() / update)
+                if len(expected) > 1 and earlier is not None:  # the watch began in the first step
+                    numbers[name]["update_cosine"] = turn(earlier[name], before[name], now)
+            earlier = before
             expected.append(numbers)
         assert watcher.flush()
     for step in range(STEPS):
@@ -358,6 +362,87 @@ def test_effective_rate_decay_and_rotation_are_those_of_the_weights(make: Any, d
         assert found.keys() == (expected[step].keys() if step % EVERY else set())
         for name, numbers in found.items():
             assert numbers == pytest.approx(expected[step][name], rel=2e-4), (step, name)
+
+
+def turn(earlier: Tensor, before: Tensor, now: Tensor) -> float:
+    """Return the cosine of a weight's newest update to the one before, in double precision."""
+    one, two = (before.double() - earlier.double()).flatten(), (now.double() - before.double()).flatten()
+    return float(one @ two / (one.norm() * two.norm()))
+
+
+def cosines_in(watcher: hookcore.Watcher) -> dict[str, dict[int, float]]:
+    taps = [tap for tap in watcher.store.taps(kind="probe").taps if tap.index.startswith("update_cosine ")]
+    series = (
+        (f"{tap.module}.{tap.index.partition(' ')[2]}", watcher.reader().series(tap.label, "mean")) for tap in taps
+    )
+    return {name: dict(zip(each.first_step.tolist(), each.mean.tolist(), strict=True)) for name, each in series}
+
+
+def trained(loop: Loop, **settings: Any) -> tuple[dict[str, dict[int, float]], list[dict[str, Tensor]], Any]:
+    """Return the cosines that are measured, the weights after each step, and the watcher. The probe changes no bit."""
+    model, weights = net(), list[dict[str, Tensor]]()
+    with watch(model, server=None, kinds=("param_grad", "update"), **settings) as watcher:
+        loop(model, lambda *_: weights.append(copy.deepcopy(model.state_dict())))
+        assert watcher.flush()
+        cosines = cosines_in(watcher)
+    plain = net()
+    loop(plain, lambda *_: None)
+    assert digest(plain.state_dict()) == digest(model.state_dict())
+    return cosines, weights, watcher
+
+
+def many(steps: int) -> Loop:
+    def longer(model: nn.Module, saw: Callable[..., None]) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+            saw(optimizer)
+
+    return longer
+
+
+def test_the_cosine_of_successive_updates_needs_no_other_step_to_be_captured() -> None:
+    cosines, weights, watcher = trained(many(200), every=8, state_every=3)
+    rare = [step for step in range(0, 200, 8) if step // 8 % 3 == 2]
+    assert [*cosines["0.weight"]] == rare
+    for name, told in cosines.items():
+        for step, value in told.items():
+            assert value == pytest.approx(turn(*(weights[step - back][name] for back in (2, 1, 0))), abs=1e-4)
+    assert watcher.store.captured() == 25
+
+
+def test_networks_that_take_turns_are_compared_with_their_own_last_update() -> None:
+    def loop(model: nn.Module, saw: Callable[..., None]) -> None:
+        first, second = (torch.optim.Adam(model[place].parameters(), 1e-2) for place in (0, 2))  # type: ignore[index]
+        for step in range(120):
+            optimizer = (first, second)[step % 2]
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+            saw(optimizer)
+
+    cosines, weights, _ = trained(loop, state_every=4)
+    assert len(cosines) == 4
+    for name, told in cosines.items():
+        assert len(told) > 5
+        for step, value in told.items():
+            earlier, before, now = (weights[step - back][name] for back in (3, 1, 0))
+            assert value == pytest.approx(turn(earlier, before, now), abs=1e-4), (name, step)
+
+
+def test_after_a_skipped_step_there_is_no_update_to_compare_with() -> None:
+    cosines, _, _ = trained(with_scaler, state_every=5)  # in step 4, after the one that is skipped
+    assert [[*told] for told in cosines.values()] == [[4]] * 4
+    assert all(math.isnan(told[4]) for told in cosines.values())
+
+
+def test_an_optimizer_that_joins_a_step_has_no_cosine_and_the_coverage_says_why() -> None:
+    cosines, _, watcher = trained(of_one_pass, state_every=EVERY)
+    assert {name.rpartition(".")[2] for name in cosines} == {"weight"}
+    reasons = {each.reason for each in watcher.store.coverage()}
+    assert any("steps after another one, which ends the step" in reason for reason in reasons)
 
 
 def test_numbers_about_steps_need_the_kind_update() -> None:

@@ -548,6 +548,7 @@ def test_the_legacy_backward_hook_is_never_registered() -> None:
 
 MAX_LINES = 600  # where a reader begins to ask whether a file is still one idea
 ONE_IDEA = {  # longer: a table, or one class, with a method for each question that it answers or each call of its users
+    "hookcore/findings/advice.py",
     "hookcore/findings/rules.py",
     "hookcore/probes.py",
     "hookcore/reading/client.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import Any, Final
@@ -18,15 +18,27 @@ from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.distributed import newest_reduction
 from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
 from hookcore.hooks.optimizers import begin_step, end_step
+from hookcore.observe.copies import sample, unit
+from hookcore.observe.plain import unseen
 from hookcore.recorder.capture import Capture
 from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.clock.errors import entry
 from hookcore.recorder.clock.owners import Owner
 from hookcore.recorder.context import Context
-from hookcore.recorder.known.parameters import Parameter, States
+from hookcore.recorder.known.parameters import ROOM, Copies, Parameter, StepOfWeight, parts_of
 from hookcore.recorder.leaving.frames import Collector, RawFrame, without_rows
 from hookcore.recorder.measured.scalars import name_of_rate, read_memory
-from hookcore.records.vocabulary import GRADIENT_WAIT, REDUCTION_WAIT, TIME_BACKWARD, TIME_OPTIMIZER
+from hookcore.recorder.measured.statistics import Statistics, is_shard
+from hookcore.records import PROBE, Kind, Tap
+from hookcore.records.vocabulary import (
+    DECAY_SHARE,
+    GRADIENT_WAIT,
+    REDUCTION_WAIT,
+    STEP_NUMBERS,
+    TIME_BACKWARD,
+    TIME_OPTIMIZER,
+    UPDATE_COSINE,
+)
 
 # Optimizers, and those derived from them, whose weight decay is no part of the gradient; their groups may not say so.
 DECOUPLED: Final = frozenset({"AdamW", "Lion", "Muon", "AdamW8bit", "Lion8bit", "SOAP"})
@@ -84,6 +96,145 @@ class Waiting:
             self._collector.add_scalars({REDUCTION_WAIT: newest})
         elif isfinite(waited) and self._replicas.reduces:
             self._collector.add_scalars({GRADIENT_WAIT: waited})
+
+
+_KINDS: Final[Mapping[str, Kind]] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}  # others are of the kind `state`
+SPLIT: Final = (
+    "numbers about whole updates, such as the effective learning rate, are left out: a rank has a part of each"
+)
+JOINED: Final = (
+    "the cosine of its successive updates is left out: its optimizer steps after another one, which ends the step"
+)
+MAX_SAMPLES: Final = 2**22  # values of all weights that are kept from before the step before
+MAX_SAMPLE: Final = 4096  # values of one weight
+NO_ROOM: Final = "its optimizer's state is left out: there is no room for more tensors"
+
+
+class States:
+    """Measures the states of optimizers in the steps in which they are due."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+        self._rows: dict[
+            tuple[str, str], tuple[int, ...]
+        ] = {}  # by module and name: of the weight after a step, and of numbers
+        self.due = self.was_due = False  # in the running step, and in the one before
+        # Samples of weights before their last step, by the step whose updates are compared with it, and by id.
+        self._earlier: dict[int, dict[int, Tensor]] = {}
+        self._most = MAX_SAMPLE
+
+    def begin_step(self, step: int, due: bool) -> None:
+        """Begin a step, in which they may be due."""
+        self.due, self.was_due = due, self.due
+        if self._earlier:
+            self._earlier = {ahead: each for ahead, each in self._earlier.items() if ahead >= step - 1}
+
+    def look_ahead(self, parameters: Iterable[Parameter], step: int) -> None:
+        """Keep samples of weights before their last step before this one, in which they are due."""
+        wanted = [each for each in parameters if "update" in each.plan.kinds and each.grad_slot >= 0]
+        self._most = max(64, min(MAX_SAMPLE, MAX_SAMPLES // max(1, len(wanted))))
+        with unseen():
+            found = ((id(each), self._sample(each.tensor)) for each in wanted)
+            self._earlier[step] = {key: part for key, part in found if part is not None}
+
+    def _sample(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None or is_shard(tensor) else sample(tensor, self._most)
+
+    def turn(self, copies: Copies, step: int, late: bool) -> None:
+        """Measure the cosine of each update to the one before. `copies`: weights before the step."""
+        samples = self._earlier.get(step)
+        if not samples:
+            return
+        with unseen():
+            for parameter, old in copies:
+                earlier, plan = samples.pop(id(parameter), None), parameter.plan
+                before, now = self._sample(old), self._sample(parameter.tensor)
+                if late:
+                    plan.note_reason(JOINED)
+                elif earlier is not None and before is not None and now is not None and earlier.shape == now.shape:
+                    slot = self._statistics.table.add(Tap(plan.path, PROBE, f"{UPDATE_COSINE} {parameter.name}"))
+                    cosine = (unit(before - earlier) * unit(now - before)).sum().clamp(-1.0, 1.0)
+                    if slot >= 0:
+                        self._statistics.add(plan, cosine, slot)
+
+    def read(self, optimizer: Optimizer, owned: Sequence[Parameter], late: bool) -> None:
+        """Measure what this optimizer keeps for these parameters, which it has just stepped.
+
+        `late`: after another optimizer, which has ended the step.
+        """
+        if not (self.was_due if late else self.due):
+            return
+        has_room = self._statistics.table.room >= ROOM * len(owned)
+        for each in owned:
+            if "param_grad" not in each.plan.kinds or (tensor := each.tensor) is None:
+                continue
+            if not has_room:
+                each.plan.note_reason(NO_ROOM)
+                continue
+            with unseen():
+                found = dict(_tensors_in(optimizer.state.get(tensor), tensor))
+            for name, value in found.items():
+                self._add(each, name, value)
+
+    def compare(self, copies: Copies, decays_of: Callable[[], Mapping[int, float]], late: bool) -> list[StepOfWeight]:
+        """Measure weights after a step whose updates are captured. Return what to compute of them.
+
+        `decays_of` returns what weight decay takes of each weight, by the weight's id.
+        """
+        found: list[StepOfWeight] = []
+        if not (self.was_due if late else self.due) or self._statistics.table.room < ROOM * len(copies):
+            return found
+        decays = decays_of() if copies else {}
+        for parameter, _ in copies:
+            plan, tensor = parameter.plan, parameter.tensor
+            if tensor is None or "update" not in plan.kinds or parameter.grad_slot < 0:
+                continue
+            if is_shard(tensor):
+                plan.note_reason(SPLIT)
+                continue
+            decay = decays.get(id(tensor), float("nan"))
+            after, *numbers = self._rows_of(parameter, decay == decay)
+            if after >= 0:
+                self._statistics.add_safely(plan, tensor, after)
+                slots = parameter.grad_slot, parameter.update_slot, parameter.norm_slot, after
+                found.append(StepOfWeight(*slots, decay, tuple(numbers)))
+        return found
+
+    def _rows_of(self, parameter: Parameter, with_decay: bool) -> tuple[int, ...]:
+        """Return the row of the weight after the step, and those of the numbers; -1 for one that is never known."""
+        plan, name = parameter.plan, parameter.name
+        rows = self._rows.get((plan.path, name))
+        if rows is None:
+            table = self._statistics.table
+            numbers = (
+                table.add(Tap(plan.path, PROBE, f"{each} {name}")) if each != DECAY_SHARE or with_decay else -1
+                for each in STEP_NUMBERS
+            )
+            rows = table.add(Tap(plan.path, "param", name), hidden=True), *numbers
+            self._rows[plan.path, name] = rows
+        return rows
+
+    def _add(self, parameter: Parameter, name: str, value: Tensor) -> None:
+        plan = parameter.plan
+        if not (value.is_floating_point() or value.is_complex()):
+            plan.note_reason(f"{name} of its optimizer is left out: only the optimizer can decode its {value.dtype}")
+            return
+        kind = _KINDS.get(name, "state")
+        index = parameter.name if kind != "state" else f"{parameter.name}.{name}"
+        if (slot := self._statistics.table.add(Tap(plan.path, kind, index))) >= 0:
+            self._statistics.add_safely(plan, value, slot)
+
+
+def _tensors_in(state: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a parameter's state by name: those of its own shape, and factors of it.
+
+    A counter of steps is a number, and what LBFGS keeps for its first parameter is about all of them.
+    """
+    known = {1, *parameter.shape}
+    for name, each in parts_of(state):
+        is_counter = not isinstance(each, Tensor) or each.dim() == 0 < parameter.dim() or not each.numel()
+        if not is_counter and known.issuperset(each.shape):
+            yield name, each
 
 
 class OptimizerSteps(EndsSteps):
@@ -196,6 +347,7 @@ class OptimizerSteps(EndsSteps):
                 self.states.read(optimizer, owned, owner.late)
                 decays_of = functools.partial(_decays_of, optimizer)
                 self._collector.steps += self.states.compare(copies, decays_of, owner.late)
+                self.states.turn(copies, self.clock.step - owner.late, owner.late)
             if owned:
                 self._observers.after_step(owned)
         self._count(owner, captured=owned is not None)

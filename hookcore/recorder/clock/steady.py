@@ -254,7 +254,9 @@ class Steady:
             return  # it gets its name the long way
         self._name = "" if alone is None else alone.loss_name
         chosen = step + CHECK_EVERY if self._paused else self._cadence.next_chosen(step)
-        self._until = min(chosen - 1, self._ownership.next, (step // CHECK_EVERY + 1) * CHECK_EVERY)
+        # Before a step in which updates are compared with those before, weights are read earlier.
+        ahead = self._cadence.block if self._parameters.requests_updates and self._cadence.is_rare(chosen) else 0
+        self._until = min(chosen - 1 - ahead, self._ownership.next, (step // CHECK_EVERY + 1) * CHECK_EVERY)
         self._until_s = self._parameters.look_at
         if step < self._until:
             self._teach(owners)

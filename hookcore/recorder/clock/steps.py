@@ -228,8 +228,11 @@ class Steps:
         if captured:
             self._cadence.begin_captured(self.clock.step)
             self._current.sketched = self._cadence.sketched
+        ahead = self.clock.step + self._cadence.block
+        if self._parameters.requests_updates and self._cadence.is_rare(ahead):
+            self._guarded(lambda: self.optimizers.states.look_ahead(self._parameters.all(), ahead))
         is_rare = captured and self._cadence.is_rare(self.clock.step)
-        self.optimizers.states.begin_step(is_rare)
+        self.optimizers.states.begin_step(self.clock.step, is_rare)
         if is_rare:
             self._guarded(self._parameters.measure_updates)
         self._placement.begin_step(self.clock.step, captured)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -16,8 +16,7 @@ from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.measured.statistics import Statistics, is_shard
-from hookcore.records import PROBE, Kind, Tap
-from hookcore.records.vocabulary import DECAY_SHARE, STEP_NUMBERS
+from hookcore.records import Kind, Tap
 
 SHARED: Final = (
     "several optimizers step some of its weights after the same backward pass: their updates are left out, because the "
@@ -212,7 +211,7 @@ class Parameters:
         self._plans = plans
         self._statistics = statistics
         self._wanted = _reads_parameters(kinds)
-        self._requests_updates = "update" in kinds
+        self.requests_updates = "update" in kinds
         self._measured: list[Parameter] = []  # those whose update is measured in this step although no one requested it
         self._noted: list[Parameter] = []  # those whose gradient is shown before clipping, too, from the next pass on
         self._next_measured = 0  # where the next ones begin
@@ -249,7 +248,7 @@ class Parameters:
         """
         # Without a gradient, no optimizer changes a weight.
         every = [each for each in self.all() if "param_grad" in each.plan.kinds and each.plan.history.got_gradients]
-        if self._requests_updates or self._statistics.table.room < ROOM * len(every):  # other tensors come first
+        if self.requests_updates or self._statistics.table.room < ROOM * len(every):  # other tensors come first
             return
         every = every[self._next_measured :] + every[: self._next_measured]
         left = MAX_MEASURED
@@ -315,7 +314,7 @@ class Parameters:
     def choose(self, kinds: frozenset[Kind]) -> None:
         """Update the rows to the new plans."""
         self._wanted = _reads_parameters(kinds)
-        self._requests_updates = "update" in kinds
+        self.requests_updates = "update" in kinds
         self._measured = []
         self.version += 1
         for parameter in self.all():
@@ -384,7 +383,7 @@ class Parameters:
         for each in owned:
             each.read_in = step
         self._read_weights(owned)
-        copies = self._copies(owned) if self._requests_updates or self._measured else []
+        copies = self._copies(owned) if self.requests_updates or self._measured else []
         if with_gradients:
             self.read_gradients(owned)
         return copies
@@ -457,7 +456,7 @@ class Parameters:
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each update and of the weights it changed."""
-        if not (self._requests_updates or self._measured):
+        if not (self.requests_updates or self._measured):
             return ()
         return tuple((p.update_slot, p.norm_slot) for p in self.all() if p.update_slot >= 0)
 
@@ -475,11 +474,6 @@ class Parameters:
 
 
 MAX_LISTED: Final = 4  # tensors of a list in a state, such as the factors of a preconditioner
-_KINDS: Final[Mapping[str, Kind]] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}  # others are of the kind `state`
-SPLIT: Final = (
-    "numbers about whole updates, such as the effective learning rate, are left out: a rank has a part of each"
-)
-NO_ROOM: Final = "its optimizer's state is left out: there is no room for more tensors"
 
 
 class StepOfWeight(NamedTuple):
@@ -493,88 +487,6 @@ class StepOfWeight(NamedTuple):
     numbers: tuple[int, ...]  # where they go, in the order of `STEP_NUMBERS`
 
 
-class States:
-    """Measures the states of optimizers in the steps in which they are due."""
-
-    def __init__(self, statistics: Statistics) -> None:
-        self._statistics = statistics
-        self._rows: dict[
-            tuple[str, str], tuple[int, ...]
-        ] = {}  # by module and name: of the weight after a step, and of numbers
-        self.due = self.was_due = False  # in the running step, and in the one before
-
-    def begin_step(self, due: bool) -> None:
-        """Begin a step, in which they may be due."""
-        self.due, self.was_due = due, self.due
-
-    def read(self, optimizer: Optimizer, owned: Sequence[Parameter], late: bool) -> None:
-        """Measure what this optimizer keeps for these parameters, which it has just stepped.
-
-        `late`: after another optimizer, which has ended the step.
-        """
-        if not (self.was_due if late else self.due):
-            return
-        has_room = self._statistics.table.room >= ROOM * len(owned)
-        for each in owned:
-            if "param_grad" not in each.plan.kinds or (tensor := each.tensor) is None:
-                continue
-            if not has_room:
-                each.plan.note_reason(NO_ROOM)
-                continue
-            with unseen():
-                found = dict(_tensors_in(optimizer.state.get(tensor), tensor))
-            for name, value in found.items():
-                self._add(each, name, value)
-
-    def compare(self, copies: Copies, decays_of: Callable[[], Mapping[int, float]], late: bool) -> list[StepOfWeight]:
-        """Measure weights after a step whose updates are captured. Return what to compute of them.
-
-        `decays_of` returns what weight decay takes of each weight, by the weight's id.
-        """
-        found: list[StepOfWeight] = []
-        if not (self.was_due if late else self.due) or self._statistics.table.room < ROOM * len(copies):
-            return found
-        decays = decays_of() if copies else {}
-        for parameter, _ in copies:
-            plan, tensor = parameter.plan, parameter.tensor
-            if tensor is None or "update" not in plan.kinds or parameter.grad_slot < 0:
-                continue
-            if is_shard(tensor):
-                plan.note_reason(SPLIT)
-                continue
-            decay = decays.get(id(tensor), float("nan"))
-            after, *numbers = self._rows_of(parameter, decay == decay)
-            if after >= 0:
-                self._statistics.add_safely(plan, tensor, after)
-                slots = parameter.grad_slot, parameter.update_slot, parameter.norm_slot, after
-                found.append(StepOfWeight(*slots, decay, tuple(numbers)))
-        return found
-
-    def _rows_of(self, parameter: Parameter, with_decay: bool) -> tuple[int, ...]:
-        """Return the row of the weight after the step, and those of the numbers; -1 for one that is never known."""
-        plan, name = parameter.plan, parameter.name
-        rows = self._rows.get((plan.path, name))
-        if rows is None:
-            table = self._statistics.table
-            numbers = (
-                table.add(Tap(plan.path, PROBE, f"{each} {name}")) if each != DECAY_SHARE or with_decay else -1
-                for each in STEP_NUMBERS
-            )
-            rows = table.add(Tap(plan.path, "param", name), hidden=True), *numbers
-            self._rows[plan.path, name] = rows
-        return rows
-
-    def _add(self, parameter: Parameter, name: str, value: Tensor) -> None:
-        plan = parameter.plan
-        if not (value.is_floating_point() or value.is_complex()):
-            plan.note_reason(f"{name} of its optimizer is left out: only the optimizer can decode its {value.dtype}")
-            return
-        kind = _KINDS.get(name, "state")
-        index = parameter.name if kind != "state" else f"{parameter.name}.{name}"
-        if (slot := self._statistics.table.add(Tap(plan.path, kind, index))) >= 0:
-            self._statistics.add_safely(plan, value, slot)
-
-
 def parts_of(state: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an optimizer keeps for a parameter, by name."""
     for name, value in state.items() if isinstance(state, Mapping) else ():
@@ -582,18 +494,6 @@ def parts_of(state: Any) -> Iterator[tuple[str, Any]]:
         yield from (
             ((f"{name}.{place}", each) for place, each in enumerate(several)) if several else ((str(name), value),)
         )
-
-
-def _tensors_in(state: Any, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a parameter's state by name: those of its own shape, and factors of it.
-
-    A counter of steps is a number, and what LBFGS keeps for its first parameter is about all of them.
-    """
-    known = {1, *parameter.shape}
-    for name, each in parts_of(state):
-        is_counter = not isinstance(each, Tensor) or each.dim() == 0 < parameter.dim() or not each.numel()
-        if not is_counter and known.issuperset(each.shape):
-            yield name, each
 
 
 def _reads_parameters(kinds: frozenset[Kind]) -> bool:
