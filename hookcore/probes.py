@@ -22,6 +22,7 @@ __all__ = [
     "GradientCosine",
     "MicroBatches",
     "NoiseScale",
+    "UpdateSpectrum",
     "attention",
     "attention_entropy",
     "channel_rms",
@@ -32,6 +33,7 @@ __all__ = [
     "outliers",
     "saturation",
     "sharpness",
+    "spectrum",
 ]
 
 # They change nothing, draw no random numbers, and return a number or a 1-D tensor. Where a tensor has channels, these
@@ -133,7 +135,7 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     value or one isn't finite; `ratio`, too, if half of the channels are zero. Integers, and tensors that aren't dense
     or are sharded, have no numbers.
     """
-    if not tensor.is_floating_point() or tensor.layout is not torch.strided or type(tensor).__name__ == "DTensor":
+    if not _has_values(tensor):
         return {}
     rows = tensor.movedim(1, -1) if tensor.dim() > 3 else tensor[(None,) * (2 - tensor.dim())]
     if not rows.numel():
@@ -163,6 +165,67 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     is_known = torch.isfinite(mean)
     known = (torch.where(is_known, each.to(wide), torch.nan) for each in numbers)
     return dict(zip(OUTLIER_NUMBERS, known, strict=True))
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor is dense, whole, and of floating-point numbers."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested and type(tensor).__name__ != "DTensor"
+    return is_dense and tensor.is_floating_point()
+
+
+# Singular values, by iterating a block of vectors.
+
+LEADING: Final = 4  # singular values
+_BLOCK: Final = 2 * LEADING  # vectors, of which the last ones only help
+_ITERATIONS: Final = 12
+
+
+def spectrum(tensor: Tensor) -> dict[str, Tensor]:
+    """Return the stable rank of a matrix and its four leading singular values, `stable_rank` and `singular`.
+
+    The stable rank is the sum of all squared singular values, divided by the largest squared one. Dimensions after the
+    first one count as one, as for the weight of a convolution. The values are found by twelve iterations of a block of
+    eight vectors, which are always the same: they are never too large, and too small by a few percent at most, unless
+    many are nearly equal. With eight rows or columns or fewer, they are exact. All are NaN if a value isn't finite.
+    Vectors, integers, and tensors that aren't dense or are sharded have no numbers.
+    """
+    if not _has_values(tensor) or tensor.dim() < 2 or not tensor.numel():
+        return {}
+    matrix = tensor.detach().flatten(1).to(torch.float64 if tensor.dtype is torch.float64 else torch.float32)
+    matrix = matrix.mT if matrix.shape[0] < matrix.shape[1] else matrix
+    unit = matrix.abs().amax()
+    matrix = (matrix / torch.where(unit == 0, 1.0, unit)).nan_to_num(0.0, 0.0, 0.0)
+    width = matrix.shape[1]
+    fixed = torch.Generator().manual_seed(0)  # one of its own
+    block = torch.randn(width, min(_BLOCK, width), generator=fixed, dtype=torch.float64).to(matrix)
+    for _ in range(_ITERATIONS):
+        block = matrix.mT @ (matrix @ torch.linalg.qr(block).Q)
+    images = matrix @ torch.linalg.qr(block).Q
+    squares = torch.linalg.eigvalsh(images.mT @ images).flip(0).clamp(min=0.0)
+    singular = torch.where(torch.isfinite(unit), squares[:LEADING].sqrt() * unit, torch.nan)
+    rank = torch.where(torch.isfinite(unit), matrix.square().sum(dtype=_wide(matrix)) / squares[0], torch.nan)
+    return {"stable_rank": rank, "singular": singular}
+
+
+class UpdateSpectrum:
+    """The spectrum of what a step changes in a weight, with weight decay: a probe with `kinds="param"`.
+
+    It compares the weight before two successive steps, for which it keeps a copy of it.
+    """
+
+    in_a_row: ClassVar = 2
+
+    def __init__(self) -> None:
+        self._before: Tensor | None = None
+
+    def __call__(self, weight: Tensor) -> dict[str, Tensor] | None:
+        """Return the numbers, or None for the first weight."""
+        before, self._before = self._before, None
+        if before is None:
+            self._before = weight.detach().clone()
+            return None
+        fits = before.shape == weight.shape and before.device == weight.device and before.dtype == weight.dtype
+        return spectrum(weight.detach().to(_wide(weight)) - before) if fits else {}
 
 
 # The logit lens: what a model would predict if it ended after a layer.

@@ -94,7 +94,8 @@ OUTLIER_NUMBERS: Final = ("ratio", "channel", "kurtosis", "largest", "largest_ch
 OUTLIERS: Final = "hookcore.probes.outliers"
 OUTLIERS_PROBE: Final = "outliers"
 # Numbers of hookcore's functions, whose growth or spikes say nothing by themselves.
-NUMBERS_APART: Final = frozenset((*ATTENTION_NUMBERS, *OUTLIER_NUMBERS, "cross_entropy", MICRO_NORM, MICRO_COSINE))
+_OTHERS: Final = ("cross_entropy", "stable_rank", "singular", MICRO_NORM, MICRO_COSINE)
+NUMBERS_APART: Final = frozenset((*ATTENTION_NUMBERS, *OUTLIER_NUMBERS, *_OTHERS))
 PROBE_LABEL: Final = "probe "  # with the name of a probe of the script: the label that says which function it is
 
 TRACEBACK: Final = "traceback"  # in what an event of an error is about

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore.errors import ArgumentError
-from hookcore.probes import logit_lens, outliers
+from hookcore.probes import UpdateSpectrum, logit_lens, outliers, spectrum
 from hookcore.records.vocabulary import OUTLIER_NUMBERS
 from tests.harness import digest, random_state, seed_all
 from tests.inside import class_of
@@ -167,6 +168,84 @@ def test_a_logit_lens_of_nothing_or_of_nan_is_nan_and_wrong_arguments_say_what_i
             logit_lens(norm, head, **wrong)
     with pytest.raises(ArgumentError, match=r"return \(2, 3\)"):
         logit_lens(None, head, targets=lambda: torch.zeros(2, 4))(torch.zeros(2, 3, 4))
+
+
+def decayed(rows: int, columns: int, base: float) -> Tensor:
+    """Return a matrix whose singular values fall by a factor."""
+    left, right = (torch.linalg.qr(torch.randn(each, each, dtype=torch.float64)).Q for each in (rows, columns))
+    many = min(rows, columns)
+    return left[:, :many] * base ** torch.arange(many) @ right[:, :many].T
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    st.sampled_from(TYPES),
+    st.sampled_from([0.3, 0.9]),
+    st.sampled_from([1e-12, 1.0, 1e12]),
+    st.integers(0, 10**6),
+)
+def test_singular_values_are_those_of_the_whole_decomposition(
+    shape: tuple[int, int], dtype: torch.dtype, base: float, size: float, seed: int
+) -> None:
+    seed_all(seed)
+    matrix = (decayed(*shape, base) * (size if dtype is not torch.float16 else 1.0)).to(dtype)
+    before = random_state()
+    found = spectrum(matrix)
+    assert random_state() == before
+    values = torch.linalg.svdvals(matrix.double())
+    rank = float(values.square().sum() / values[0] ** 2)
+    assert float(found["stable_rank"]) == pytest.approx(rank, rel=2e-3)
+    least = 2e-3 * float(values[0])
+    torch.testing.assert_close(found["singular"].double(), values[:4], rtol=2e-3, atol=least)
+
+
+def test_random_matrices_convolutions_zeros_and_nan_have_a_spectrum_and_vectors_have_none() -> None:
+    seed_all()
+    for matrix in (torch.randn(300, 500), torch.randn(16, 8, 3, 3), torch.randn(64, 48).mT[::2]):
+        values = torch.linalg.svdvals(matrix.flatten(1).double())[:4]
+        found = spectrum(matrix)["singular"].double()
+        assert bool((found <= values * (1 + 1e-5)).all() and (found >= values * 0.97).all())
+    assert spectrum(torch.zeros(9, 12))["singular"].tolist() == [0.0] * 4
+    assert math.isnan(spectrum(torch.zeros(9, 12))["stable_rank"])
+    for bad in (math.nan, math.inf):
+        matrix = torch.randn(9, 12)
+        matrix[3, 3] = bad
+        assert all(bool(each.isnan().all()) for each in spectrum(matrix).values())
+    assert spectrum(torch.randn(5)) == spectrum(torch.randn(0, 5)) == spectrum(torch.ones(3, 3).long()) == {}
+
+
+def test_the_spectrum_of_updates_is_that_of_what_steps_change_and_no_bit_changes() -> None:
+    states, weights = [], list[Tensor]()
+    for watched in (False, True):
+        seed_all()
+        model = Stack()
+        watcher = watch(model) if watched else None
+        if watcher is not None:
+            watcher.probe("weights", spectrum, include="blocks.1.mix", kinds="param", every=4)
+            watcher.probe("updates", UpdateSpectrum, include="blocks.1.mix", kinds="param", every=4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(7):
+            weights += [model.blocks[1].mix.weight.detach().double().clone()] if watched else []  # type: ignore[union-attr]
+            model(torch.randn(2, 5, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append((digest(model.state_dict()), random_state()))
+        if watcher is not None:
+            found = probed(watcher)
+            watcher.close()
+            assert not watcher.errors
+            ranks = {"weights": weights, "updates": [new - old for old, new in pairwise([weights[0], *weights])]}
+            for name, steps in (("weights", (0, 4)), ("updates", (1, 5))):
+                values = [torch.linalg.svdvals(ranks[name][step]) for step in steps]
+                expected = [float(each.square().sum() / each[0] ** 2) for each in values]
+                told = found[f"blocks.1.mix probe [{name} stable_rank param weight]"]
+                assert told == pytest.approx(dict(zip(steps, expected, strict=True)), rel=1e-4)
+                means = [float(each[:4].mean()) for each in values]
+                told = found[f"blocks.1.mix probe [{name} singular param weight]"]
+                assert told == pytest.approx(dict(zip(steps, means, strict=True)), rel=1e-4)
+            assert not [tap for tap in found if "bias" in tap]
+    assert states[0] == states[1]
 
 
 def test_numbers_wait_for_no_device() -> None:
