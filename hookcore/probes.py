@@ -203,7 +203,7 @@ def spectrum(tensor: Tensor) -> dict[str, Tensor]:
     images = matrix @ torch.linalg.qr(block).Q
     squares = torch.linalg.eigvalsh(images.mT @ images).flip(0).clamp(min=0.0)
     singular = torch.where(torch.isfinite(unit), squares[:LEADING].sqrt() * unit, torch.nan)
-    rank = torch.where(torch.isfinite(unit), matrix.square().sum(dtype=_wide(matrix)) / squares[0], torch.nan)
+    rank = torch.where(torch.isfinite(unit), matrix.square().sum(dtype=wide_type(matrix)) / squares[0], torch.nan)
     return {"stable_rank": rank, "singular": singular}
 
 
@@ -225,7 +225,7 @@ class UpdateSpectrum:
             self._before = weight.detach().clone()
             return None
         fits = before.shape == weight.shape and before.device == weight.device and before.dtype == weight.dtype
-        return spectrum(weight.detach().to(_wide(weight)) - before) if fits else {}
+        return spectrum(weight.detach().to(wide_type(weight)) - before) if fits else {}
 
 
 # The logit lens: what a model would predict if it ended after a layer.

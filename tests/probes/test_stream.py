@@ -351,7 +351,6 @@ def test_outliers_of_blocks_are_measured_in_rare_steps_by_themselves(reentrant: 
                         {each: twin(given_at[each][block])[name] for each in (4, 9)}, rel=1e-6
                     )
                 assert expected["kurtosis"] > 1
-        assert watcher.store.labels()["probe outliers"] == "hookcore.probes.outliers"
         assert not [tap for tap in found if "outliers" in tap and (not tap.startswith("blocks.") or tap.count(".") > 1)]
         assert not watcher.errors
 

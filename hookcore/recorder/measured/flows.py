@@ -23,7 +23,7 @@ from hookcore.hooks.internals import (
     version_of,
 )
 from hookcore.observe.copies import is_capturing
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import unseen, wide_type
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors
@@ -578,7 +578,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def size_of(tensor: Tensor) -> Tensor:
     """Return the root mean square of a tensor's values."""
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # where the device has it
+    wide = wide_type(tensor)
     norms = [torch.linalg.vector_norm(piece, dtype=wide) for piece in torch.split(tensor.reshape(-1), _PIECE)]
     size: Tensor = torch.linalg.vector_norm(torch.stack(norms)) / tensor.numel() ** 0.5
     return size
