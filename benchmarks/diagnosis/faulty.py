@@ -31,6 +31,7 @@ from .models import (
 from .trainings import classifier, evaluated
 
 AT: Final = 120
+TINY: Final = 2e-6
 
 
 def _at(change: Callable[[Any], object], model: nn.Module, **options: Any) -> Training:
@@ -93,6 +94,11 @@ class Forgetful(torch.optim.Optimizer):
 
 def _forgetful(**options: Any) -> Training:
     return classifier(mlp(4), 1e-4, Forgetful, **options)
+
+
+def _tiny(**options: Any) -> Training:
+    """Train in float16 with a loss so small that its gradients are near the smallest number, and a rate as large."""
+    return classifier(mlp(4), 0.05 / TINY, autocast=torch.float16, reduce=lambda _, loss: TINY * loss, **options)
 
 
 def _jumping() -> Training:
@@ -435,6 +441,11 @@ FAULTY: Final = {
     ),
     "first moments that are never stored": Case(
         lambda: _forgetful(forgets="exp_avg"), ("state-stays-zero",), ("0", "2", "4", "6"), settings=_OFTEN
+    ),
+    "float16 without a loss scale": Case(lambda: _tiny(), ("gradient-underflow",)),
+    "float16 with a loss scale that is too small": Case(
+        lambda: _tiny(scaler=torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=10**9)),
+        ("gradient-underflow",),
     ),
     "second moments in float16": Case(
         lambda: _forgetful(dtype=torch.float16, reduce=lambda _, loss: 0.001 * loss),

@@ -177,6 +177,20 @@ HEALTHY: Final = {
     "four of eight experts, adam": Case(lambda: classifier(Mixture(8, 4, 0.01), 2e-3, _ADAM), steps=300),
     "experts, one rarely used": Case(lambda: classifier(Experts(noise=2.0), 0.05), steps=300),
     "bfloat16 under autocast": Case(lambda: classifier(mlp(4), 0.05, autocast=True)),
+    "float16 with a loss scale": Case(
+        lambda: classifier(
+            mlp(4),
+            0.05 / 2e-6,
+            autocast=torch.float16,
+            reduce=lambda _, loss: 2e-6 * loss,
+            scaler=torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=10**9),
+        )
+    ),
+    "tiny gradients in float32, with a loss scale": Case(
+        lambda: classifier(
+            mlp(4), 0.05 / 2e-6, reduce=lambda _, loss: 2e-6 * loss, scaler=torch.amp.GradScaler("cpu", init_scale=2.0)
+        )
+    ),
     "bfloat16 weights": Case(lambda: classifier(mlp(4).bfloat16(), 0.05)),
     "bfloat16 weights, adam": Case(lambda: classifier(mlp(4).bfloat16(), 1e-3, _ADAM)),
     "four micro-batches": Case(lambda: classifier(mlp(4), 0.05, parts=4)),

@@ -49,7 +49,8 @@ def classifier(
     trained: Callable[[nn.Module], Iterable[Any]] = nn.Module.parameters,
     also: Callable[[Any], torch.optim.Optimizer] | None = None,
     before: Callable[[int], None] = lambda _: None,
-    autocast: bool = False,
+    autocast: bool | torch.dtype = False,
+    scaler: torch.amp.GradScaler | None = None,
     wrong: float = 0.0,
     data: Iterator[tuple[Tensor, Tensor]] | None = None,
     **options: Any,
@@ -66,15 +67,21 @@ def classifier(
         for part in range(parts):
             points, labels = next(data)
             points = spoil(number, points) if part == 0 else points
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.autocast(
+                "cpu", torch.bfloat16 if autocast is True else autocast or None, enabled=bool(autocast)
+            ):
                 scores = model(points.reshape(BATCH, *shape).to(dtype)).float()
                 loss = reduce(number, nn.functional.cross_entropy(scores, labels)) / parts
-            loss.backward()
+            (loss if scaler is None else scaler.scale(loss)).backward()
         if callable(clip):
             clip(model)
         elif clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
-        steps.step()
+        if scaler is None:
+            steps.step()
+        else:
+            scaler.step(steps)
+            scaler.update()
         if second is not None:
             second.step()
         steps.zero_grad()

@@ -191,6 +191,16 @@ ADVICE: Final[dict[str, Advice]] = {
         ),
         known_as="weight_update_ratio",
     ),
+    "gradient-underflow": _advice(
+        "float16 without a `GradScaler`",
+        "a fixed loss scale that is too small, or one that a single large gradient has made small",
+        "a loss that is divided by the number of tokens or of micro-batches, so that its gradients are tiny",
+        tries=(
+            "use `torch.amp.GradScaler`, which finds the largest scale that works",
+            "train in bfloat16, which has the range of float32 and needs no scale",
+            "if one layer alone overflows and keeps the scale small, compute that layer in float32",
+        ),
+    ),
     "large-update": _advice(
         "a learning rate that is too high for this layer",
         "a weight that is close to zero, so that any update is large in comparison",
@@ -530,6 +540,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "bf16-update-lost": (
         "A share of {share} of a weight stays the same in {captured_steps} captured steps, although {least_fed} "
         "of it has a gradient."
+    ),
+    "gradient-underflow": (
+        "The root mean square of what isn't zero of a gradient in float16 is below {factor} times the smallest number "
+        "of float16, and a share of {share} or more is zero, in {captured_steps} captured steps."
     ),
     "large-update": (
         "An update is {share} of its weight; or {relative_share} of it, and {factor} times its usual value. "

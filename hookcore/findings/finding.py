@@ -41,6 +41,7 @@ RuleName = Literal[
     "gradient-clipped-always",
     "state-stays-zero",
     "second-moments",
+    "gradient-underflow",
     "spike-precursor",
     "dead-channels",
     "rank-collapse",

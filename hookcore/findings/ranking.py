@@ -27,7 +27,14 @@ from hookcore.findings.outputs import (
 from hookcore.findings.rules import RULES
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits
-from hookcore.findings.updates import find_dominant, find_lost, find_ownership, find_precursors, find_states
+from hookcore.findings.updates import (
+    find_dominant,
+    find_lost,
+    find_ownership,
+    find_precursors,
+    find_states,
+    find_underflow,
+)
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.records import APART, PROBE, SEVERITIES, STAT_COLUMN, Tap
 from hookcore.records.vocabulary import NUMBERS_APART, OWN_NUMBERS, titled
@@ -266,6 +273,7 @@ def findings_of(
     found += broken + find_rate(losses, taps, bool(broken))
     spikes = find_loss_spikes(losses, taps)
     found += spikes + find_precursors(store, judged, spikes) + find_progress(losses, taps) + find_states(store, taps)
+    found += find_underflow(store, taps)
     found += find_ownership(store, taps) + find_waits(store, taps)
     found += find_probed(store, taps, losses) + find_routing(store, taps) + find_dominant(store, taps)
     if inputs.sizes is not None:

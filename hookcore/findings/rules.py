@@ -146,6 +146,13 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("share", 0.95, 0.1, 1, "share of the captured steps"),
         Threshold("same", 2e-3, 0, 1, "share by which the factors of gradients clipped together may differ"),
     ),
+    "gradient-underflow": (
+        Threshold(
+            "factor", 4.0, 1, 1e6, "times the smallest number of float16, below which values that aren't zero are"
+        ),
+        Threshold("share", 0.1, 0.001, 1, "share of the values that are zero"),
+        _captured(8, 64),
+    ),
     "state-stays-zero": (_measured(3),),
     "second-moments": (
         Threshold("factor", 1e6, 1.1, 1e30, "times their usual size"),
@@ -450,6 +457,15 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Clipping made the gradients smaller in nearly all of the newest captured steps, as their norms before "
                 "and after it show: only the learning rate then determines the size of a step. This can be intended. "
                 "Needs the kind `param_grad`. Clipping inside of the optimizer isn't seen.",
+                among=64,
+            ),
+            _rule(
+                "gradient-underflow",
+                "warning",
+                "Gradient underflows",
+                "A gradient in float16 is so small that what isn't zero is near the smallest number of float16, in "
+                "each of its newest captured steps: smaller values have become zero. A `GradScaler` prevents this; the "
+                "rule takes its scale into account. It knows the type of a gradient by that of the layer's output.",
                 among=64,
             ),
             _rule(

@@ -263,6 +263,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "gradient-clipped-always": _tensors("param_grad"),
     # An optimizer that keeps nothing, or a loss that never jumps, lacks nothing.
     **dict.fromkeys(("state-stays-zero", "second-moments", "spike-precursor")),
+    "gradient-underflow": None,  # a training without float16 lacks nothing
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse", "fused attention, or "),

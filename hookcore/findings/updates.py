@@ -1,5 +1,5 @@
-"""Updates that rounding swallows or that the loss follows, states of optimizers, parameters that nothing steps, and the
-parts of micro-batches."""
+"""Updates and gradients that rounding swallows, states of optimizers, what moved first, parameters that nothing steps,
+and the parts of micro-batches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hookcore.records import PROBE, STATE_KINDS, Event, Kind, Severity, Tap
 from hookcore.records.vocabulary import (
     ENDED,
     FROZEN,
+    GRAD_SCALE,
     KIND_WORDS,
     MICRO_COSINE,
     MICRO_NORM,
@@ -145,6 +146,66 @@ def _swallowed(
     members = tuple((int(updates.numbers[each]), since) for each in places.tolist())
     about = "zero_fraction", float(zeros[-1]), float("nan"), since, None, text, tuple(zeros[-SPARK:].tolist()), more
     return Finding(rule, severity, int(updates.numbers[place]), updates.taps[place], *about, members=members)
+
+
+_UNDERFLOW: Final = "gradient-underflow"
+_SMALLEST: Final = 2.0**-24  # number of float16 that isn't zero
+
+
+def find_underflow(store: Store, taps: TapList) -> list[Finding]:
+    """Return a finding about gradients in float16 that are so near its smallest number that smaller values are zero."""
+    flows, limits = store.flows(), limits_of(store, _UNDERFLOW)
+    first = store.captured_step(int(limits["among"]) - 1)
+    if first is None or not flows:
+        return []
+    halves = {
+        (call.module, call.call, each.place)
+        for call, size in zip(flows[-1].calls, flows[-1].sizes, strict=False)
+        if call.phase == "train"
+        for each in size.outputs
+        if each.dtype == "float16"
+    }
+    every = taps.of_kind("output_grad") if halves else taps.at([])
+    gradients = every.at([p for p, tap in enumerate(every.taps) if (tap.module, tap.call, tap.index) in halves])
+    if not len(gradients.taps):
+        return []
+    sizes, zeros = (store.rows(gradients.numbers, stat, first) for stat in ("rms", "zero_fraction"))
+    if sizes.mean.shape != zeros.mean.shape:  # a frame arrived in between
+        return []
+    scales = _scales_at(store, sizes.first)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        times = sizes.mean / np.sqrt(1 - zeros.mean) * scales[:, None] / _SMALLEST
+    known = np.isfinite(times)
+    tiny = (times <= limits["factor"]) & (zeros.mean >= limits["share"])
+    which = (tiny | ~known).all(axis=0) & (known.sum(axis=0) >= limits["captured_steps"])
+    return _leading([_underflow(gradients, place, zeros, times, scales) for place in np.flatnonzero(which).tolist()])
+
+
+def _scales_at(store: Store, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the loss scale at each of some steps; 1 without a scaler."""
+    if GRAD_SCALE not in store.scalar_names():
+        return np.ones(len(steps))
+    known = store.scalar_rows(GRAD_SCALE)
+    values = known.mean[:, 0]
+    places = np.searchsorted(known.last, steps).clip(0, len(values) - 1)
+    return np.asarray(np.nan_to_num(values[places], nan=1.0))
+
+
+def _underflow(
+    gradients: TapList, place: int, zeros: Rows, times: NDArray[np.float64], scales: NDArray[np.float64]
+) -> Finding:
+    rows = np.flatnonzero(np.isfinite(times[:, place]))
+    shares, scale, since = zeros.mean[rows, place], float(scales[rows[-1]]), int(zeros.first[rows[0]])
+    how = "without a loss scale" if scale == 1.0 else f"with a loss scale of {scale:,g}"
+    rest = f"{times[rows[-1], place]:.2g} times the smallest number of float16"
+    text = Since(
+        f"{'more than 99%' if shares[-1] > 0.99 else f'{shares[-1]:.0%}'} of the gradient has been zero",
+        f", and the rest is about {rest}, {how}: smaller values are lost",
+    )
+    about = "zero_fraction", float(shares[-1]), float("nan"), since, None, text, tuple(shares[-SPARK:].tolist()), 0
+    number = int(gradients.numbers[place])
+    severity = RULES[_UNDERFLOW].severity
+    return Finding(_UNDERFLOW, severity, number, gradients.taps[place], *about, members=((number, since),))
 
 
 _ZERO: Final = "state-stays-zero"

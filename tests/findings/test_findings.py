@@ -438,7 +438,7 @@ OUR_OWN = (  # rules that SageMaker Debugger doesn't have
     *("batch-norm-drift", "gradient-clipped-always", "rank-collapse", "attention-entropy-collapse", "desync"),
     *("learning-rate-too-high", "learning-rate-too-low", "never-used", "slow-data-loading", "long-evaluation"),
     *("idle-gpu", "late-rank", "state-stays-zero", "second-moments", "spike-precursor"),
-    *("dead-expert", "router-collapse", "outlier-channel", "dominant-micro-batch"),
+    *("dead-expert", "router-collapse", "outlier-channel", "dominant-micro-batch", "gradient-underflow"),
     *("attention-logit-growth", "attention-first-token", "dead-heads"),
 )
 
