@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers import Number as FloatOrWord
 from hookcore.reading.pictures import cells_of, cut
 from hookcore.records import Snapshot, Tap
+from hookcore.records.sketch import BLOCKS, MAX_BLOCKED, cast_blocks
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPES, TABLE_TYPE, TEXT_TYPE
 from hookcore.store.checks import unknown
 
@@ -160,6 +162,24 @@ def statistics(run: RunParam, number: Number, part: Part = "") -> answers.Statis
     values = cut(_find(run, number).values, part)
     found = {name: FloatOrWord(value) for name, value in statistics_of(values).items()}
     return answers.Statistics(run.id, number, part, values.shape, found)
+
+
+@router.reads("/snapshots/{number}/casts", "What casts in blocks would make of a slice")
+def casts(run: RunParam, number: Number, part: Part = "") -> answers.BlockCasts:
+    """Return the shares and the noise of casts to MXFP8, MXFP4, and NVFP4, and of ones with one scale for all values.
+
+    Blocks are along the last dimension. Of a large tensor, the first rows are cast.
+    """
+    values = real_of(cut(_find(run, number).values, part))
+    rows = values.reshape(-1, values.shape[-1] if values.ndim else 1) if values.size else np.zeros((0, 1))
+    some = rows[: max(1, MAX_BLOCKED // max(1, rows.shape[-1])), :MAX_BLOCKED].astype(np.float64)
+    found = {name: (each.size, cast_blocks(some, each)) for name, each in BLOCKS.items()}
+    formats = {
+        name: answers.BlockCast(size, *map(FloatOrWord, astuple(cast)))
+        for name, (size, cast) in found.items()
+        if cast is not None
+    }
+    return answers.BlockCasts(run.id, number, part, some.size, values.size, formats)
 
 
 def _find(run: Run, number: int) -> Snapshot:

@@ -807,6 +807,10 @@ class Client(Reader):
         """Return the script's names for the tokens and samples of a snapshot, as far as they fit the tensor."""
         return self._get(answers.SnapshotNames, f"/api/v1/snapshots/{number}/names", {"run": run})
 
+    def snapshot_casts(self, number: int, slice: str = "", run: str | None = None) -> answers.BlockCasts:
+        """Return what casts to MXFP8, MXFP4, and NVFP4 would make of a snapshot, or of a part of it."""
+        return self._get(answers.BlockCasts, f"/api/v1/snapshots/{number}/casts", {"slice": slice, "run": run})
+
 
 def _own_dashboard(token: str | None) -> tuple[str, str | None]:
     """Return the address in HOOKCORE_URL, or this user's running dashboard."""

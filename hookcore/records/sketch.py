@@ -397,3 +397,72 @@ def _relative(errors: NDArray[np.float64], values: NDArray[np.float64], counts: 
     peak = float(values[-1].max())  # its square may be too large for a float
     lost, power = (float(((each / peak) ** 2).mean(axis=1) @ counts[used]) for each in (errors, values))
     return float(np.sqrt(lost / power))
+
+
+# Casts in blocks: of a tensor's values, because its histogram doesn't say what is next to what.
+
+MAX_BLOCKED: Final = 2**22  # values of a tensor that are cast
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A format whose values share scales: one for each block along the last dimension; one for all if `size` is 0."""
+
+    element: NumberFormat
+    size: int
+    has_powers: bool = False  # of two as scales; otherwise, the scales of blocks are in E4M3, times one of the tensor
+
+    def scales(self, largest: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the scale of each block, by its largest magnitude. A block of zeros has any."""
+        some = np.where(largest > 0, largest, 1.0)
+        if self.has_powers:
+            top = np.frexp(self.element.largest)[1]
+            return np.asarray(np.ldexp(1.0, np.clip(np.frexp(some)[1] - top, -127, 127)))
+        whole = some / self.element.largest
+        if not self.size:
+            return whole
+        kept = FORMATS["e4m3"]
+        of_tensor = float(largest.max(initial=0.0)) / self.element.largest / kept.largest or 1.0
+        return kept.round(whole / of_tensor) * of_tensor
+
+
+BLOCKS: Final = {
+    "e4m3": BlockFormat(FORMATS["e4m3"], 0),
+    "mxfp8": BlockFormat(FORMATS["e4m3"], 32, True),
+    "e2m1": BlockFormat(FORMATS["e2m1"], 0),
+    "mxfp4": BlockFormat(FORMATS["e2m1"], 32, True),
+    "nvfp4": BlockFormat(FORMATS["e2m1"], 16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCast:
+    """What a cast makes of a tensor's nonzero finite values, exactly."""
+
+    underflow: float  # share that becomes zero
+    saturated: float  # share above the largest value of its block
+    noise: float
+    most_noise: float  # without the largest values
+
+
+def cast_blocks(values: NDArray[np.float64], to: BlockFormat) -> BlockCast | None:
+    """Cast rows of values; None if all are zero. Values that aren't finite count as zeros."""
+    rows = np.abs(np.where(np.isfinite(values), values, 0.0))
+    if not rows.any():
+        return None
+    if to.size:
+        rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % to.size)))
+    blocks = rows.reshape(-1, to.size or rows.size)
+    scales = to.scales(blocks.max(axis=1))[:, None]
+    nonzero = blocks > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.where(scales > 0, blocks / scales, 0.0)  # a scale may be too small for its own format
+    found = (to.element.round(scaled) * scales)[nonzero]
+    given, is_large = blocks[nonzero], (scaled > to.element.limits[2])[nonzero]
+    order = np.argsort(given)
+    lost, given_in_order = np.abs(found - given)[order], given[order]
+    most = max(1, int(MOST * len(order)))
+    noise, most_noise = (
+        float(np.linalg.norm(lost[:many]) / np.linalg.norm(given_in_order[:many])) for many in (len(order), most)
+    )
+    return BlockCast(float((found == 0).mean()), float(is_large.mean()), noise, most_noise)

@@ -94,6 +94,23 @@ def test_statistics_are_of_the_exact_values_in_float64(world: World) -> None:
         assert found[name] == pytest.approx(value, rel=1e-12), name
 
 
+def test_casts_in_blocks_keep_what_one_scale_for_all_values_loses(world: World) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 500)).astype(np.float32)
+    values[0, :8] *= 1e7
+    path = add(world, values)
+    found = world.json(f"{path}/casts")
+    assert (found["values"], found["of"]) == (2000, 2000)
+    one, blocks = found["formats"]["e4m3"], found["formats"]["mxfp8"]
+    assert (one["block"], blocks["block"], found["formats"]["nvfp4"]["block"]) == (0, 32, 16)
+    assert one["underflow"] > 0.99
+    assert one["most_noise"] > 0.99
+    assert blocks["underflow"] < 0.02
+    assert blocks["most_noise"] < 0.2
+    assert world.json(f"{path}/casts", slice="1,:7")["of"] == 7
+    nothing = add(world, np.array([0.0, np.nan], np.float32), 78)
+    assert world.json(f"{nothing}/casts")["formats"] == {}
+
+
 def test_statistics_neither_overflow_nor_vanish() -> None:
     large = statistics_of(np.array([1e308, -1e308, 1e308]))
     assert large["std"] == pytest.approx(1e308 * (math.sqrt(8) / 3), rel=1e-12)

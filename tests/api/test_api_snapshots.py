@@ -88,6 +88,7 @@ def test_an_empty_tensor_with_a_huge_shape_is_not_written_as_text(world: World, 
         assert "more than 2000000" in world.error(path, 400, format=name)
     assert npy(world.get(path, format="npy").content).shape == shape
     assert world.json(f"{path}/statistics")["statistics"]["count"] == 0
+    assert world.json(f"{path}/casts")["formats"] == {}
     assert world.get(f"{path}/tiles").status_code == 200
     assert "can't be a picture" in world.error("figure", 400, chart="tensor", number=77)
     assert world.client.get("/runs/one/model/tensors?snapshot=77").status_code == 200

@@ -97,6 +97,7 @@ OF_SEVERAL: Final = (
     "snapshots/0?run=one&format=json",
     "snapshots/0?run=ranks-job&format=npy",
     "snapshots/0/statistics?run=one",
+    "snapshots/0/casts?run=one",
     "snapshots/0/tiles?run=one&rows=2&columns=2",
     "snapshots/2/names?run=one",
     "snapshots/0/names?run=rank-1",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hookcore.records.sketch import FORMATS, MOST, Magnitudes, NumberFormat, Sketch
+from hookcore.records.sketch import BLOCKS, FORMATS, MOST, Magnitudes, NumberFormat, Sketch, cast_blocks
 
 Values = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Any]
@@ -122,3 +122,38 @@ def test_values_beyond_the_range_of_a_histogram_have_a_fate_too() -> None:
     counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), 1e300, is_whole=True)
     found = counted.cast(FORMATS["fp16"], 1.0, 1e300)
     assert found.underflow == found.saturated == pytest.approx((1 / 3,) * 3)
+
+
+def block_twin(block: Values, name: str, of_tensor: float) -> Values:
+    """Return what a block of magnitudes becomes, as the specifications of MX and NVFP4 say it."""
+    largest = float(block.max()) or 1.0
+    if name == "nvfp4":
+        scale = (
+            float(torch.tensor(largest / 6 / of_tensor).clamp(max=448.0).to(torch.float8_e4m3fn).double()) * of_tensor
+        )
+        if scale == 0:
+            return np.zeros_like(block)
+    else:
+        scale = 2.0 ** (np.floor(np.log2(largest)) - (8 if name == "mxfp8" else 2))
+    scaled = block / scale
+    if name == "mxfp8":
+        return torch.from_numpy(np.minimum(scaled, 448.0)).float().to(torch.float8_e4m3fn).double().numpy() * scale
+    found: Values = LEVELS[np.abs(scaled[:, None] - LEVELS).argmin(axis=1)] * scale
+    return found
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_casts_in_blocks_are_those_of_each_block_with_its_scale(distribution: str, name: str) -> None:
+    rng = np.random.default_rng(0)
+    values = np.asarray(DISTRIBUTIONS[distribution](rng, 64 * 70)).astype(np.float32).astype(np.float64).reshape(64, 70)
+    to = BLOCKS[name]
+    cast = cast_blocks(values, to)
+    assert cast is not None
+    size, given = to.size, np.abs(values)
+    of_tensor = given.max() / 6 / 448
+    starts = range(0, 70, size)
+    found = np.hstack([np.stack([block_twin(row[at : at + size], name, of_tensor) for row in given]) for at in starts])
+    some = given > 0
+    assert cast.underflow == pytest.approx(float((found[some] == 0).mean()), abs=2e-3)
+    assert cast.noise == pytest.approx(np.linalg.norm(found - given) / np.linalg.norm(given), rel=1e-3)

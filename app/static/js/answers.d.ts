@@ -6,6 +6,8 @@ export type Annotation = { step: number; text: string };
 export type Annotations = { run: string; annotations: Array<Annotation> };
 export type Apart = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null };
 export type Around = { name: string; steps: Array<number>; values: Array<Number> };
+export type BlockCast = { block: number; underflow: Number; saturated: Number; noise: Number; most_noise: Number };
+export type BlockCasts = { run: string; number: number; slice: string; values: number; of: number; formats: Record<string, BlockCast> };
 export type Board = { charts: Array<PinnedChart> };
 export type Capsule = { id: string; step: number; reason: string; model: string; weights: string; time_s: Number; size: number; path: string; state: "explained" | "failed" | "running" | "saved"; failure: string; explanation: Explanation | null; incident: string };
 export type Capsules = { run: string; total: number; capsules: Array<Capsule> };
@@ -139,6 +141,7 @@ export type Message = ErrorMessage | EventsMessage | IncidentsMessage | RowsMess
 /** The answer to GET of a path below api/v1. */
 export type AnswerOf<P extends string> =
   P extends `runs/${string}/modules` ? Modules :
+  P extends `snapshots/${string}/casts` ? BlockCasts :
   P extends `snapshots/${string}/names` ? SnapshotNames :
   P extends `snapshots/${string}/statistics` ? Statistics :
   P extends `snapshots/${string}/tiles` ? Tiles :

@@ -32,6 +32,8 @@ from hookcore.reading.answers.findings import (
     Unjudged,
 )
 from hookcore.reading.answers.model import (
+    BlockCast,
+    BlockCasts,
     Flow,
     FlowCall,
     Media,
@@ -138,6 +140,8 @@ __all__ = [
     "Annotations",
     "Apart",
     "Around",
+    "BlockCast",
+    "BlockCasts",
     "Board",
     "Capsule",
     "Capsules",

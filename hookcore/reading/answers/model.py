@@ -250,6 +250,29 @@ class SnapshotNames(Answer, frozen=True):
     origin: Annotated[str, Meta(description="what says the tokens if the script doesn't; else empty")] = ""
 
 
+class BlockCast(Answer, frozen=True):
+    """What a cast makes of a tensor's nonzero finite values."""
+
+    block: Annotated[int, Meta(description="values that share a scale; 0 if all do")]
+    underflow: Annotated[Number, Meta(description="share that becomes zero")]
+    saturated: Annotated[Number, Meta(description="share above the largest value of its block")]
+    noise: Annotated[Number, Meta(description="root mean square of the errors, relative to that of the values")]
+    most_noise: Annotated[Number, Meta(description="noise of all values but the largest 1 %")]
+
+
+class BlockCasts(Answer, frozen=True):
+    """What casts to formats with a scale for each block of values would make of a tensor, or of a part of it."""
+
+    run: str
+    number: int
+    slice: str
+    values: Annotated[int, Meta(description="values that were cast: the first ones of a large tensor")]
+    of: Annotated[int, Meta(description="values of the tensor, or of the part")]
+    formats: Annotated[
+        dict[str, BlockCast], Meta(description="e4m3, mxfp8, e2m1, mxfp4, and nvfp4; none of only zeros")
+    ]
+
+
 class Statistics(Answer, frozen=True):
     """Statistics of a part of a tensor, in float64; moments and quantiles are over the finite values."""
 
