@@ -60,7 +60,7 @@ def why_not(cast: CastTo) -> str:
     noise = f"the noise is {percent(cast.noise)}"
     if cast.most_noise > 2 * cast.noise:
         noise = f"without the largest 1%, which set the scale, the noise is {percent(cast.most_noise)}"
-    return ", ".join((*parts, noise))
+    return "; ".join(filter(None, (", ".join(parts), noise)))
 
 
 def thousands(number: int | float | None) -> str:

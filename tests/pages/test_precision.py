@@ -56,7 +56,7 @@ def test_the_layer_that_should_stay_in_bf16_comes_first_with_what_each_format_wo
 def test_the_verdict_ranks_the_tensors_with_reasons_and_draws_the_worst_one_against_the_range_of_the_format() -> None:
     client = client_of()
     text = verdict_of(client.get("/runs/one/flow/precision?step=1", headers=HTML).text)
-    reason = r"99\.\d% of its values become zero, without the largest 1%, which set the scale, the noise is 100\.0%"
+    reason = r"99\.\d% of its values become zero; without the largest 1%, which set the scale, the noise is 100\.0%"
     ranked = rf"rather than E4M3 wide activation: {reason} wide activation &#x25B2; It should stay in bf16: {reason}\."
     assert re.search(ranked, text)
     large = re.search(r"becomes zero: up to ([\d.,]+) subnormal: below ([\d.,]+) too large: above ([\d.,e]+)", text)
