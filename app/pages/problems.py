@@ -48,8 +48,8 @@ from .views.incident import (
     capsule_for,
     capsule_of,
     capsules_of,
-    cause_of,
     default_stat,
+    explained_by,
     graph_of,
     may_be_of_samples,
     precursors_of,
@@ -155,7 +155,7 @@ class EventsPage(RunPage):
         """Return one page of the list."""
         table, capsules = TablePage.at(self.row, ROWS, len(self.fitting)), capsules_of(self.request, self.run)
         rows = [
-            (line, problem_address(self.run, line), line_layer(self.run, line), cause_of(line, capsules))
+            (line, problem_address(self.run, line), line_layer(self.run, line), explained_by(line, capsules))
             for line in table.cut(self.fitting)
         ]
         return {"rows": rows, "table": table}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hookcore
 from hookcore.capsules import Replay, as_text, replay
-from hookcore.reading.answers import SampleShares
+from hookcore.reading.answers import Explanation, SampleShares
 from tests.capsule_files import capsules_of
 from tests.harness import seed_all
 from tests.inside import module_of, threads_named
@@ -90,7 +90,7 @@ def _seeded() -> None:
 def test_the_sample_that_holds_the_loss_is_named_with_the_step_without_it(every: int) -> None:
     watcher, found = train(plain(), every=every, budget=None)
     shares = shares_in(found)
-    assert shares.stands_out
+    assert Explanation(shares.sentence, None, (), (), 9, True, (), "", shares=shares).names_cause
     assert (shares.samples[0].ids, shares.samples[0].row) == ((BAD,), BAD % BATCH)
     assert shares.samples[0].share > 0.99
     assert shares.loss is not None
@@ -170,6 +170,7 @@ def test_the_largest_sample_of_a_loss_that_jumps_without_it_as_well_is_not_blame
     assert (shares.stands_out, shares.still_jumps) == (False, True)
     assert 0.7 < shares.samples[0].share < 0.9
     assert shares.sentence.startswith(f"No sample explains the jump: sample {BAD} holds 8")
+    assert not Explanation(shares.sentence, None, (), (), 9, True, (), "", shares=shares).names_cause
 
 
 def test_samples_that_the_ledger_does_not_know_are_rows_with_a_reason() -> None:

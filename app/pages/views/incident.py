@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Rule
 from hookcore.reading import Reader, answers
-from hookcore.reading.answers import Capsule, SourceLine
+from hookcore.reading.answers import Capsule, Explanation, SourceLine
 from hookcore.records import GRADIENT_KINDS, ROOT, STAT_COLUMN, STATS, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, counted
 from hookcore.store.incidents import AROUND, NONFINITE, Evidence, Incident, Link
@@ -422,8 +422,8 @@ def rule_after(rule: Rule | None, capsule: Capsule | None) -> Rule | None:
     return replace(rule, causes=(rule.causes[place],), tries=(rule.tries[1 + place],))
 
 
-def cause_of(line: Line, capsules: Sequence[Capsule]) -> str:
+def explained_by(line: Line, capsules: Sequence[Capsule]) -> Explanation | None:
     """Return what a replay found out about a finding of bad tensors or of a jump of the loss, if there was a replay."""
     is_explained = not line.is_event and line.name in (NONFINITE, SPIKE) and line.earliest == line.step
     found = capsule_for(line, capsules) if is_explained else None
-    return found.explanation.sentence if found is not None and found.explanation is not None else ""
+    return None if found is None else found.explanation

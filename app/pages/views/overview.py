@@ -14,7 +14,7 @@ from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.findings.keyfigures import newest_of
 from hookcore.findings.times import PARTS
 from hookcore.reading import Reader, answers
-from hookcore.reading.answers import Capsule, Series
+from hookcore.reading.answers import Capsule, Explanation, Series
 from hookcore.records import ROOT, Tap
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
@@ -50,7 +50,7 @@ from ...formats import words_of
 from ...runs import Run, ranks_in
 from ..frame import address_of
 from .events import Line
-from .incident import cause_of
+from .incident import explained_by
 from .layer import about_reading, nothing_in
 from .span import Span
 
@@ -279,7 +279,7 @@ class AlertLine:
     address: str  # of its page
     layer: str  # the address of its layer
     type: str
-    cause: str  # what a replay found
+    replay: Explanation | None  # what one found
 
     @property
     def finding(self) -> Finding | None:
@@ -429,7 +429,8 @@ def shown_alerts(run: Run, lines: Sequence[Line], capsules: Sequence[Capsule] = 
 def _alert(run: Run, line: Line, types: Mapping[str, str], capsules: Sequence[Capsule]) -> AlertLine:
     type_ = types.get(line.module, "") if line.module and not line.is_of_loss else ""
     spark = None if line.tap is None else _spark_of_line(run.reader, line)
-    return AlertLine(line, spark, problem_address(run, line), line_layer(run, line), type_, cause_of(line, capsules))
+    replay = explained_by(line, capsules)
+    return AlertLine(line, spark, problem_address(run, line), line_layer(run, line), type_, replay)
 
 
 def line_layer(run: Run, line: Line) -> str:

@@ -516,6 +516,11 @@ class Explanation(Answer, frozen=True):
     ] = ()
     shares: Annotated[SampleShares | None, Meta(description="of a step whose loss jumped; otherwise null")] = None
 
+    @property
+    def names_cause(self) -> bool:
+        """Whether it says where the problem comes from; else it only says what was looked at."""
+        return self.culprit is not None or (self.shares is not None and self.shares.stands_out)
+
 
 class Capsule(Answer, frozen=True):
     """A step that was saved on this machine."""
