@@ -38,6 +38,7 @@ FAMILIES: Final = (
     training.add_replay,
     training.add_doctor,
     training.add_coordcheck,
+    training.add_sweep,
 )
 EXAMPLES: Final = """examples:
   hookcore demo                                    train a small network and watch it

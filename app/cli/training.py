@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -238,21 +239,13 @@ def add_coordcheck(commands: Commands) -> None:
         "1 if a layer isn't, and 3 if that isn't known.",
         COORDCHECK_EXAMPLES,
     )
-    parser.add_argument(
-        "function",
-        metavar="MODULE:CALLABLE",
-        help="callable that takes width= or depth=, and returns a model, its optimizer, and a batch for which the "
-        "model returns the loss, or a function that returns the loss",
-    )
+    _add_function(parser, "width= or depth=")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
         "--widths", type=_sizes, default=[64, 128, 256, 512], metavar="N,N,N", help="default: 64,128,256,512"
     )
     sizes.add_argument("--depths", type=_sizes, metavar="N,N,N", help="compare depths instead of widths")
     parser.add_argument("--steps", type=_count, default=4, metavar="N", help="steps of each training (default: 4)")
-    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="trainings of each size (default: 3)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_flags(parser, [each for each in SETTINGS if each.name in OF_SIZES], prefix="watch_")
     parser.set_defaults(run=_coordcheck)
 
 
@@ -263,6 +256,67 @@ def _coordcheck(given: argparse.Namespace, environment: Mapping[str, str]) -> in
     found = scaling.check(given.function, axis, sizes, max(1, given.steps), range(max(1, given.seeds)), group)
     print(json.dumps(found.as_dict, indent=2) if given.json else found.text)
     return int(scaling.CODES[found.verdict])
+
+
+SWEEP_EXAMPLES: Final = """
+  hookcore lr-sweep train:make_model --rates 1e-4..1
+                                                   two rates of each power of ten
+  hookcore lr-sweep train:make_model --rates 1e-3..1 --widths 64,128,256
+                                                   also says whether the best rate transfers
+"""
+
+
+def add_sweep(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "lr-sweep",
+        "Find the best learning rate and the largest stable one, by short trainings; with several widths, also whether "
+        "the best one transfers. The exit code is 0 if the best rate is known and transfers, 1 if it doesn't transfer, "
+        "and 3 if that isn't known.",
+        SWEEP_EXAMPLES,
+    )
+    _add_function(parser, "lr= (and width=)")
+    parser.add_argument(
+        "--rates", type=_rates, required=True, metavar="A..B", help="a range, or rates such as 0.01,0.1"
+    )
+    parser.add_argument("--widths", type=_sizes, default=[], metavar="N,N,N", help="widths (default: one model)")
+    parser.add_argument("--steps", type=_count, default=50, metavar="N", help="steps of each training (default: 50)")
+    parser.set_defaults(run=_sweep)
+
+
+def _sweep(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    group = _group(given, environment, "lr-sweep")
+    scaling = import_module("hookcore.commands.scaling")
+    found = scaling.sweep(
+        given.function, given.rates, given.widths, max(1, given.steps), range(max(1, given.seeds)), group
+    )
+    print(json.dumps(found.as_dict, indent=2) if given.json else found.text)
+    return int(scaling.CODES[found.verdict])
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        ends = [float(each) for each in text.split(".." if ".." in text else ",")]
+    except ValueError:
+        ends = [0.0]
+    if not all(0 < rate < math.inf for rate in ends) or (".." in text and not (len(ends) == 2 and ends[0] < ends[1])):
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: use a range such as 1e-4..1, or rates such as 0.01,0.1")
+    if ".." not in text:
+        return ends
+    parts = max(2, round(2 * math.log10(ends[1] / ends[0])))
+    return [ends[0] * (ends[1] / ends[0]) ** (part / parts) for part in range(parts + 1)]
+
+
+def _add_function(parser: argparse.ArgumentParser, takes: str) -> None:
+    parser.add_argument(
+        "function",
+        metavar="MODULE:CALLABLE",
+        help=f"callable that takes {takes}, and returns a model, its optimizer, and a batch for which the model "
+        "returns the loss, or a function that returns the loss",
+    )
+    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="trainings of each kind (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, [each for each in SETTINGS if each.name in OF_SIZES], prefix="watch_")
 
 
 def _group(given: argparse.Namespace, environment: Mapping[str, str], command: str) -> str:

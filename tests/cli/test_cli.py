@@ -33,6 +33,7 @@ COMMANDS = (
     "replay",
     "doctor",
     "coordcheck",
+    "lr-sweep",
     "runs",
     "why",
     "layers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,69 @@ def test_the_command_prints_json_exits_with_the_verdict_and_saves_its_runs_as_a_
     assert {(run["group"], *run["tags"], run["config"]["width"]) for run in runs} == {
         ("widths", "coordcheck", width) for width in (32, 64, 128)
     }
+
+
+CURVED = """
+import torch
+from torch import nn
+
+def curved(lr, width=1):
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    curves = torch.tensor([1.0, 0.3]) * width ** POWER
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    return model, optimizer, lambda: (model(torch.eye(2)).flatten().square() * curves).sum() / 2
+"""
+
+
+@pytest.fixture
+def curved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """Return a function that makes a parabola, with which SGD diverges above a rate of 2 / width^power."""
+
+    def make(power: int) -> str:
+        (tmp_path / f"curved_{power}.py").write_text(f"POWER = {power}\n{CURVED}")
+        monkeypatch.syspath_prepend(tmp_path)
+        return f"curved_{power}:curved"
+
+    return make
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("power", "verdict", "exponent"), [(0, "flat", 0.0), (1, "not flat", -1.0)])
+def test_a_sweep_says_whether_the_best_rate_transfers(
+    power: int, verdict: str, exponent: float, curved: Callable[[int], str]
+) -> None:
+    rates = [10 ** (each / 4) for each in range(-8, 4)]
+    swept = scaling.sweep(curved(power), rates, (2, 4, 8), 10, range(1), "rates")
+    assert swept.fit is not None
+    assert swept.verdict == verdict
+    assert swept.fit.exponent == pytest.approx(exponent, abs=0.2)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_sweep_says_between_which_rates_training_becomes_unstable(curved: Callable[[int], str]) -> None:
+    swept = scaling.sweep(curved(0), [0.1, 1.0, 10.0], (), 20, range(2), "rates")
+    (found,) = swept.widths
+    stable, unstable = found.stable
+    assert stable is not None
+    assert unstable is not None
+    assert stable < 2.0 < unstable < stable * 1.8
+    assert "10 diverged in 2 of 2" in swept.text
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_best_rate_at_the_end_of_what_was_tried_is_unknown(curved: Callable[[int], str]) -> None:
+    swept = scaling.sweep(curved(0), [0.001, 0.003, 0.01], (), 10, range(1), "rates")
+    assert swept.verdict == "unknown"
+    assert "the best rate is unknown, because the lowest loss is at the end" in swept.text
+    assert "the largest stable rate is at least 0.01, and none that was tried diverged" in swept.text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("1..0.1", "use a range such as 1e-4..1"), ("0,1", "rates such as"), ("x", "is invalid")],
+)
+def test_rates_that_are_no_rates_are_an_error(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["lr-sweep", "train:make_model", "--rates", given])
+    assert words in capsys.readouterr().err

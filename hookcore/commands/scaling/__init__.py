@@ -1,4 +1,4 @@
-"""`hookcore coordcheck`: which layers keep a learning rate from transferring to wider or deeper models."""
+"""`hookcore coordcheck` and `hookcore lr-sweep`: what goes with the size of a model: layers, and rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from hookcore.commands.scaling.trainings import FACTOR, OF_WATCHER, Axis, Trained, train
+from hookcore.commands.scaling.trainings import (
+    FACTOR,
+    NO_WIDTH,
+    OF_WATCHER,
+    Axis,
+    RatesOf,
+    Trained,
+    Tried,
+    train,
+    try_rate,
+)
 from hookcore.errors import ArgumentError
 from hookcore.records import ROOT
 
@@ -18,6 +28,7 @@ from hookcore.records import ROOT
 
 TOLERANCE: Final = 0.25  # halfway to the exponent of the mildest fault
 MIN_SIZES: Final = 3
+T95: Final = (12.71, 4.30, 3.18, 2.78, 2.57)  # of Student, for 1 to 5 degrees of freedom
 LEAST_CHANGE: Final = 1e-6  # of an output: smaller changes are rounding
 Verdict = Literal["flat", "grows", "shrinks", "unknown"]
 
@@ -40,8 +51,7 @@ class Fit:
         x, y = ((each - (seeds @ each / seeds.sum(1)) @ seeds) for each in given.T[[0, 2]])
         slope, free = float(x @ y / (x @ x)), len(x) - 1 - len(seeds)
         spread = math.sqrt(float(np.square(y - slope * x).sum()) / free / float(x @ x))
-        z = 1.96
-        t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+        t = T95[free - 1] if free <= len(T95) else 1.96 + 2.37 / free + 2.82 / free**2
         return cls(slope, t * spread, len(x))
 
     def verdict(self, least: float = 0.0, most: float = 0.0) -> Verdict:
@@ -345,7 +355,7 @@ def _merged(run: Trained, star: Callable[[str], str]) -> Trained:
     return Trained(run.size, run.seed, merged, shapes, run.losses)
 
 
-# The command.
+# `hookcore coordcheck`.
 
 CODES: Final = {"flat": 0, "not flat": 1, "unknown": 3}
 MAX_ROWS: Final = 60
@@ -450,3 +460,92 @@ def _about(group: str, tag: str, config: Mapping[str, float]) -> dict[str, Any]:
     name = " ".join([tag, *(f"{key} {value:g}" for key, value in config.items())])
     quiet = {"capsule": "never", "explain": "never", "notify": None, "bridge": None, "snapshot_every": None}
     return {"name": name, "group": group, "tags": (tag,), "config": dict(config), "every": 1, "budget": None, **quiet}
+
+
+# `hookcore lr-sweep`.
+
+HALVINGS: Final = 2  # of what is between the largest stable rate and the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Which learning rates are stable and best, and whether that depends on the width."""
+
+    widths: tuple[RatesOf, ...]
+    steps: int
+    group: str
+    place: str | None
+
+    @property
+    def fit(self) -> Fit | None:
+        """How the best rate goes with the width."""
+        return Fit.of([(each.width, seed, _log(rate)) for each in self.widths for seed, rate in each.best.items()])
+
+    @property
+    def verdict(self) -> str:
+        """Whether the best rate is the same at all widths, or known, if there is only one."""
+        known = all(math.isfinite(rate) for each in self.widths for rate in each.best.values())
+        if len(self.widths) == 1 or not known:
+            return "flat" if known else "unknown"
+        verdict = "unknown" if self.fit is None else self.fit.verdict()
+        return verdict if verdict in ("flat", "unknown") else "not flat"
+
+    @property
+    def text(self) -> str:
+        """The same in sentences."""
+        lines = [f"- {each.sentence}" for each in self.widths]
+        if len(self.widths) > 1:
+            power = "" if self.fit is None else f": it goes as width^{self.fit}"
+            lines.insert(0, {
+                "flat": f"The best learning rate transfers{power}.",
+                "not flat": f"The best learning rate doesn't transfer{power}. `hookcore coordcheck` names the layers.",
+                "unknown": f"It isn't known whether the best learning rate transfers{power}.",
+            }[self.verdict])  # fmt: skip
+        rates = ", ".join(f"{rate:.3g}" for rate in self.widths[0].rates)
+        seeds = len(self.widths[0].best)
+        lines += [
+            f"- tried, for {self.steps} steps and {seeds} seeds each: {rates}" + ("..." if len(self.widths) > 1 else "")
+        ]
+        return "\n".join(
+            [*lines, "", f"The runs are the group {self.group}" + (f": {self.place}" if self.place else "")]
+        )
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        fit = self.fit
+        widths = [
+            {
+                "width": None if each.width == NO_WIDTH else each.width,
+                "stable": each.stable[0],
+                "unstable": each.stable[1],
+                "best": [rate if math.isfinite(rate) else None for rate in each.best.values()],
+                "sentence": each.sentence,
+                "tried": [{"rate": of.rate, "seed": of.seed, "diverged": of.diverged} for of in each.tried],
+            }
+            for each in self.widths
+        ]
+        told = {"verdict": self.verdict, "fit": None if fit is None else asdict(fit), "widths": widths}
+        return {**told, "steps": self.steps, "group": self.group, "place": self.place}
+
+
+def sweep(
+    name: str, rates: Sequence[float], widths: Sequence[int], steps: int, seeds: Sequence[int], group: str
+) -> Swept:
+    """Train with each learning rate, in each width; then with some between the last stable one and the next."""
+    found, place = list[RatesOf](), None
+    for width in sorted(set(widths)) or [NO_WIDTH]:
+        tried, given = list[Tried](), {} if width == NO_WIDTH else {"width": width}
+        waiting = sorted(set(rates))
+        for _ in range(HALVINGS + 1):
+            for rate in waiting:
+                for seed in seeds:
+                    about = _about(group, "lr-sweep", {**given, "lr": rate, "seed": seed}) | {"kinds": "output"}
+                    one, place = try_rate(name, {**given, "lr": rate}, width, seed, steps, about)
+                    tried.append(one)
+            stable, unstable = RatesOf(width, tuple(tried)).stable
+            if stable is None or unstable is None:
+                break
+            waiting = [math.sqrt(stable * unstable)]
+        found.append(RatesOf(width, tuple(tried)))
+    return Swept(tuple(found), steps, group, place)

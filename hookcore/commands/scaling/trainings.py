@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -289,6 +289,108 @@ def train(
         if weight.requires_grad
     }
     return Trained(size, seed, values, shapes, losses), _page_of(watcher)
+
+
+# Short trainings with several learning rates.
+
+NO_WIDTH: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The losses of a short training with a learning rate, until one is non-finite."""
+
+    rate: float
+    size: int
+    seed: int
+    losses: list[float]
+
+    @property
+    def result(self) -> float:
+        """The mean of the last tenth of the losses."""
+        last = self.losses[-max(1, len(self.losses) // 10) :]
+        return sum(last) / len(last)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss isn't finite, or the last ones are above the first one."""
+        return not (math.isfinite(self.result) and self.result <= self.losses[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RatesOf:
+    """What the trainings of one width say about learning rates."""
+
+    width: int
+    tried: tuple[Tried, ...]
+
+    def _diverged(self, rate: float) -> list[Tried]:
+        return [each for each in self.tried if each.rate == rate and each.diverged]
+
+    @property
+    def rates(self) -> list[float]:
+        """All that were tried."""
+        return sorted({each.rate for each in self.tried})
+
+    @property
+    def stable(self) -> tuple[float | None, float | None]:
+        """The largest rate up to which no training diverged, and the next one, with which one did."""
+        unstable = next((rate for rate in self.rates if self._diverged(rate)), None)
+        return max((rate for rate in self.rates if unstable is None or rate < unstable), default=None), unstable
+
+    @property
+    def best(self) -> dict[int, float]:
+        """The best rate of each seed, between those tried; NaN if it may be beyond them."""
+        found = dict[int, float]()
+        for seed in sorted({each.seed for each in self.tried}):
+            whole = sorted((each for each in self.tried if each.seed == seed), key=lambda each: each.rate)
+            results = [math.inf if each.diverged else each.result for each in whole]
+            place = int(np.argmin(results))
+            inner = 0 < place < len(whole) - 1 and math.isfinite(results[place])
+            found[seed] = _lowest(whole[place - 1 : place + 2], results[place - 1 : place + 2]) if inner else math.nan
+        return found
+
+    @property
+    def sentence(self) -> str:
+        """What is known, and what was tried."""
+        best, (stable, unstable) = list(self.best.values()), self.stable
+        at = f"width {self.width}: " if self.width != NO_WIDTH else ""
+        edge = "unknown, because the lowest loss is at the end of what was tried: try other rates"
+        known = all(map(math.isfinite, best))
+        seeds = f"{min(best):.3g} to {max(best):.3g}, by seed" if known else edge
+        limit = f"is at least {stable:.3g}" if stable is not None else f"is below {unstable:.3g}"
+        limit += f", and below {unstable:.3g}" if None not in (stable, unstable) else ""
+        limit += ", and none that was tried diverged" if unstable is None else ""
+        words = [f"{at}the best rate is {seeds}; the largest stable rate {limit}"]
+        for rate in self.rates:
+            if bad := self._diverged(rate):
+                of = sum(each.rate == rate for each in self.tried)
+                words.append(
+                    f"{rate:.3g} diverged in {len(bad)} of {of} (after {min(len(each.losses) for each in bad)} steps)"
+                )
+        return "; ".join(words)
+
+
+def _lowest(tried: Sequence[Tried], results: Sequence[float]) -> float:
+    """Return the lowest point of the parabola through three results, by the logarithm of the rate."""
+    if not all(map(math.isfinite, results)) or min(results) <= 0:
+        return tried[1].rate
+    (a, b, c), (u, v, w) = ([math.log(each.rate) for each in tried], [math.log(each) for each in results])
+    up, down = (b - a) * (v - w), (b - c) * (v - u)
+    return tried[1].rate if up == down else math.exp(b - ((b - a) * up - (b - c) * down) / (2 * (up - down)))
+
+
+def try_rate(
+    name: str, given: Mapping[str, float], size: int, seed: int, steps: int, about: Mapping[str, Any]
+) -> tuple[Tried, str | None]:
+    """Train with a learning rate. Each step has its own seed, which is that of other trainings, too."""
+    made, losses = Made.of(name, seed, given), list[float]()
+    with watch(made.model, **about) as watcher:
+        for step in range(steps):
+            losses.append(made.step(seed * 1_000_003 + step))
+            if not math.isfinite(losses[-1]):
+                break
+        return Tried(given["lr"], size, seed, losses), _page_of(watcher)
 
 
 def _page_of(watcher: Watcher | None) -> str | None:
