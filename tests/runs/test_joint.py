@@ -188,6 +188,25 @@ def test_the_choices_of_routers_add_up_over_ranks(ranks: Ranks) -> None:
     assert store.choices(other)[1].tolist() == [[0], [1], [10]]  # of the first rank alone, as other snapshots
 
 
+def test_a_micro_batch_that_brings_nearly_all_is_named_with_its_rank_in_the_run_of_all_ranks(ranks: Ranks) -> None:
+    norm, cosine = (Tap("layer", "probe", f"parts {name}") for name in ("micro_norm", "micro_cosine"))
+    for rank in range(WORLD):
+        records: list[Frame | Snapshot] = []
+        for step in range(12):
+            size = 50.0 if (rank, step) == (2, 9) else 1.0
+            owners = np.array([rank, 0, -1, -1], np.int32)
+            records.append(frame(step, stats_of(4, count=2, mean=size, rms=size, max=size), owners=owners))
+            for tap, numbers in ((norm, [1.0, size]), (cosine, [1.0, 1.0])):
+                values = np.array(numbers, np.float32)
+                records.append(Snapshot(tap, step, 0.0, "float32", values.shape, values))
+        ranks.post(rank, records, taps=(*TAPS, norm, cosine))
+    found = [each for each in ranks.joint.run.findings.current() if each.rule == "dominant-micro-batch"]
+    assert [each.message.partition(" of the gradient")[0] for each in found] == [
+        "micro-batch 1 of 2 of rank 2 brought 88%"
+    ]
+    assert found[0].since_step == 9
+
+
 @pytest.mark.parametrize(("page", "reads"), [("/ranks", "is_silent"), ("", "late")])
 def test_pages_can_be_rendered_while_ranks_join(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, page: str, reads: str
