@@ -435,6 +435,20 @@ def test_the_size_of_a_tensor_is_that_in_float64(
     assert float(class_of("size_of")(tensor)) == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_stream_that_cannot_be_measured_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no memory")
+
+    model = Stack()
+    with watch(model, state_every=1) as watcher:
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.linalg, "vector_norm", fail)
+            model(torch.randn(2, 5, 8)).square().mean().backward()
+            watcher.step()
+        assert any("no memory" in str(each) for each in watcher.errors)
+        assert watcher.current_step == 1
+
+
 def test_a_probe_of_the_user_looks_at_other_layers_and_more_often() -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU())
     with watch(model) as watcher:

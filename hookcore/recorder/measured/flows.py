@@ -498,7 +498,7 @@ class Streams:
     wants_inputs = False  # it learns of calls by `entered`
 
     def __init__(self, context: Context) -> None:
-        self._statistics, self._emit = context.statistics, context.emit
+        self._statistics, self._emit, self._errors = context.statistics, context.emit, context.errors
         self.due = False
         self._sized: dict[tuple[int, int, int], _Sized] = {}  # by thread, number of the node, and place of its output
         self._done: set[tuple[str, int]] = set()  # of this step
@@ -516,11 +516,15 @@ class Streams:
 
     def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
         """Look for additions among what a module is about to get."""
-        if self.due and not tracing_state() and current_graph_task() == -1:
+        if not self.due or tracing_state() or current_graph_task() != -1:
+            return
+        try:
             with unseen():
                 for _, tensor in find_tensors((args, keywords_of(module))):
                     if tensor.requires_grad and tensor.grad_fn is not None and tensor.grad_fn.name() == _ADDITION:
                         self._note(tensor, plan)
+        except Exception as error:
+            self._errors.record("residual stream", error, plan)
 
     saw_inputs = saw_gradient = forget = _do_nothing
 
@@ -529,10 +533,8 @@ class Streams:
         if self.due and call.phase == "train" and not (call.again or call.traced):
             with unseen():
                 for _, tensor in call.tensors:
-                    if tensor.requires_grad and tensor.grad_fn is not None:
-                        known = self._note(tensor, call.plan)
-                        if known is not None:
-                            known.plan, known.call = call.plan, call.number
+                    if tensor.grad_fn is not None and (known := self._note(tensor, call.plan)) is not None:
+                        known.plan, known.call = call.plan, call.number
 
     def _note(self, tensor: Tensor, plan: Plan) -> _Sized | None:
         node: Any = tensor.grad_fn
