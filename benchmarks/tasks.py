@@ -473,6 +473,114 @@ def four_ranks(world: World, person: Person) -> tuple[str, bool]:
     return f"the odd rank by layer: {', '.join(sorted(set(odd))) or 'none'}", right
 
 
+def distribution(world: World, person: Person) -> tuple[str, bool]:
+    """Type a layer's name into the search, and read the distribution of its activation."""
+    page = person.page
+    person.open("live")
+    person.press("Control+k")
+    person.type("features.2")
+    expect(page.get_by_role("group", name="Layers").get_by_role("option").first).to_be_visible()
+    person.press("Enter")
+    expect(page.locator("#distributions .chart").first).to_be_visible()
+    return person.said("h1"), "features.2" in person.said("h1")
+
+
+def updates(world: World, person: Person) -> tuple[str, bool]:
+    """Choose the updates on Flow: their size in each layer, relative to the weights."""
+    page = person.page
+    person.open("calm")
+    person.press("g", "f")
+    person.choose(page.get_by_label("Kind").first, "update")
+    page.wait_for_url(re.compile("kind=update"))
+    expect(page.locator("#flow canvas, #flow svg").first).to_be_visible()
+    return "updates of all layers on Flow", True
+
+
+def rule(world: World, person: Person) -> tuple[str, bool]:
+    """Find the rule by the search, and try another threshold."""
+    page = person.page
+    person.open("sigmoids")
+    person.press("g", "u")
+    field = page.locator("#loss-spike-factor")
+    expect(field).to_be_visible()
+    person.click(field)
+    person.press("Control+a")
+    person.type("20")
+    person.click(page.locator("#rule-loss-spike [data-do=preview]"))
+    said = page.locator("[data-part=preview]").first
+    expect(said).to_contain_text("This would find")
+    return " ".join(said.inner_text().split())[:120], True
+
+
+def annotate(world: World, person: Person) -> tuple[str, bool]:
+    """Write a note about a step."""
+    page = person.page
+    person.open("sigmoids")
+    person.press("#")
+    person.type("40")
+    person.press("Enter")
+    page.wait_for_url(re.compile("step=40"))
+    person.press("m")
+    expect(page.locator("dialog textarea")).to_be_focused()
+    person.type("warm-up ends")
+    person.click(page.get_by_role("button", name="Save"))
+    expect(page.locator("dialog")).to_have_count(0)
+    noted = world.site.get(f"annotations?run={world.id_of('sigmoids')}")
+    return "warm-up ends, at step 40", "warm-up ends" in json.dumps(noted)
+
+
+def pin(world: World, person: Person) -> tuple[str, bool]:
+    """Pin the loss, and find it under Pinned."""
+    page = person.page
+    person.open("sigmoids")
+    person.click(page.locator("#chart").get_by_role("button", name=re.compile("^Actions")))
+    person.click(page.get_by_role("menuitem", name="Pin", exact=True))
+    expect(page.locator("#toasts")).to_contain_text("Pinned")
+    person.press("g", "b")
+    expect(page.locator("#charts figure")).to_have_count(1)
+    return person.said("#charts figure h2, #charts figure header"), True
+
+
+def report(world: World, person: Person) -> tuple[str, bool]:
+    """Download the report."""
+    person.open("sigmoids")
+    with person.page.expect_download() as waiting:
+        person.click(person.page.get_by_role("link", name="Report", exact=True))
+    text = waiting.value.path().read_text()
+    return f"{len(text) / 1e6:.1f} MB of HTML, without a script from elsewhere", "sigmoids" in text
+
+
+def tensor(world: World, person: Person) -> tuple[str, bool]:
+    """Capture a tensor of a layer in the next step."""
+    page = person.page
+    person.open("live")
+    person.press("g", "t")
+    person.click(page.locator("#ask").get_by_label("Module"))
+    person.type("encoder.layers.1.linear1")
+    before = int(world.site.run("live")["newest_step"])
+    person.click(page.get_by_role("button", name="Capture next step"))
+    title = page.locator("#viewer-title")
+    expect(title).to_contain_text("encoder.layers.1.linear1", timeout=60_000)
+    kept = person.said("#kept [aria-current]")
+    step = re.search(r"step ([\d,]+)", kept)
+    return kept, step is not None and int(step[1].replace(",", "")) >= before
+
+
+def words(world: World, person: Person) -> tuple[str, bool]:
+    """Search for the words that people use."""
+    page = person.page
+    person.open("sigmoids")
+    found = []
+    for word in ("expert", "rank", "learning rate"):
+        person.press("Control+k")
+        person.type(word)
+        option = page.locator("#palette-list [role=option]").first
+        expect(page.get_by_role("group", name="Help").get_by_role("option").first).to_be_visible()
+        found.append(" ".join(option.inner_text().split()))
+        person.press("Escape", "Escape")
+    return "; ".join(found), len(found) == 3
+
+
 TASKS: Final = {
     "nan": Task("Which layer made the first NaN, and when", "1", ("nan",), first_nan),
     "why": Task("Why: operator, line, and sample", "3, not answered", ("nan",), why),
@@ -494,6 +602,14 @@ TASKS: Final = {
     "crashed": Task("Why did a run crash", "1, not answered", ("crash",), crashed),
     "sweep": Task("The best of eight runs of a sweep", "impossible", ("sweep",), sweep),
     "ranks": Task("Which of four ranks is different", "impossible", ("ranks",), four_ranks),
+    "distribution": Task("The distribution of a layer's values", "keys", ("live",), distribution),
+    "updates": Task("The updates of all layers", "impossible", ("rate",), updates),
+    "rule": Task("Another threshold for a rule", "4 and scrolling", ("sigmoids",), rule),
+    "annotate": Task("A note about a step", "2", ("sigmoids",), annotate),
+    "pin": Task("Pin a chart", "2", ("sigmoids",), pin),
+    "report": Task("The report of a run", "1", ("sigmoids",), report),
+    "tensor": Task("Capture a tensor now", "3", ("live",), tensor),
+    "words": Task("Search for expert, rank, learning rate", "not found", ("sigmoids",), words),
     "week": Task("A run of last week", "only by a command", ("twins",), last_week),
 }
 

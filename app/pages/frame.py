@@ -32,6 +32,7 @@ from ..runs.joint import local_kinds
 from ..serving.guard.security import is_framed, may_change
 from .views.events import Line, problem_lines
 from .views.span import SHARED, Shared, ending_of, stop_of, usual_steps
+from .views.words import SEARCHED
 
 # How templates write times, paths, texts, and numbers.
 
@@ -437,6 +438,7 @@ def _make_templates() -> Environment:
         "entries": tuple(entry for entry in ENTRIES if entry.title),
         "has_any": _has_any,
         "paths": {tab.page: tab.path for tab in TABS.values()},
+        "searched": SEARCHED,
         "with_drawer": frozenset(tab.page for tab in TABS.values() if tab.has_drawer),
         "kinds": KINDS,
         "kind_names": KIND_WORDS,  # of one tensor

@@ -99,7 +99,7 @@ class Visit:
 
     def wait_until_started(self) -> None:
         """Wait until the page's script handles keys. The text appears earlier."""
-        expect(self.page.locator("#keys")).to_be_visible()
+        expect(self.page.locator("#palette")).to_be_visible()
 
     def wait_until_quiet(self) -> None:
         """Wait until no request has been answered for half a second.

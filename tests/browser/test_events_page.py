@@ -22,7 +22,7 @@ def test_a_problem_is_explained_on_its_page_and_keys_go_to_the_next_one(visit: O
         expect(about).to_contain_text("Phase")
         expect(about).to_contain_text(f"1 of {many}")
         expect(tab.page.locator(".about-rule")).to_contain_text("What to try")
-        expect(tab.page.locator("#keys")).to_be_visible()
+        expect(tab.page.locator("#palette")).to_be_visible()
         if many > 1:
             tab.page.keyboard.press("n")
             expect(about).to_contain_text(f"2 of {many}")

@@ -73,3 +73,14 @@ def test_an_empty_server_says_how_to_start(empty_site: Site, browser: object) ->
         tab.goto("")
         assert "hookcore.watch" in tab.page.locator("main").inner_text()
         assert tab.axe() == []
+
+
+def test_on_a_phone_the_header_is_one_row_and_no_format_of_precision_is_cut(visit: Open, paths: Paths) -> None:
+    with visit(size=(390, 844)) as tab:
+        tab.goto(paths("ended")["overview"])
+        header = tab.page.locator("header.top").bounding_box()
+        assert header is not None
+        assert header["height"] < 60
+        tab.goto(paths("ended")["precision"])
+        table = tab.page.locator("#layers .wide")
+        assert table.evaluate("(element) => element.scrollWidth <= element.clientWidth")

@@ -46,6 +46,30 @@ def test_layers_pages_runs_and_actions_are_found_and_opened_by_keyboard(visit: O
         expect(page.locator(".run-name")).to_have_text("bad")
 
 
+@pytest.mark.parametrize(
+    ("words", "page_found", "topic"),
+    [
+        ("expert", "Model: layers", "Dead expert"),
+        ("learning rate", "Metrics: scalars", "Learning rate too high"),
+        ("rank", None, "Rank is late"),
+    ],
+)
+def test_the_words_that_people_use_find_pages_and_what_help_explains(
+    visit: Open, paths: Paths, words: str, page_found: str | None, topic: str
+) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("ended")["overview"])
+        page.keyboard.press("Control+k")
+        page.keyboard.type(words)
+        option = page.get_by_role("group", name="Help").get_by_role("option", name=re.compile(f"^{topic}"))
+        expect(option).to_be_visible()
+        if page_found:
+            expect(page.get_by_role("group", name="Pages").get_by_role("option").first).to_contain_text(page_found)
+        option.click()
+        expect(page).to_have_url(re.compile("help#rule-"))
+
+
 @pytest.mark.all
 def test_marks_stay_when_an_answer_arrives(visit: Open, paths: Paths) -> None:
     with visit() as tab:

@@ -41,6 +41,13 @@ test("words in other languages match at their start too", () => {
   assert.deepEqual(rank("ï", names, 5), [names[1], names[0]]);
 });
 
+test("other words find an entry too, after those that have them in their names", () => {
+  const pages = [{ name: "Model", words: "experts routers" }, { name: "Dead expert" }, { name: "Flow", words: "" }];
+  assert.deepEqual(rank("expert", pages, 5), [pages[1], pages[0]]);
+  assert.deepEqual(rank("model rout", pages, 5), [pages[0]]);
+  assert.deepEqual(rank("attention", pages, 5), []);
+});
+
 test("of entries with the same name, the first one stays", () => {
   assert.deepEqual(unique([{ name: "Fold", keys: "o" }, { name: "fold" }, { name: "Fit" }]), [
     { name: "Fold", keys: "o" },

@@ -224,3 +224,24 @@ KEYS: Final = (
         ),
     ),
 )
+
+
+SEARCHED: Final = {  # what people look for when they mean a page of a run, besides its title
+    "overview": "verdict overview",
+    "events": "alerts findings incidents events errors warnings crash notes",
+    "model": "architecture structure graph diagram FLOPs",
+    "layer": "weights activations modules experts routers channels distribution tree",
+    "tensors": "attention maps heads tokens snapshots feature maps values",
+    "flow": "vanishing exploding gradients activations updates weights heatmap",
+    "histograms": "distributions",
+    "differences": "differences drift",
+    "precision": "quantization bf16 fp16 fp8 float16 mixed",
+    "metrics": "loss learning rate lr accuracy logged values curves",
+    "board": "board favorites",
+    "media": "images texts tables figures",
+    "system": "speed throughput cost overhead GPU CPU memory data loading",
+    "ranks": "distributed DDP FSDP processes nodes slow late",
+    "capture": "budget every include exclude kinds modules",
+    "rules": "thresholds limits alerts warnings mute",
+    "hooks": "handles",
+}

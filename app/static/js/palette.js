@@ -10,8 +10,8 @@ import { visit } from "./timeline/links.js";
 
 /** @import { Page } from "./page.js" */
 
-/** An entry: its name, its description or keys, and its action.
- * @typedef {{name: string, hint?: string, keys?: string, go: () => void}} Entry */
+/** An entry: its name, other words that find it, its description or keys, and its action.
+ * @typedef {{name: string, words?: string, hint?: string, keys?: string, go: () => void}} Entry */
 
 const BEGINS = 0;
 const BEGINS_A_WORD = 1;
@@ -29,13 +29,14 @@ function fitOf(name, word) {
   return begins ? BEGINS_A_WORD : CONTAINS;
 }
 
-/** The entries whose names have all words of a text, best first, and in their order if they are as good. @template
- * {{name: string}} E @param {string} text @param {readonly E[]} entries @param {number} most @returns {E[]} */
+/** The entries that all words of a text find, best first, and in their order if they are as good. @template {{name:
+ * string, words?: string}} E @param {string} text @param {readonly E[]} entries @param {number} most @returns {E[]} */
 export function rank(text, entries, most) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const scored = entries.flatMap((entry) => {
     const name = entry.name.toLowerCase();
-    const score = words.reduce((sum, word) => sum + fitOf(name, word), 0);
+    const others = entry.words?.toLowerCase() ?? "";
+    const score = words.reduce((sum, word) => sum + Math.min(fitOf(name, word), CONTAINS + fitOf(others, word)), 0);
     return score === NOT_AT_ALL ? [] : [{ entry, score }];
   });
   return scored
@@ -46,12 +47,7 @@ export function rank(text, entries, most) {
 
 /** The entries without those whose name was there before. @template {{name: string}} E @param {readonly E[]} entries */
 export function unique(entries) {
-  const byName = new Map(/** @type {[string, E][]} */ ([]));
-  for (const entry of entries) {
-    const name = entry.name.toLowerCase();
-    if (!byName.has(name)) byName.set(name, entry);
-  }
-  return [...byName.values()];
+  return [...new Map(entries.toReversed().map((entry) => [entry.name.toLowerCase(), entry])).values()].reverse();
 }
 
 const TYPED_MS = 100;
@@ -161,6 +157,7 @@ class Palette {
     const { signal } = this.#asking;
     const requests = [runsOf(this.page, text, signal)];
     if (this.page.run !== null && text) requests.unshift(layersOf(this.page, text, signal));
+    if (text) requests.push(helpOf(text));
     const answers = await Promise.allSettled(requests);
     if (signal.aborted) return;
     this.#found = answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
@@ -250,6 +247,7 @@ function pagesOf() {
   const links = /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav.side a[data-key]"));
   return [...links].map((link) => ({
     name: link.dataset.title ?? "",
+    words: link.dataset.words,
     keys: `g ${link.dataset.key}`,
     go: () => link.click(),
   }));
@@ -280,4 +278,25 @@ async function runsOf(page, text, signal) {
       go: () => location.assign(new URL(`runs/${encodeURIComponent(id)}`, document.baseURI)),
     }));
   return { title: total > MAX_RUNS + 1 ? `Runs, the newest ${entries.length} of ${count(total)}` : "Runs", entries };
+}
+
+/** What the page Help explains: rules, stats, and words. It is read once. @type {Promise<Entry[]> | null} */
+let topics = null;
+
+async function readTopics() {
+  const answer = await fetch(new URL("help", document.baseURI));
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const links = /** @type {NodeListOf<HTMLAnchorElement>} */ (page.querySelectorAll("main dt > a[href^='help#']"));
+  return [...links].map((link) => ({
+    name: link.innerText,
+    hint: link.hash.startsWith("#rule-") ? "rule" : "",
+    go: () => location.assign(new URL(link.getAttribute("href") ?? "help", document.baseURI)),
+  }));
+}
+
+/** What a text finds on the page Help. @param {string} text @returns {Promise<Group>} */
+async function helpOf(text) {
+  topics ??= readTopics();
+  topics.catch(() => (topics = null)); // asked again with the next text
+  return { title: "Help", entries: rank(text, await topics, MAX_RUNS) };
 }

@@ -149,8 +149,7 @@ export class RunCharts {
         ? "of the only listed run"
         : `of all ${counted(listed.length, "listed run")}: select some to see only these`;
     const most = this.#areSelected ? MAX_OVERLAID_RUNS : UNASKED;
-    const more = wanted.length > most ? `; showing the first ${most}` : "";
-    this.#words = about + more;
+    this.#words = about + (wanted.length > most ? `; showing the first ${most}` : "");
     this.#say();
     byId("charts").hidden = !wanted.length;
     const before = JSON.stringify(this.#wanted);
@@ -165,8 +164,7 @@ export class RunCharts {
     const older = this.#older
       ? `; settings and results of ${counted(this.#older, "older run")} are missing, ${why}`
       : "";
-    const words = this.#words + older;
-    write(byId("charts-about"), words);
+    write(byId("charts-about"), this.#words + older);
   }
 
   /** A color for each run or group, which stays while others come and go. */
@@ -317,18 +315,14 @@ export class RunCharts {
     return settings.find(({ name }) => name === setting) ?? settings[0];
   }
 
-  /** Lists the taps of the first run, for who types a layer. */
+  /** Lists the taps of the first run, for who types a layer. If that fails, the next values ask again. */
   async #offerTaps() {
     const [run] = this.#runs;
     if (!run || this.#tapsOf === run.id) return;
     this.#tapsOf = run.id;
     const answer = await get("taps", { run: run.id, limit: 2000 }).catch(() => null);
-    if (answer === null) {
-      this.#tapsOf = ""; // asked again with the next values; meanwhile a layer can be typed
-      return;
-    }
-    const { taps } = answer;
-    byId("metric-taps").replaceChildren(...taps.map(({ label }) => h("option", { value: label })));
+    if (answer === null) this.#tapsOf = "";
+    else byId("metric-taps").replaceChildren(...answer.taps.map(({ label }) => h("option", { value: label })));
   }
 
   /** What the server's table of what differs is about. @returns {Record<string, string>} */
