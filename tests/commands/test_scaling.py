@@ -143,6 +143,29 @@ def test_the_command_prints_json_exits_with_the_verdict_and_saves_its_runs_as_a_
     }
 
 
+ATTENTION = """
+import torch
+from torch import nn
+
+def attention(width):
+    model = nn.Sequential(nn.Linear(4, width), nn.TransformerEncoderLayer(width, 4, width, batch_first=True))
+    inputs = torch.randn(4, 8, 4)
+    return model, torch.optim.Adam(model.parameters(), 1e-3), lambda: model(inputs)[..., :4].square().mean()
+"""
+
+
+@pytest.mark.usefixtures("alone")
+def test_weights_of_a_module_that_is_not_called_are_those_of_the_layer_that_uses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "attention_of_a_user.py").write_text(ATTENTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = scaling.check("attention_of_a_user:attention", "width", (16, 32, 64), 1, range(2), "sizes")
+    judged = {(each.layer, each.parameter) for each in found.judged if each.what == "change"}
+    assert ("1.self_attn", "out_proj.weight") in judged
+    assert (found.still, found.unseen) == ([], [])
+
+
 CURVED = """
 import torch
 from torch import nn

@@ -156,6 +156,7 @@ class Judge:
         self._small, self._large = (choose(self._runs, key=lambda run: run.size) for choose in (min, max))
         # Parameters whose training changes nothing, such as a bias of keys, which a softmax ignores.
         self.still = self._still()
+        self.unseen = sorted({name for run in self._runs for name in run.unseen})
 
     def judge(self) -> list[Judged]:
         """Return all exponents that say something about a layer."""
@@ -254,7 +255,7 @@ class Judge:
         degree, readout, is_matrix = self._degree(name), self._is_readout(layer), self._large.shapes[name] > 1
         if name in self.still:
             return Judged("change", layer, name.rpartition(" ")[2], 0, None, "unknown") if is_matrix else None
-        change, of_weight = self._value("change", name), self._value("param_grad", name)
+        change, of_weight = self._value("change", name), self._value("param_grad", name.replace(" ", ".").lstrip("."))
         of_output, given, raw = self._value("output_grad", layer), self._input(layer), self._value("input", layer)
 
         def own(run: Trained, step: int) -> float:
@@ -352,7 +353,7 @@ def _merged(run: Trained, star: Callable[[str], str]) -> Trained:
         groups.setdefault((what, star(layer)), []).append(values)
     merged = {key: np.sqrt(np.square(np.array(many)).mean(0)).tolist() for key, many in groups.items()}
     shapes = {star(name): dims for name, dims in run.shapes.items()}
-    return Trained(run.size, run.seed, merged, shapes, run.losses)
+    return Trained(run.size, run.seed, merged, shapes, run.losses, [star(name) for name in run.unseen])
 
 
 # `hookcore coordcheck`.
@@ -374,6 +375,7 @@ class Checked:
     judged: tuple[Judged, ...]
     outputs: dict[str, list[Fit | None]]
     still: list[str]  # parameters whose training changes nothing
+    unseen: list[str]  # parameters of layers that weren't called
     diverged: list[str]  # trainings whose loss became non-finite
 
     @property
@@ -382,7 +384,7 @@ class Checked:
         verdicts = {each.verdict for each in self.judged}
         if verdicts & {"grows", "shrinks"} or self.diverged:
             return "not flat"
-        return "flat" if verdicts == {"flat"} else "unknown"
+        return "flat" if verdicts == {"flat"} and not self.unseen else "unknown"
 
     def sentence(self, each: Judged) -> str:
         """Return what an exponent says about its layer."""
@@ -428,6 +430,7 @@ class Checked:
         flat = sum(each.verdict == "flat" for each in self.judged)
         lines += [f"- {flat} of {len(self.judged)} exponents are as they should be"]
         lines += [f"- not judged, because training hardly changes them: {', '.join(self.still)}"] if self.still else []
+        lines += [f"- unknown, because no layer with them is called: {', '.join(self.unseen)}"] if self.unseen else []
         lines += [f"- the loss became non-finite: {'; '.join(self.diverged)}"] if self.diverged else []
         lines.append("")
         lines += [f"Exponents of the size of outputs by step ({self.axis}^x; a readout may shrink):"]
@@ -451,7 +454,7 @@ def check(name: str, axis: Axis, sizes: Sequence[int], steps: int, seeds: Sequen
             runs.append(run)
     stronger, _ = train(name, axis, sizes[0], seeds[0], steps, None, FACTOR)
     judge = Judge(axis, runs, stronger)
-    found = tuple(judge.judge()), judge.sizes(), judge.still, judge.diverged()
+    found = tuple(judge.judge()), judge.sizes(), judge.still, judge.unseen, judge.diverged()
     return Checked(axis, tuple(sizes), len(seeds), steps, group, place, *found)
 
 

@@ -186,7 +186,7 @@ def _measure(made: Made, start: Mapping[int, Tensor], seed: int, deep: bool) -> 
             module = made.model.get_submodule(path)
             found["inputs", path] = float(sum(each.numel() for each in tree_iter(call.args) if _is_float(each)))
             found["outputs", path] = 0.0 if call.tensor is None else float(call.tensor.numel())
-            found |= _changes(path, module, call, start)
+            found |= _changes(path, module, look.calls, start)
             if path in look.scores:
                 found["scores", path] = look.scores[path]
             if deep and re.search(r"\d+$", path):
@@ -196,14 +196,25 @@ def _measure(made: Made, start: Mapping[int, Tensor], seed: int, deep: bool) -> 
     return found
 
 
-def _changes(path: str, module: nn.Module, call: _Call, start: Mapping[int, Tensor]) -> dict[tuple[str, str], float]:
-    own = {name: each for name, each in module.named_parameters(recurse=False) if each.requires_grad}
-    now = _again(module, call, {}) if own else None
+def _changes(
+    path: str, module: nn.Module, calls: Mapping[str, _Call], start: Mapping[int, Tensor]
+) -> dict[tuple[str, str], float]:
+    named = [each for each in module.named_parameters() if each[1].requires_grad]
+    own = {name: weight for name, weight in named if _layer_of(f"{path}.{name}".lstrip("."), calls) == path}
+    now = _again(module, calls[path], {}) if own else None
     found = dict[tuple[str, str], float]()
-    for name, weight in own.items() if now is not None else ():
-        before = _again(module, call, {name: start[id(weight)]})
+    for name, weight in own.items():
+        before = _again(module, calls[path], {name: start[id(weight)]})
         found["change", f"{path} {name}"] = _rms(None if now is None or before is None else now - before)
+        found["dimensions", f"{path} {name}"] = weight.dim()
     return found
+
+
+def _layer_of(name: str, calls: Mapping[str, _Call]) -> str:
+    """Return the innermost layer that was called and has this parameter, which may be in a module that wasn't."""
+    while name not in calls and name:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _branches(
@@ -241,6 +252,7 @@ def _branches(
 
 # Trainings, one for each size and seed.
 
+_FIXED: Final = ("inputs", "outputs", "dimensions")  # not measured
 FACTOR: Final = 16.0  # of the loss, to learn whether an optimizer's steps follow the size of gradients
 OF_WATCHER: Final = ("output", "input", "output_grad", "param_grad")
 
@@ -254,6 +266,7 @@ class Trained:
     values: Values
     shapes: dict[str, int]  # the dimensions of each parameter
     losses: list[float]
+    unseen: list[str]  # parameters of layers that weren't called
 
 
 def train(
@@ -273,7 +286,7 @@ def train(
                 values.setdefault(key, [math.nan] * step).append(value)
             if watcher is not None:
                 logged = {
-                    f"{what}/{layer or ROOT}": value for (what, layer), value in found.items() if "puts" not in what
+                    f"{what}/{layer or ROOT}": value for (what, layer), value in found.items() if what not in _FIXED
                 }
                 watcher.log(**logged)
         if watcher is not None:
@@ -282,13 +295,11 @@ def train(
     finally:
         if watcher is not None:
             watcher.close()
-    shapes = {
-        f"{path} {each}": weight.dim()
-        for path, module in made.model.named_modules()
-        for each, weight in module.named_parameters(recurse=False)
-        if weight.requires_grad
-    }
-    return Trained(size, seed, values, shapes, losses), _page_of(watcher)
+    shapes = {name: int(found[0]) for (what, name), found in values.items() if what == "dimensions"}
+    measured = {name.replace(" ", ".").lstrip(".") for name in shapes}
+    trained = [name for name, weight in made.model.named_parameters() if weight.requires_grad]
+    unseen = [name for name in trained if name not in measured]
+    return Trained(size, seed, values, shapes, losses, unseen), _page_of(watcher)
 
 
 # Short trainings with several learning rates.
@@ -407,6 +418,6 @@ def _sizes(watcher: Watcher, steps: int) -> Values:
         map_ = reader.heatmap(kind, "rms", columns=steps)
         for row, values in zip(map_.rows, np.asarray(map_.worst), strict=True):
             if row.call == 0:
-                name = f"{row.module} {row.index.strip('[]')}" if kind == "param_grad" else row.module
+                name = f"{row.module}.{row.index.strip('[]')}".lstrip(".") if kind == "param_grad" else row.module
                 found.setdefault((kind, name), values.tolist())
     return found
