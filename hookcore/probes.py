@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hookcore.errors import ArgumentError
 from hookcore.observe.copies import sample, square_of, unit
-from hookcore.observe.plain import generators_kept, wide_type
+from hookcore.observe.plain import generators_kept, make_plain, wide_type
 from hookcore.records.vocabulary import MICRO_COSINE, MICRO_NORM, OUTLIER_NUMBERS
 
 __all__ = [
@@ -121,6 +121,7 @@ def attention_entropy(weights: Tensor) -> Tensor:
 # Outliers: a channel or a single value far above the others.
 
 _PIECE: Final = 2**20  # values at a time, so that the float64 copies stay small
+MAX_CHANNELS: Final = 2**22
 
 
 def outliers(tensor: Tensor) -> dict[str, Tensor]:
@@ -132,45 +133,55 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     - `largest`: the value with the largest magnitude. It is in channel `largest_channel`, at token `largest_token`.
 
     Tokens are the dimension before the channels; of pictures, pixels row by row. All numbers are NaN if there is no
-    value or one isn't finite; `ratio`, too, if half of the channels are zero. Integers, and tensors that aren't dense
-    or are sharded, have no numbers.
+    value or one isn't finite; `ratio`, too, if half of the channels are zero. Integers, tensors that aren't dense or
+    are sharded, and those with more than four million channels have no numbers.
     """
     if not _has_values(tensor):
         return {}
-    rows = tensor.movedim(1, -1) if tensor.dim() > 3 else tensor[(None,) * (2 - tensor.dim())]
-    if not rows.numel():
+    samples = tensor.flatten(2).mT if tensor.dim() > 3 else tensor[(None,) * (3 - tensor.dim())]
+    channels, tokens = samples.shape[-1], samples.shape[1]
+    if not samples.numel():
         return dict.fromkeys(OUTLIER_NUMBERS, torch.tensor(torch.nan))
-    channels, tokens = rows.shape[-1], rows.shape[1:-1].numel() if rows.dim() > 2 else len(rows)
-    rows, wide = rows.reshape(-1, channels), wide_type(rows)
-    pieces = torch.split(rows, max(1, _PIECE // channels))
-    mean = top = second = fourth = torch.zeros((), dtype=wide, device=rows.device)
-    at, squares = top.long(), torch.zeros(channels, dtype=wide, device=rows.device)
-    for place, piece in enumerate(pieces):
-        values = piece.to(wide).reshape(-1)
-        mean = mean + (values / rows.numel()).sum()
+    if channels > MAX_CHANNELS:
+        return {}
+    pieces = _pieces(samples)
+    mean = top = second = fourth = torch.zeros((), dtype=wide_type(tensor), device=tensor.device)
+    at, squares, begun = top.long(), top.repeat(channels), 0
+    for piece in pieces:
+        values = piece.to(top.dtype).reshape(-1)
+        mean = mean + (values / tensor.numel()).sum()
         largest, where = values.abs().max(dim=0)
         is_larger = largest > top.abs()
         top = torch.where(is_larger, values.gather(0, where[None])[0], top)
-        at = torch.where(is_larger, where + place * pieces[0].numel(), at)
+        at, begun = torch.where(is_larger, where + begun, at), begun + values.numel()
     unit = torch.where(top == 0, 1.0, top.abs())  # so that no power overflows
     for piece in pieces:
-        values = piece.to(wide) / unit
+        values = piece.to(top.dtype).reshape(-1, channels) / unit
         squares = squares + values.square().sum(dim=0)
         spread = (values - mean / unit).square()
         second, fourth = second + spread.sum(), fourth + spread.square().sum()
     size, channel = squares.max(dim=0)
     ratio = (size / squares.median()).sqrt().masked_fill(squares.median() == 0, torch.nan)
-    kurtosis = fourth * rows.numel() / second**2
+    kurtosis = fourth * tensor.numel() / second**2
     numbers = (ratio, channel, kurtosis, top, at % channels, at // channels % tokens)
     is_known = torch.isfinite(mean)
-    known = (torch.where(is_known, each.to(wide), torch.nan) for each in numbers)
+    known = (torch.where(is_known, each.to(top.dtype), torch.nan) for each in numbers)
     return dict(zip(OUTLIER_NUMBERS, known, strict=True))
 
 
+def _pieces(samples: Tensor) -> list[Tensor]:
+    """Split [samples, tokens, channels] into views, in order: whatever its strides, no copy of all is made."""
+    sample = max(1, samples[0].numel())
+    if sample <= _PIECE:
+        return list(samples.split(_PIECE // sample))
+    tokens = max(1, _PIECE // samples.shape[-1])
+    return [piece for each in samples.split(1) for piece in each.split(tokens, dim=1)]
+
+
 def _has_values(tensor: Tensor) -> bool:
-    """Return whether a tensor is dense, whole, and of floating-point numbers."""
+    """Return whether a tensor is dense, whole, and of floating-point numbers that can be read."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested and type(tensor).__name__ != "DTensor"
-    return is_dense and tensor.is_floating_point()
+    return is_dense and tensor.is_floating_point() and not isinstance(make_plain(tensor), str)
 
 
 # Singular values, by iterating a block of vectors.

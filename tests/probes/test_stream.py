@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
@@ -105,6 +107,43 @@ def test_zeros_have_no_ratio_and_what_is_not_dense_or_no_float_has_no_numbers() 
     assert math.isnan(float(outliers(half)["ratio"]))
     assert int(outliers(half)["channel"]) == 3
     assert outliers(torch.ones(3, dtype=torch.int64)) == outliers(torch.eye(3).to_sparse()) == {}
+
+
+class Allocated(TorchDispatchMode):
+    """Notes the largest memory that an operator returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in given:
+                self.largest = max(self.largest, each.untyped_storage().nbytes())
+        return output
+
+
+@pytest.mark.parametrize("measure", [outliers, lambda tensor: class_of("size_of")(tensor)])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(64, 16, 128, 128),
+        torch.ones(64, 16, 128, 128).to(memory_format=torch.channels_last),
+        torch.ones(512, 128, 256).transpose(0, 1),
+        torch.ones(4, 2**22),
+    ],
+    ids=["pictures", "channels last", "transposed", "few rows"],
+)
+def test_no_layout_of_an_activation_is_copied_as_a_whole(measure: Callable[[Tensor], Any], tensor: Tensor) -> None:
+    with Allocated() as allocated:
+        measure(tensor)
+    assert 0 < allocated.largest <= 2**25 < tensor.nbytes
+
+
+def test_values_that_cannot_be_read_and_too_many_channels_have_no_numbers() -> None:
+    assert outliers(torch.ones(2, 3, device="meta")) == outliers(torch.ones(2**22 + 1)) == {}
+    with FakeTensorMode():
+        assert outliers(torch.ones(2, 3)) == {}
 
 
 # The logit lens.
@@ -353,6 +392,20 @@ def test_outliers_of_blocks_are_measured_in_rare_steps_by_themselves(reentrant: 
                 assert expected["kurtosis"] > 1
         assert not [tap for tap in found if "outliers" in tap and (not tap.startswith("blocks.") or tap.count(".") > 1)]
         assert not watcher.errors
+
+
+def test_measuring_blocks_sets_no_generator_because_another_thread_may_draw_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, sets = Stack(), list[int]()
+    with watch(model, state_every=5) as watcher:
+        monkeypatch.setattr(torch, "set_rng_state", lambda _state: sets.append(watcher.current_step))
+        train(model, 11)
+        assert any("outliers" in tap for tap in probed(watcher))
+        assert not sets
+        watcher.probe("own", lambda tensor: tensor.sum(), include="first", every=1)
+        train(model, 2)
+        assert sets
 
 
 @pytest.mark.parametrize("how", ["plain", "checkpoint", "reentrant", "bfloat16", "micro-batches"])

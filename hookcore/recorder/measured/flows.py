@@ -22,8 +22,8 @@ from hookcore.hooks.internals import (
     tracing_state,
     version_of,
 )
-from hookcore.observe.copies import is_capturing
-from hookcore.observe.plain import unseen, wide_type
+from hookcore.observe.copies import is_capturing, square_of
+from hookcore.observe.plain import unseen
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import find_tensors
@@ -474,7 +474,6 @@ class Flows:
 
 MAX_BRANCH: Final = 2_000  # nodes in a branch
 _ADDITION: Final = "AddBackward0"
-_PIECE: Final = 2**20  # values at a time
 _NO_MODULE: Final = "what is added to the residual stream isn't measured: it isn't just the output of a module"
 
 
@@ -580,10 +579,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def size_of(tensor: Tensor) -> Tensor:
     """Return the root mean square of a tensor's values."""
-    wide = wide_type(tensor)
-    norms = [torch.linalg.vector_norm(piece, dtype=wide) for piece in torch.split(tensor.reshape(-1), _PIECE)]
-    size: Tensor = torch.linalg.vector_norm(torch.stack(norms)) / tensor.numel() ** 0.5
-    return size
+    return square_of(tensor).sqrt() / tensor.numel() ** 0.5
 
 
 def _leads_to(node: Any, source: Any) -> bool:

@@ -18,7 +18,7 @@ from hookcore.config.readers import read_include
 from hookcore.errors import ArgumentError
 from hookcore.hooks.internals import DisableTorchFunction, version_of
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.observe.copies import Copy, take_copy
+from hookcore.observe.copies import Copy, is_capturing, take_copy
 from hookcore.observe.plain import generators_kept, unseen
 from hookcore.probes import attention, channel_rms, channel_zeros, outliers
 from hookcore.recorder.calls.plans import Call, Plan
@@ -41,6 +41,9 @@ MAX_NUMBERS: Final = 32  # with names, of a tensor
 PROBE_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", "param", "param_grad")
 
 Function = Callable[..., Any]
+# Functions that surely draw no random numbers. After others, the generators are set back, and with them what another
+# thread has drawn in the meantime.
+_DRAW_NONE: Final[tuple[Function, ...]] = (outliers, channel_rms, channel_zeros)
 
 
 @dataclass(slots=True, eq=False)
@@ -277,8 +280,8 @@ class Probes:
 
     def saw_outputs(self, call: Call) -> None:
         """Compute the numbers of outputs, and hook their gradients."""
-        if call.phase not in self._statistics.phases or call.again:
-            return
+        if call.phase not in self._statistics.phases or call.again or is_capturing():
+            return  # what is computed while a CUDA graph is captured would become a part of it
         for probe in self.due:
             if call.plan.path not in probe.paths or (probe is self._of_blocks and call.phase != "train"):
                 continue
@@ -334,7 +337,7 @@ class Probes:
         given = tensor.detach()
         before = version_of(given)
         try:
-            with unseen(), generators_kept():
+            with unseen(), contextlib.nullcontext() if probe.function in _DRAW_NONE else generators_kept():
                 function = probe.call_for(Tap(plan.path, PROBE, place, call), plan, self._current.number)
                 result = None if function is None else function(given)
                 if result is None and isinstance(probe.function, type):
