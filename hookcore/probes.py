@@ -121,7 +121,7 @@ def attention_entropy(weights: Tensor) -> Tensor:
 # Outliers: a channel or a single value far above the others.
 
 _PIECE: Final = 2**20  # values at a time, so that the float64 copies stay small
-MAX_CHANNELS: Final = 2**22
+_MOST_CHANNELS: Final = 2**22
 
 
 def outliers(tensor: Tensor) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     channels, tokens = samples.shape[-1], samples.shape[1]
     if not samples.numel():
         return dict.fromkeys(OUTLIER_NUMBERS, torch.tensor(torch.nan))
-    if channels > MAX_CHANNELS:
+    if channels > _MOST_CHANNELS:
         return {}
     pieces = _pieces(samples)
     mean = top = second = fourth = torch.zeros((), dtype=wide_type(tensor), device=tensor.device)
@@ -173,9 +173,9 @@ def _pieces(samples: Tensor) -> list[Tensor]:
     """Split [samples, tokens, channels] into views, in order: whatever its strides, no copy of all is made."""
     sample = max(1, samples[0].numel())
     if sample <= _PIECE:
-        return list(samples.split(_PIECE // sample))
+        return list(torch.split(samples, _PIECE // sample))
     tokens = max(1, _PIECE // samples.shape[-1])
-    return [piece for each in samples.split(1) for piece in each.split(tokens, dim=1)]
+    return [piece for each in torch.split(samples, 1) for piece in torch.split(each, tokens, dim=1)]
 
 
 def _has_values(tensor: Tensor) -> bool:

@@ -293,6 +293,7 @@ def unit(vector: Tensor) -> Tensor:
 def square_of(tensor: Tensor) -> Tensor:
     """Return the sum of the squares of all values, in parts: for a moment, they have a wider type."""
     tensor = getattr(tensor, "_local_tensor", tensor).detach()  # this rank's shard
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     rows = tensor.view(-1) if tensor.is_contiguous() else tensor
     parts = rows.split(max(1, _WIDENED * len(rows) // max(1, rows.numel())))
     return torch.stack([torch.linalg.vector_norm(part, dtype=wide_type(part)) for part in parts]).square().sum()

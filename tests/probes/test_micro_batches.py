@@ -280,6 +280,25 @@ def test_ranks_measure_their_own_micro_batches_before_the_reduction_and_train_as
             assert seen["cosines"][step] == pytest.approx(cosines, abs=1e-4)
 
 
+def test_complex_gradients_have_no_numbers_and_one_event_says_why() -> None:
+    class Turning(nn.Linear):
+        def forward(self, values: Tensor) -> Tensor:
+            return super().forward(values.to(torch.complex64)).abs()
+
+    model = Turning(3, 3, dtype=torch.complex64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        watcher.probe("parts", probes.MicroBatches, every=1)
+        for _ in range(5):
+            for _ in range(2):
+                model(torch.randn(2, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        watcher.flush()
+        (told,) = (event.message for event in watcher.store.events() if event.name.startswith("probe"))
+        assert "sparse, complex, or sharded gradients aren't supported" in told
+
+
 @pytest.mark.slow
 def test_sharded_gradients_have_no_numbers_and_an_event_says_why() -> None:
     for (_, watched), seen in _results(sharded=True).items():

@@ -502,6 +502,17 @@ def test_a_stream_that_cannot_be_measured_ends_no_training(monkeypatch: pytest.M
         assert watcher.current_step == 1
 
 
+def test_blocks_of_nested_tensors_are_left_out_without_an_error() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)))
+    with watch(model, state_every=1) as watcher:
+        with warnings.catch_warnings(action="ignore"):
+            rows = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(5, 4)], layout=torch.strided)
+        model(rows).to_padded_tensor(0.0).sum().backward()
+        watcher.step()
+        assert not probed(watcher)
+        assert not watcher.errors
+
+
 def test_a_probe_of_the_user_looks_at_other_layers_and_more_often() -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU())
     with watch(model) as watcher:

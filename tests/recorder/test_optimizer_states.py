@@ -391,6 +391,27 @@ def trained(loop: Loop, **settings: Any) -> tuple[dict[str, dict[int, float]], l
     return cosines, weights, watcher
 
 
+def test_an_empty_weight_keeps_no_other_update_from_being_compared() -> None:
+    class Model(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.rows = nn.Parameter(torch.empty(0, 4))
+
+        def forward(self, values: Tensor) -> Tensor:
+            return super().forward(values) + self.rows.sum()
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, server=None, kinds=("param_grad", "update"), every=1, budget=None, state_every=2) as watcher:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert set(cosines_in(watcher)) == {".weight", ".bias"}
+        assert not watcher.errors
+
+
 def many(steps: int) -> Loop:
     def longer(model: nn.Module, saw: Callable[..., None]) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

@@ -138,7 +138,7 @@ class States:
             self._earlier[step] = {key: part for key, part in found if part is not None}
 
     def _sample(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None or is_shard(tensor) else sample(tensor, self._most)
+        return None if tensor is None or is_shard(tensor) or not tensor.numel() else sample(tensor, self._most)
 
     def turn(self, copies: Copies, step: int, late: bool) -> None:
         """Measure the cosine of each update to the one before. `copies`: weights before the step."""

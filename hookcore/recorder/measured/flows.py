@@ -574,12 +574,14 @@ class Streams:
 
 def _is_plain(tensor: Tensor) -> bool:
     fits = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.is_floating_point()
-    return fits and tensor.numel() > 0 and not is_wrapped(tensor) and not is_capturing()
+    fits = fits and not tensor.is_nested and tensor.numel() > 0
+    return fits and not is_wrapped(tensor) and not is_capturing()
 
 
 def size_of(tensor: Tensor) -> Tensor:
     """Return the root mean square of a tensor's values."""
-    return square_of(tensor).sqrt() / tensor.numel() ** 0.5
+    size: Tensor = square_of(tensor).sqrt() / tensor.numel() ** 0.5
+    return size
 
 
 def _leads_to(node: Any, source: Any) -> bool:
