@@ -215,6 +215,20 @@ def test_a_sweep_says_between_which_rates_training_becomes_unstable(curved: Call
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_low_rate_whose_losses_differ_by_batch_has_not_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noisy = CURVED.replace("/ 2", "/ 2 + 0.05 * torch.randn(())")
+    (tmp_path / "noisy.py").write_text(f"POWER = 0\n{noisy}")
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = scaling.sweep("noisy:curved", [1e-6, 1e-3, 0.1, 1.0, 10.0], (), 20, range(5), "rates").widths
+    stable, unstable = found.stable
+    assert stable is not None
+    assert unstable is not None
+    assert 1.0 <= stable < 2.0 < unstable
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_best_rate_at_the_end_of_what_was_tried_is_unknown(curved: Callable[[int], str]) -> None:
     swept = scaling.sweep(curved(0), [0.001, 0.003, 0.01], (), 10, range(1), "rates")
     assert swept.verdict == "unknown"

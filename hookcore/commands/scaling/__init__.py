@@ -524,7 +524,7 @@ class Swept:
                 "unstable": each.stable[1],
                 "best": [rate if math.isfinite(rate) else None for rate in each.best.values()],
                 "sentence": each.sentence,
-                "tried": [{"rate": of.rate, "seed": of.seed, "diverged": of.diverged} for of in each.tried],
+                "tried": [{"rate": of.rate, "seed": of.seed, "diverged": each.has_diverged(of)} for of in each.tried],
             }
             for each in self.widths
         ]

@@ -305,6 +305,7 @@ def train(
 # Short trainings with several learning rates.
 
 NO_WIDTH: Final = 0
+_ERRORS: Final = 3.0  # standard deviations, of which the median difference of two losses is about one
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +324,10 @@ class Tried:
         return sum(last) / len(last)
 
     @property
-    def diverged(self) -> bool:
-        """Whether a loss isn't finite, or the last ones are above the first one."""
-        return not (math.isfinite(self.result) and self.result <= self.losses[0])
+    def noise(self) -> float:
+        """By how much two losses usually differ only because of their batches, if the rate is low."""
+        jumps = np.abs(np.diff(self.losses))
+        return float(np.median(jumps[np.isfinite(jumps)])) if np.isfinite(jumps).any() else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +337,15 @@ class RatesOf:
     width: int
     tried: tuple[Tried, ...]
 
+    def has_diverged(self, tried: Tried) -> bool:
+        """Return whether a loss isn't finite, or the last ones are above the first one by more than the noise."""
+        calmest = min((each for each in self.tried if each.seed == tried.seed), key=lambda each: each.rate)
+        first = tried.losses[0]
+        limit = first + min(_ERRORS * calmest.noise, abs(first))  # the lowest rate may be too high, too
+        return not (math.isfinite(tried.result) and tried.result <= limit)
+
     def _diverged(self, rate: float) -> list[Tried]:
-        return [each for each in self.tried if each.rate == rate and each.diverged]
+        return [each for each in self.tried if each.rate == rate and self.has_diverged(each)]
 
     @property
     def rates(self) -> list[float]:
@@ -355,7 +364,7 @@ class RatesOf:
         found = dict[int, float]()
         for seed in sorted({each.seed for each in self.tried}):
             whole = sorted((each for each in self.tried if each.seed == seed), key=lambda each: each.rate)
-            results = [math.inf if each.diverged else each.result for each in whole]
+            results = [math.inf if self.has_diverged(each) else each.result for each in whole]
             place = int(np.argmin(results))
             inner = 0 < place < len(whole) - 1 and math.isfinite(results[place])
             found[seed] = _lowest(whole[place - 1 : place + 2], results[place - 1 : place + 2]) if inner else math.nan
