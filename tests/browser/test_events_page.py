@@ -38,6 +38,7 @@ def test_a_saved_step_is_explained_at_a_click(visit: Open, paths: Paths) -> None
         tab.page.locator("#list .what a").first.click()
         cause = tab.page.locator("#cause .capsule")
         expect(cause).to_contain_text("Step 40 was")
+        tab.wait_until_started()  # only then the button is there
         explain = cause.get_by_role("button", name="Explain", exact=True)
         if explain.count():  # the incident's page may already have done it
             explain.click()
