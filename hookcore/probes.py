@@ -122,6 +122,7 @@ def attention_entropy(weights: Tensor) -> Tensor:
 
 _PIECE: Final = 2**20  # values at a time, so that the float64 copies stay small
 _MOST_CHANNELS: Final = 2**22
+_ROUNDING: Final = 1e-28  # the variance of equal values of size 1
 
 
 def outliers(tensor: Tensor) -> dict[str, Tensor]:
@@ -133,8 +134,8 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     - `largest`: the value with the largest magnitude. It is in channel `largest_channel`, at token `largest_token`.
 
     Tokens are the dimension before the channels; of pictures, pixels row by row. All numbers are NaN if there is no
-    value or one isn't finite; `ratio`, too, if half of the channels are zero. Integers, tensors that aren't dense or
-    are sharded, and those with more than four million channels have no numbers.
+    value or one isn't finite; `ratio`, too, if half of the channels are zero, and `kurtosis` if all values are equal.
+    Integers, tensors that aren't dense or are sharded, and those with more than four million channels have no numbers.
     """
     if not _has_values(tensor):
         return {}
@@ -162,7 +163,7 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
         second, fourth = second + spread.sum(), fourth + spread.square().sum()
     size, channel = squares.max(dim=0)
     ratio = (size / squares.median()).sqrt().masked_fill(squares.median() == 0, torch.nan)
-    kurtosis = fourth * tensor.numel() / second**2
+    kurtosis = torch.where(second > _ROUNDING * tensor.numel(), fourth * tensor.numel() / second**2, torch.nan)
     numbers = (ratio, channel, kurtosis, top, at % channels, at // channels % tokens)
     is_known = torch.isfinite(mean)
     known = (torch.where(is_known, each.to(top.dtype), torch.nan) for each in numbers)

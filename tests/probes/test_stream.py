@@ -46,7 +46,8 @@ def twin(tensor: Tensor) -> dict[str, float]:
     median, place = np.sort(sizes)[(channels - 1) // 2], int(np.abs(rows).argmax())
     spread = (rows - rows.mean()) / unit
     with np.errstate(all="ignore"):
-        kurtosis = float((spread**4).mean() / (spread**2).mean() ** 2)
+        are_equal = np.square(spread).mean() < 1e-28  # but for rounding
+        kurtosis = math.nan if are_equal else float((spread**4).mean() / (spread**2).mean() ** 2)
     found = (sizes.max() / median if median else math.nan, sizes.argmax(), kurtosis, rows.flat[place])
     where = place % channels, place // channels % tokens
     return dict(zip(OUTLIER_NUMBERS, map(float, (*found, *where)), strict=True))
@@ -103,6 +104,9 @@ def test_zeros_have_no_ratio_and_what_is_not_dense_or_no_float_has_no_numbers() 
     assert zeros == pytest.approx(
         {**dict.fromkeys(OUTLIER_NUMBERS, 0.0), "ratio": math.nan, "kurtosis": math.nan}, nan_ok=True
     )
+    equal = outliers(torch.full((3, 1), 1.5410, dtype=torch.float64))
+    assert math.isnan(float(equal["kurtosis"]))
+    assert float(equal["ratio"]) == 1.0
     half = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
     assert math.isnan(float(outliers(half)["ratio"]))
     assert int(outliers(half)["channel"]) == 3
@@ -454,6 +458,8 @@ def test_the_share_of_each_branch_in_the_residual_stream_is_measured_in_rare_ste
         (lambda model, values: values + model[0](values), False, 2),
         (lambda model, values: (model[0](values) + values).relu_() + 1, False, 0),  # nothing gets or returns the sum
         (lambda model, values: model[1](values + 0.5 * model[0](values)), True, 0),
+        (lambda model, values: torch.add(values, model[0](values), alpha=0.5), True, 0),
+        (lambda model, values: values + model[0](values) + model[1](values), True, 0),
         (lambda model, values: model[1](model[0](values) + model[1](values)), False, 0),
         (lambda model, values: model[1](values.detach() + model[0](values)), False, 0),
         (lambda model, values: model[1](values + model[0](values).sum()), True, 0),

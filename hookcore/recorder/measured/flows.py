@@ -19,6 +19,7 @@ from hookcore.hooks.internals import (
     keywords_of,
     memory_of,
     node_number,
+    option_of,
     tracing_state,
     version_of,
 )
@@ -552,11 +553,13 @@ class Streams:
         if len(terms) != 2:
             return
         (stream, one), (branch, other) = sorted(terms, key=lambda each: node_number(each[0]))
-        if not _leads_to(branch, stream):
+        is_parallel = not _leads_to(branch, stream)  # to another branch's sum, or it is none at all
+        behind = [each for each, _ in stream.next_functions if stream.name() == _ADDITION and each is not None]
+        if is_parallel and not any(each.next_functions and _leads_to(branch, each) for each in behind):
             return
         before = self._sized.get((threading.get_ident(), node_number(stream), one))
         added = self._sized.get((threading.get_ident(), node_number(branch), other))
-        if added is None or added.plan is None:
+        if is_parallel or added is None or added.plan is None or option_of(node, "alpha") != 1:
             if not self._reported:
                 self._reported = True
                 self._emit("probe-unknown", _NO_MODULE, "info", plan.path)
@@ -573,8 +576,8 @@ class Streams:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    fits = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.is_floating_point()
-    fits = fits and not tensor.is_nested and tensor.numel() > 0
+    is_dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    fits = is_dense and tensor.is_floating_point() and tensor.numel() > 0
     return fits and not is_wrapped(tensor) and not is_capturing()
 
 
