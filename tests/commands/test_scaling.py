@@ -214,6 +214,11 @@ def test_a_sweep_says_between_which_rates_training_becomes_unstable(curved: Call
     assert "10 diverged in 2 of 2" in swept.text
 
 
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (0, 0, 1)])
+def test_an_exponent_is_unknown_if_most_trainings_have_diverged(seeds: tuple[int, int, int]) -> None:
+    assert scaling.Fit.of([(size, seed, 1.0) for size, seed in zip((2, 4, 8), seeds, strict=True)]) is None
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_low_rate_whose_losses_differ_by_batch_has_not_diverged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

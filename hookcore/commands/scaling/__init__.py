@@ -43,13 +43,16 @@ class Fit:
 
     @classmethod
     def of(cls, points: Sequence[tuple[int, int, float]]) -> Fit | None:
-        """Fit log values (the last numbers) to sizes, with a level for each seed. None for fewer than three sizes."""
+        """Fit log values (the last numbers) to sizes, with a level for each seed. None if there are too few."""
         given = np.array([(math.log(size), seed, value) for size, seed, value in points if math.isfinite(value)])
         if len(given) == 0 or len(set(given[:, 0].tolist())) < MIN_SIZES:
             return None
         seeds = given[:, 1] == np.unique(given[:, 1])[:, None]
         x, y = ((each - (seeds @ each / seeds.sum(1)) @ seeds) for each in given.T[[0, 2]])
-        slope, free = float(x @ y / (x @ x)), len(x) - 1 - len(seeds)
+        free = len(x) - 1 - len(seeds)
+        if free < 1:  # trainings that diverged have no values
+            return None
+        slope = float(x @ y / (x @ x))
         spread = math.sqrt(float(np.square(y - slope * x).sum()) / free / float(x @ x))
         t = T95[free - 1] if free <= len(T95) else 1.96 + 2.37 / free + 2.82 / free**2
         return cls(slope, t * spread, len(x))
