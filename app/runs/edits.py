@@ -117,10 +117,11 @@ def merged(
         old, new, theirs = (version.get(name) for version in (before, mine, newest))
         if new == old and (name in mine) == (name in before):
             continue
-        if isinstance(new, dict) and isinstance(theirs, dict):
-            content[name] = merged(old if isinstance(old, dict) else {}, new, theirs, yields)
-        elif _is_set(new) and _is_set(theirs):
-            content[name] = _merged_sets(old if isinstance(old, list) else [], new, theirs)
+        # A version of somebody who had never seen a name has it empty, and not for want of it.
+        if isinstance(new, dict) and (isinstance(theirs, dict) or name not in newest):
+            content[name] = merged(old if isinstance(old, dict) else {}, new, theirs or {}, yields)
+        elif _is_set(new) and (_is_set(theirs) or name not in newest):
+            content[name] = _merged_sets(old if isinstance(old, list) else [], new, theirs or [])
         elif yields and (theirs != old or (name in newest) != (name in before)):
             continue
         elif name in mine:

@@ -37,6 +37,13 @@ def test_a_repeated_change_yields_to_a_later_one_of_the_same_thing() -> None:
     assert merged(before, mine, {"name": "theirs", "notes": ""}, yields=True) == {"name": "theirs", "notes": "mine"}
 
 
+def test_a_change_of_what_a_version_lacks_completely_is_merged_into_it() -> None:
+    before, mine = {"annotations": {"1": "x"}, "tags": ["a"]}, {"annotations": {"1": "x", "2": "y"}, "tags": ["a", "b"]}
+    newest = {"name": "theirs"}
+    expected = {"name": "theirs", "annotations": {"2": "y"}, "tags": ["b"]}
+    assert merged(*changes(before, mine), newest, yields=True) == expected
+
+
 class _Server:
     """A server over a table of pages that it sees now and then."""
 
