@@ -15,7 +15,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hookcore.errors import ArgumentError
 from hookcore.observe.copies import sample, square_of, unit
-from hookcore.observe.plain import generators_kept, make_plain, wide_type
+from hookcore.observe.plain import generators_kept, make_plain
+from hookcore.observe.reference import wide_type
 from hookcore.records.vocabulary import MICRO_COSINE, MICRO_NORM, OUTLIER_NUMBERS
 
 __all__ = [
@@ -146,7 +147,7 @@ def outliers(tensor: Tensor) -> dict[str, Tensor]:
     if channels > _MOST_CHANNELS:
         return {}
     pieces = _pieces(samples)
-    mean = top = second = fourth = torch.zeros((), dtype=wide_type(tensor), device=tensor.device)
+    mean = top = second = fourth = torch.zeros((), dtype=wide_type(tensor.device), device=tensor.device)
     at, squares, begun = top.long(), top.repeat(channels), 0
     for piece in pieces:
         values = piece.to(top.dtype).reshape(-1)
@@ -215,7 +216,8 @@ def spectrum(tensor: Tensor) -> dict[str, Tensor]:
     images = matrix @ torch.linalg.qr(block).Q
     squares = torch.linalg.eigvalsh(images.mT @ images).flip(0).clamp(min=0.0)
     singular = torch.where(torch.isfinite(unit), squares[:LEADING].sqrt() * unit, torch.nan)
-    rank = torch.where(torch.isfinite(unit), matrix.square().sum(dtype=wide_type(matrix)) / squares[0], torch.nan)
+    total = matrix.square().sum(dtype=wide_type(matrix.device))
+    rank = torch.where(torch.isfinite(unit), total / squares[0], torch.nan)
     return {"stable_rank": rank, "singular": singular}
 
 
@@ -237,7 +239,7 @@ class UpdateSpectrum:
             self._before = weight.detach().clone()
             return None
         fits = before.shape == weight.shape and before.device == weight.device and before.dtype == weight.dtype
-        return spectrum(weight.detach().to(wide_type(weight)) - before) if fits else {}
+        return spectrum(weight.detach().to(wide_type(weight.device)) - before) if fits else {}
 
 
 # The logit lens: what a model would predict if it ended after a layer.
@@ -294,7 +296,7 @@ def _look_through(
     every = max(1, -(-hidden.shape[:-1].numel() // tokens))
     rows = hidden.reshape(-1, hidden.shape[-1])[::every]
     marks = None if classes is None else classes.reshape(-1)[::every]
-    entropy, losses, counted = torch.zeros((3,), dtype=wide_type(rows), device=rows.device).unbind()
+    entropy, losses, counted = torch.zeros((3,), dtype=wide_type(rows.device), device=rows.device).unbind()
     for start in range(0, len(rows), _AT_ONCE):
         logs = _logits(parts, rows[start : start + _AT_ONCE]).log_softmax(dim=-1)
         entropy = entropy + torch.special.entr(logs.exp()).sum(dtype=entropy.dtype)
@@ -665,7 +667,7 @@ class NoiseScale(PassGradients):
         self._averages: tuple[int, Tensor] | None = None  # the number of values; of noise and signal
 
     def _add(self, own: Tensor) -> None:
-        square = own.square().sum(dtype=wide_type(own))
+        square = own.square().sum(dtype=wide_type(own.device))
         self._passes += 1
         self._own = own if self._own is None else self._own + own
         self._squares = square if self._squares is None else self._squares + square
@@ -731,7 +733,7 @@ class MicroBatches(PassGradients):
         (total, why), each, self._each = self._take(), self._each, []
         if why or total is None or len(each) * _ranks() < 2:
             return why or _ALONE
-        whole = total.to(wide_type(total))
+        whole = total.to(wide_type(total.device))
         cosines = [torch.dot(unit(own.to(whole.dtype)), unit(whole)).clamp(-1.0, 1.0) for _, own in each]
         return {MICRO_NORM: torch.stack([norm for norm, _ in each]), MICRO_COSINE: torch.stack(cosines)}
 

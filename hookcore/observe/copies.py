@@ -23,8 +23,8 @@ from hookcore.observe.plain import (
     kept_elsewhere,
     make_plain,
     unseen,
-    wide_type,
 )
+from hookcore.observe.reference import wide_type
 from hookcore.records.moments import HASHED
 
 # Waiting for a device while the training may capture a CUDA graph.
@@ -296,4 +296,4 @@ def square_of(tensor: Tensor) -> Tensor:
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     rows = tensor.view(-1) if tensor.is_contiguous() else tensor
     parts = rows.split(max(1, _WIDENED * len(rows) // max(1, rows.numel())))
-    return torch.stack([torch.linalg.vector_norm(part, dtype=wide_type(part)) for part in parts]).square().sum()
+    return torch.stack([torch.linalg.vector_norm(part, dtype=wide_type(part.device)) for part in parts]).square().sum()

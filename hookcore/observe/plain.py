@@ -163,8 +163,3 @@ def generators_kept() -> Iterator[None]:
         yield
     finally:
         set_generators(before)
-
-
-def wide_type(tensor: torch.Tensor) -> torch.dtype:
-    """Return the type for sums: double precision, where the device has it."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64

@@ -16,7 +16,8 @@ from torch.nn.parameter import is_lazy
 from hookcore.config.patterns import select
 from hookcore.errors import ArgumentError
 from hookcore.hooks.checks import walk
-from hookcore.observe.plain import make_plain, unseen, wide_type
+from hookcore.observe.plain import make_plain, unseen
+from hookcore.observe.reference import wide_type
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.context import Context
 from hookcore.recorder.measured.probes import ChannelColumns
@@ -175,7 +176,7 @@ def choice_of(router: Router, tensors: Sequence[Tensor]) -> Choice:
     if masks and len(logits) < 2:
         mask = masks[0].reshape(-1, router.experts)
         has_logits = logits and masks[0].dtype != torch.bool  # with a mask of this type, they are masked, too
-        kept = mask.sum(dim=0, dtype=wide_type(mask))
+        kept = mask.sum(dim=0, dtype=wide_type(mask.device))
         most = mask.sum(dim=1).amax() * len(mask) if len(mask) else kept.sum()
         return Choice(kept, most, logits[0] if has_logits else None)
     last = logits[-1] if logits else None
@@ -195,17 +196,17 @@ def _counted(indices: Tensor, experts: int) -> Tensor:
         return torch.bincount(flat, minlength=experts + 1)[:experts].to(torch.float64)
     # Deterministic, and without a wait, unlike `bincount` on a GPU.
     edges = torch.arange(experts + 1, device=flat.device, dtype=flat.dtype)
-    return torch.searchsorted(flat.sort().values, edges).diff().to(wide_type(flat))
+    return torch.searchsorted(flat.sort().values, edges).diff().to(wide_type(flat.device))
 
 
 def entropy_of(logits: Tensor) -> Tensor:
     """Return the sum over tokens of the entropy of their probabilities, as a share of the largest possible."""
     if not logits.numel():
-        return logits.new_zeros((), dtype=wide_type(logits))
+        return logits.new_zeros((), dtype=wide_type(logits.device))
     wide = logits.float()
     sums = (wide.sum(dim=-1) - 1).abs().amax() < 1e-2
     probabilities = torch.where(sums & (wide.amin() >= 0), wide, wide.softmax(dim=-1))
-    entropy: Tensor = torch.special.entr(probabilities).sum(dtype=wide_type(wide)) / math.log(logits.shape[-1])
+    entropy: Tensor = torch.special.entr(probabilities).sum(dtype=wide_type(wide.device)) / math.log(logits.shape[-1])
     return entropy
 
 
