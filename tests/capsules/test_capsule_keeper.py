@@ -232,7 +232,7 @@ def test_a_lasting_nan_is_saved_once_and_at_most_three_steps_in_a_run() -> None:
 
 def test_a_scaler_searching_for_its_scale_saves_no_step() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     with watch(model) as watcher:
         for _ in range(20):

@@ -155,7 +155,7 @@ def test_a_culprit_stays_named_after_merging_and_rereading(trained: Trained) -> 
     assert incident.evidence is not None
     assert incident.evidence.steps[0] < incident.first_step
 
-    again = follow(Store(MEMORY))
+    again = follow(Store(store.usage().max_bytes))
     load_into(again, read_archive(trained.folder))
     again.settle()
     assert list(map(repr, again.incidents())) == list(map(repr, known.values()))
