@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar, Final
 
 import torch
@@ -13,7 +15,11 @@ from torch import Tensor, distributed, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from hookcore.config.patterns import select
+from hookcore.config.readers import read_include
 from hookcore.errors import ArgumentError
+from hookcore.hooks import on_forward
+from hookcore.hooks.internals import tree_iter
 from hookcore.observe.copies import sample, square_of, unit
 from hookcore.observe.plain import generators_kept, make_plain
 from hookcore.observe.reference import wide_type
@@ -32,6 +38,7 @@ __all__ = [
     "effective_rank",
     "logit_lens",
     "outliers",
+    "representations",
     "saturation",
     "sharpness",
     "spectrum",
@@ -319,6 +326,108 @@ def _logits(parts: Sequence[Callable[[Tensor], Tensor]], rows: Tensor) -> Tensor
         else:
             rows = module(rows)
     return rows.double() if rows.dtype == torch.float64 else rows.float()
+
+
+# Representations of a fixed batch, whose similarity (CKA) is known from the products of their samples.
+
+SAMPLES_OF_BATCH: Final = 64
+MAX_LAYERS: Final = 64
+_LEAST_SAMPLES: Final = 4  # for an estimate without bias
+
+
+def representations(
+    model: nn.Module, batch: Any, include: Any, *, tokens: bool = False
+) -> tuple[str, dict[str, Tensor]]:
+    """Run a copy of a model on a batch. Return the hash of the batch, and how alike its samples are in some modules.
+
+    That is a matrix for each path that `include` matches: the products of what the module returns for 64 samples, or
+    fewer, spread evenly over the batch, without their mean. A sample is a row of the first dimension, or with `tokens`
+    of all but the last. The copy is in evaluation mode, so that the model, its mode, its buffers, and its gradients
+    stay untouched, and the random number generators are set back. `batch` is a tensor, a tuple of arguments, or a
+    dictionary of them by name. Hooks of yours that the copy has inherited run.
+    """
+    twin = copy.deepcopy(_inner(model, "CKA")).eval()
+    known = {path: module for path, module in twin.named_modules() if path}
+    modules = select(known, {path for path, each in known.items() if not each._modules}, read_include(include)).chosen
+    if not 0 < len(modules) <= MAX_LAYERS:
+        raise ArgumentError(
+            f"include={include!r} matches {len(modules)} modules: use patterns that match 1 to {MAX_LAYERS}"
+        )
+    args, kwargs = tuple[Any, ...](), dict[str, Any]()
+    if isinstance(batch, Mapping):
+        kwargs = dict(batch)
+    else:
+        args = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    made = _Representations(tokens)
+    with ExitStack() as stack:
+        for path in modules:
+            hook = functools.partial(made.saw, path)
+            stack.callback(on_forward(twin.get_submodule(path), lambda _m, _a, output, hook=hook: hook(output)).remove)
+        stack.enter_context(generators_kept())
+        stack.enter_context(torch.no_grad())
+        twin(*args, **kwargs)
+    return _hash_of((args, kwargs, tokens, made.count)), made.ordered(modules)
+
+
+class _Representations:
+    """The products of samples in what modules return, each when it is there: no output is held."""
+
+    def __init__(self, tokens: bool) -> None:
+        self._tokens = tokens
+        self._found: dict[str, Tensor] = {}
+        self._first = ""  # the path of the first one
+        self.count = 0  # samples of the batch
+
+    def saw(self, path: str, output: Any) -> None:
+        """Take what a module returns in its first call."""
+        values = next((each for each in tree_iter(output) if isinstance(each, Tensor)), None)
+        if path in self._found:
+            return
+        if values is None or not _has_values(values) or not values.dim() or not values.numel():
+            what = "no tensor" if values is None else f"a tensor of shape {tuple(values.shape)} and type {values.dtype}"
+            raise ArgumentError(f"{path!r} returns {what}: choose modules that return dense floating-point numbers")
+        rows = values.flatten(0, -2) if self._tokens and values.dim() > 1 else values.reshape(len(values), -1)
+        self.count, self._first = self.count or len(rows), self._first or path
+        if len(rows) != self.count or self.count < _LEAST_SAMPLES:
+            raise ArgumentError(
+                f"{path!r} returns {len(rows)} {'tokens' if self._tokens else 'samples'}, and {self._first!r} returns "
+                f"{self.count}: choose modules that return as many, at least {_LEAST_SAMPLES} (with tokens=True, a "
+                "sample is a token)"
+            )
+        chosen = min(SAMPLES_OF_BATCH, self.count)
+        self._found[path] = _products(rows[torch.arange(chosen, device=rows.device) * self.count // chosen])
+
+    def ordered(self, modules: Sequence[str]) -> dict[str, Tensor]:
+        """Return all. Raises ArgumentError if a module wasn't called."""
+        if missing := [path for path in modules if path not in self._found]:
+            raise ArgumentError(f"{missing[0]!r} isn't called for this batch: choose modules that are")
+        return {path: self._found[path] for path in modules}
+
+
+def _products(rows: Tensor) -> Tensor:
+    """Return the products of rows without their mean, as a share of the largest; NaN if their rows are all alike."""
+    wide, least = wide_type(rows.device), 4 * torch.finfo(rows.dtype).eps
+    unit = rows.abs().amax().to(wide)
+    found = torch.zeros((len(rows), len(rows)), dtype=wide, device=rows.device)
+    spread = torch.zeros((), dtype=wide, device=rows.device)
+    for piece in torch.split(rows, max(1, _PIECE // len(rows)), dim=1):
+        values = piece.to(wide) / torch.where(unit == 0, 1.0, unit)
+        values = values - values.mean(dim=0)
+        found, spread = found + values @ values.mT, torch.maximum(spread, values.abs().amax())
+    most = found.diagonal().amax()
+    return torch.where(spread > least, found / torch.where(most == 0, 1.0, most), torch.nan).float()
+
+
+def _hash_of(given: Any) -> str:
+    """Return a short hash of tensors and other values."""
+    found = hashlib.blake2b(digest_size=4)
+    for each in tree_iter(given):
+        if isinstance(each, Tensor):
+            found.update(f"{each.dtype} {tuple(each.shape)}".encode())
+            found.update(each.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(each).encode())
+    return found.hexdigest()
 
 
 # Attention: the numbers of each head from queries and keys, without the matrix of all weights.
@@ -754,7 +863,7 @@ def sharpness(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
     untouched. The random number generators are set back afterward. It takes the memory of a second model, and the time
     of about four backward passes. NaN if the gradient is zero. Frozen parameters have no part in it.
     """
-    twin = copy.deepcopy(_inner(model))
+    twin = copy.deepcopy(_inner(model, "sharpness"))
     parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     with (
         generators_kept(),
@@ -789,7 +898,7 @@ def _product(left: list[Tensor | None], right: list[Tensor | None]) -> Tensor:
     return torch.stack([pair.to(pairs[0].device) for pair in pairs]).sum()
 
 
-def _inner(model: Any) -> nn.Module:
+def _inner(model: Any, what: str) -> nn.Module:
     """Return the module inside of wrappers that a copy can't do without."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model={type(model).__name__} is invalid: give a torch.nn.Module")
@@ -797,7 +906,7 @@ def _inner(model: Any) -> nn.Module:
     if isinstance(model, (DistributedDataParallel, DataParallel)):
         model = model.module
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
-        raise ArgumentError("sharpness doesn't support sharded parameters (FSDP, tensor parallel)")
+        raise ArgumentError(f"{what} doesn't support sharded parameters (FSDP, tensor parallel)")
     return model  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import ELAPSED
-from hookcore.store import STAT_NAMES, Series
+from hookcore.store import STAT_NAMES, Series, Similarities
 from hookcore.store.checks import require
 
 from ..analysis.comparison import ComparisonQuery, Differences, Pairs, Side, compare, renamer, what_differs
@@ -215,6 +215,43 @@ def resume(
     _require_rank(source)
     step, parts = check_resume(run.store, source.store)
     return answers.ResumeCheck(run.id, source.id, step, *verdict_of(parts), tuple(parts))
+
+
+StepOfBatch = Annotated[
+    int | None, Query(ge=0, le=MAX_STEP, description="measured in this step or before it; default: the newest")
+]
+
+
+@router.reads("/cka", "How alike representations of a fixed batch are")
+def cka(
+    runs: RunsParam,
+    run: RunParam,
+    other: Annotated[
+        str | None,
+        Query(pattern=RUN_PATTERN, max_length=MAX_RUN_ID, description="the run of the columns; default: the same"),
+    ] = None,
+    step: StepOfBatch = None,
+    other_step: StepOfBatch = None,
+) -> answers.Cka:
+    """Compare what the layers of one or two runs make of the same batch, as `watcher.cka` has measured it (linear CKA).
+
+    1 means that two representations are alike up to a rotation and a factor, about 0 that they are unrelated. Without
+    `other` and `other_step`, the layers of one step are compared with each other.
+    """
+    second = run if other is None else run_named(runs, other)
+    same = step if other is None and other_step is None else other_step
+    return answers.Cka.of((run.id, second.id), (_measured(run, step), _measured(second, same)))
+
+
+def _measured(run: Run, step: int | None) -> Similarities:
+    found = run.store.similarities(step)
+    if found is None:
+        when = "" if step is None else f" up to step {step:,}"
+        raise ArgumentError(
+            f"the run {run.id} has no representations of a fixed batch{when}, or they were dropped to make room: call "
+            'watcher.cka(model, batch, include="blocks.*") in the training'
+        )
+    return found
 
 
 def _require_rank(run: Run) -> None:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.reading import Reader
-from hookcore.reading.answers import ComparedLayer, DifferentLayer, Module
+from hookcore.reading.answers import Cka, ComparedLayer, DifferentLayer, Module
 from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import ELAPSED, counted, loss_among
 from hookcore.store import STAT_NAMES
 from hookcore.store.unlike import Sample
 
-from ..analysis.comparison import ComparisonQuery, Side, what_differs
+from ..analysis.comparison import ComparisonQuery, Side, renamer, what_differs
 from ..analysis.modules import finder_of, types_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..api.routing import MAX_RUN_ID
@@ -86,7 +86,7 @@ class ComparePage(Page):
 
     name = "compare"
     path = "/compare"
-    parts = ("verdict", "largest", "settings")
+    parts = ("verdict", "largest", "alike", "settings")
 
     a: RunId = ""
     b: RunId = ""
@@ -208,7 +208,31 @@ def _result(one: Run, two: Run, wanted: ComparePage) -> dict[str, Any]:
         ],
         "types": types_of(one.reader),
         "loss": loss_among(logged.name for logged in verdict.logged) or "",
+        "alike": _alike(one, two, wanted.rename),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """How alike what each layer of two runs makes of a fixed batch is, the least first."""
+
+    steps: tuple[int, int]
+    samples: int
+    layers: list[tuple[str, float]]
+
+
+def _alike(one: Run, two: Run, rename: str) -> Alike | None:
+    """Return the CKA of the layers of both runs; None if they haven't measured it for the same batch."""
+    found = one.store.similarities(), two.store.similarities()
+    if found[0] is None or found[1] is None:
+        return None
+    try:
+        cka = Cka.of((one.id, two.id), (found[0], found[1]))
+    except ArgumentError:
+        return None
+    places = {path: place for place, path in enumerate(map(renamer(rename), cka.layers[1]))}
+    rows = [(path, float(cka.values[row, places[path]])) for row, path in enumerate(cka.layers[0]) if path in places]
+    return Alike(cka.steps, cka.samples, sorted(rows, key=lambda each: (each[1] != each[1], each[1]))) if rows else None
 
 
 def parting_of(one: Reader, two: Reader, verdict: Verdict, stat: str) -> Parting | None:

@@ -498,6 +498,16 @@ class Client(Reader):
         """
         return self._get(answers.ResumeCheck, "/api/v1/resume", {"run": run or self._run, "earlier": earlier})
 
+    def cka(
+        self, run: str | None = None, other: str | None = None, step: int | None = None, other_step: int | None = None
+    ) -> answers.Cka:
+        """Return how alike the representations of a fixed batch are in the layers of one run, or of two.
+
+        They are those that `watcher.cka` measured in a step or before it, by default the newest ones.
+        """
+        asked = {"run": run or self._run, "other": other, "step": step, "other_step": other_step}
+        return self._get(answers.Cka, "/api/v1/cka", asked)
+
     def compare_heatmap(
         self,
         one: str,

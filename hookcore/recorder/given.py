@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookcore.errors import ArgumentError
@@ -103,9 +105,16 @@ class Given:
         """Add a logged item: its media type, its bytes, and their number before shortening."""
         with unseen():  # by the user's modes: it may be made of a tensor
             media_type, data, whole = make()
+        values = np.frombuffer(data, np.uint8)
+        self.add_values(name, {Tap(name, "output"): values}, media_type, (max(whole, len(values)),))
+
+    def add_values(self, name: str, found: dict[Tap, NDArray[Any]], dtype: str, shape: tuple[int, ...]) -> int:
+        """Add values that are ready, each as a snapshot. Return their step."""
         with self._lock:
-            behind = len(self._behind([name]))
-            self._media.put(name, max(0, self._context.step - behind), media_type, data, whole)
+            step = max(0, self._context.step - len(self._behind([name])))
+            for tap, values in found.items():
+                self._media.put(tap, step, dtype, values, shape)
+            return step
 
     def give_tokens(self, tokens: Any) -> None:
         """Name the positions of the batch that runs next."""

@@ -241,6 +241,15 @@ class Channels(ChannelsTable):
 
 
 @dataclass(frozen=True, slots=True)
+class Similarities:
+    """The products of the samples of a fixed batch in what modules return, as measured in a step."""
+
+    step: int
+    batch: str  # the hash of the batch, and of which of its samples these are
+    layers: dict[str, NDArray[Any]]  # by path, in the model's order: [sample, sample]
+
+
+@dataclass(frozen=True, slots=True)
 class Quantiles(Tabular):
     """Quantiles of one tap over time, from its sketches."""
 

@@ -38,9 +38,20 @@ from hookcore.records.flow import REPLAYED, Flow
 from hookcore.records.masks import no_masks
 from hookcore.records.moments import NO_SAMPLES, Moment, SamplesOfStep, unpack_moment, unpack_samples, why_unknown
 from hookcore.records.sketch import MAX_EXPONENT, rows_of
-from hookcore.records.vocabulary import CAPSULE_MISSED, GRAD_SCALE, NONFINITE_STEP, SYSTEM
+from hookcore.records.vocabulary import CAPSULE_MISSED, GRAD_SCALE, NONFINITE_STEP, SIMILARITY, SYSTEM
 from hookcore.store import checks
-from hookcore.store.answers import Channels, Heatmap, Histograms, Latest, Quantiles, Series, StepRange, TapList, Usage
+from hookcore.store.answers import (
+    Channels,
+    Heatmap,
+    Histograms,
+    Latest,
+    Quantiles,
+    Series,
+    Similarities,
+    StepRange,
+    TapList,
+    Usage,
+)
 from hookcore.store.bounded import bytes_of, scalars_of, texts_bytes
 from hookcore.store.checks import facts_of
 from hookcore.store.incidents import Alarm, Found, Incident, Replay, replay_of
@@ -701,6 +712,22 @@ class Store:
         """Return the logged images, texts, tables, and figures, by their position in the log."""
         taken, kept = self.parts.media.items_after(0)
         return list(enumerate(kept, taken - len(kept)))
+
+    def similarities(self, step: int | None = None) -> Similarities | None:
+        """Return how alike the samples of a fixed batch are in each layer, of the newest measurement up to a step."""
+        found: dict[str, NDArray[np.generic]] = {}
+        at = batch = None
+        for each in reversed(self.snapshots_after(0)[1]):
+            index = each.tap.index
+            if not index.startswith(SIMILARITY) or (step is not None and each.step > step):
+                continue
+            if at is not None and (each.step, index) != (at, batch):
+                break
+            at, batch = each.step, index
+            found.setdefault(each.tap.module, each.values)
+        if at is None or batch is None:
+            return None
+        return Similarities(at, batch.removeprefix(SIMILARITY).strip(), dict(reversed(found.items())))
 
     def moments(self) -> list[tuple[int, Moment]]:
         """Return what the run had when it began, and whenever its state was saved, with the steps ended until then."""

@@ -1,8 +1,9 @@
-"""How much the distributions of taps differ between two samples of steps, from their sketches."""
+"""How much distributions of taps differ between two samples of steps, from their sketches; and how alike what layers
+make of a batch is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -200,3 +201,32 @@ class Distribution:
 def distributions(sample: Sample, numbers: Numbers) -> Iterator[Distribution]:
     """Yield the distribution of each of some taps."""
     return map(Distribution, sample.sums(numbers))
+
+
+# How alike representations are: centered kernel alignment (CKA).
+
+
+def cka(one: Sequence[NDArray[Any]], two: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """Return the linear CKA of each representation in `one` with each in `two`: 1 if they are alike up to a rotation.
+
+    A representation is a matrix of the products of its samples. The estimate is that of Song et al. (2012), which is
+    about 0 for unrelated representations of few samples, too. NaN if a sample has NaN, or all are alike.
+    """
+    left, right = (np.stack([_pairs_of(each) for each in some]) for some in (one, two))
+    found: NDArray[np.float64] = (left @ right.T).clip(-1.0, 1.0)
+    return found
+
+
+def _pairs_of(products: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the products of different samples as a vector of length 1, of which no sample has more than others.
+
+    The product of two of these is CKA, because they are centered without their diagonal (Székely and Rizzo, 2014).
+    """
+    size, most = len(products), float(np.abs(products).max())
+    pairs = products.astype(np.float64) / most if 0 < most < np.inf else np.full((size, size), np.nan)
+    np.fill_diagonal(pairs, 0.0)
+    sums = pairs.sum(axis=0) / (size - 2)
+    found: NDArray[np.float64] = (pairs - sums - sums[:, None] + sums.sum() / (size - 1))[np.triu_indices(size, 1)]
+    length = float(np.linalg.norm(found))
+    rounding = 1e-6 * float(np.linalg.norm(pairs))
+    return found / length if length > rounding else np.full_like(found, np.nan)

@@ -134,6 +134,39 @@ def _levels_of(values: NDArray[Any]) -> NDArray[np.uint8]:
     return np.rint(values * (255.0 / most)).astype(np.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class Squares:
+    """A figure of numbers with their colors, as Plotly reads it: a row and a column for each name. NaN stays empty."""
+
+    values: NDArray[np.float64]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str
+    ends: tuple[float, float]  # of the colors
+
+    def to_plotly_json(self) -> dict[str, Any]:
+        """Return its data and layout."""
+        numbers = [[value if math.isfinite(value) else None for value in row] for row in self.values.tolist()]
+        words = [["" if value is None else f"{value:.2f}" for value in row] for row in numbers]
+        colors = {"zmin": self.ends[0], "zmax": self.ends[1], "colorscale": "RdBu" if self.ends[0] < 0 else "Viridis"}
+        trace = {"type": "heatmap", "x": self.columns, "y": self.rows, "z": numbers, "text": words, **colors}
+        plain = {"color": "#888", "size": 11}
+        layout: dict[str, Any] = {
+            "title": {"text": self.title},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": plain,
+            "xaxis": {"type": "category", "automargin": True, "showgrid": False},
+            "yaxis": {"type": "category", "automargin": True, "showgrid": False, "autorange": "reversed"},
+            "margin": {"l": 40, "r": 10, "t": 40, "b": 40},
+        }
+        return {"data": [{**trace, "texttemplate": "%{text}", "hoverongaps": False}], "layout": layout}
+
+    def to_json(self) -> str:
+        """Return the same as JSON."""
+        return json.dumps(self.to_plotly_json())
+
+
 def figure_content(figure: Any) -> Content:
     """Return a Plotly figure as JSON, or a Matplotlib figure as PNG."""
     if hasattr(figure, "to_plotly_json"):

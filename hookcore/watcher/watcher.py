@@ -43,20 +43,20 @@ from hookcore.delivery.notify import Notifier, note_about, note_about_event, tar
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.findings.ownrules import OwnRules, own_rules
 from hookcore.hooks.compiled import guard_functions
-from hookcore.probes import sharpness
+from hookcore.probes import representations, sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.known.facts import Facts, options_of_script
 from hookcore.recorder.known.place import Ranks
 from hookcore.recorder.measured.probes import MAX_PROBES, probe_of
 from hookcore.recorder.measured.routers import router_of
 from hookcore.records import Coverage, Event, Frame, Kind, Phase, Severity, Tap
-from hookcore.records.vocabulary import counted
+from hookcore.records.vocabulary import SIMILARITY, counted
 from hookcore.records.wire import DeliveryCounters
-from hookcore.store import Store
+from hookcore.store import Similarities, Store
 from hookcore.store.checks import find_tap
 from hookcore.watcher import callbacks
 from hookcore.watcher.callbacks import At, Callback, Callbacks, Report, SelfExplainer, Terminal
-from hookcore.watcher.media import Content, figure_content, image_content, table_content, text_content
+from hookcore.watcher.media import Content, Squares, figure_content, image_content, table_content, text_content
 
 if TYPE_CHECKING:
     from hookcore.reading import Client, Reader, answers
@@ -91,6 +91,9 @@ class NullWatcher:
     def sharpness(self, model: Any, loss: Callable[..., Any]) -> Tensor:
         """Return NaN, without calling the loss."""
         return torch.tensor(float("nan"))
+
+    def cka(self, model: Any, batch: Any, include: Any, **how: Any) -> Any:
+        """Return None, without calling the model."""
 
     def on_incident(
         self, callback: Callable[..., Any] | None = None, *, at: str = "found", severity: str = "warning"
@@ -238,6 +241,26 @@ class Watcher:
             value = sharpness(model, loss)
         self.log(sharpness=value)
         return value
+
+    def cka(
+        self, model: nn.Module, batch: Any, include: Pattern | Sequence[Pattern], *, tokens: bool = False
+    ) -> answers.Cka:
+        """Measure how alike the representations of a fixed batch are in the modules that match (linear CKA).
+
+        A copy of the model in evaluation mode is called with the batch. Neither training nor capture see that;
+        `hookcore.probes.representations` says what it does. The result is logged as the figure "cka". With the same
+        batch in another step or run, `client.cka` compares them.
+        """
+        self._check_open()
+        with detached():
+            hashed, found = representations(model, batch, include, tokens=tokens)
+        layers = {path: values.cpu().numpy() for path, values in found.items()}
+        taps = {Tap(path, "output", f"{SIMILARITY} {hashed}"): values for path, values in layers.items()}
+        step = self._recorder.given.add_values("cka", taps, "float32", next(iter(layers.values())).shape)
+        measured, run = Similarities(step, hashed, layers), self._delivery.run.id
+        answer: answers.Cka = import_module("hookcore.reading").answers.Cka.of((run, run), (measured, measured))
+        self.log_figure("cka", Squares(answer.values, answer.layers[0], answer.layers[1], "CKA", (0.0, 1.0)))
+        return answer
 
     def close(self) -> None:
         """Remove every hook, send the rest, end the threads, and release the model. The store stays readable.

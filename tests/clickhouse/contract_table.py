@@ -86,6 +86,8 @@ OF_SEVERAL: Final = (
     "compare/heatmap?runs=one,two&kind=output",
     "differences?run=one&other=two&kind=output",
     "resume?run=two&earlier=one",
+    "cka?run=one&other=two",
+    "cka?run=one&step=120&other_step=20",
     "resume?run=rank-1&earlier=rank-0",
     "overlay?runs=one,two,ranks-job&scalar=loss",
     "overlay?runs=one,two,rank-1&tap=embed+output&stat=mean&points=40&from=20&to=250&band=true&group_by=lr",

@@ -137,6 +137,9 @@ def _items_of(random: np.random.Generator, number: int, step: int) -> Iterator[I
         maps /= maps.sum(axis=-1, keepdims=True)
         names = Names((("a", "b", "c"),), shared=True, labels=("cat", "dog"))
         yield snapshot_item(number + 5, Snapshot(TAPS[2], step, 1000.0, "float32", maps.shape, maps, names=names))
+        alike = values.T @ values
+        batch = Tap("embed", "output", "similarity of samples ab12")
+        yield snapshot_item(number + 6, Snapshot(batch, step, 1000.0, "float32", alike.shape, alike))
 
 
 # -- the servers -------------------------------------------------------------------------------------------------------

@@ -672,6 +672,30 @@ def test_compare_separates_different_settings_from_equal_ones(world: World) -> N
     assert "Capture" not in differing
 
 
+def test_compare_shows_how_alike_representations_of_the_same_batch_are_the_least_first(world: World) -> None:
+    made, shared = np.random.default_rng(0), np.random.default_rng(1).normal(size=(8, 5))
+
+    def add(name: str, layers: list[tuple[str, Any]]) -> None:
+        run = _open(world, name, (1.0,))
+        for path, rows in layers:
+            values = ((rows - rows.mean(0)) @ (rows - rows.mean(0)).T).astype(np.float32)
+            tap = Tap(path, "output", "similarity of samples ab12")
+            run.store.add_snapshot(Snapshot(tap, 3, 0.0, "float32", values.shape, values))
+
+    add("one", [("same", shared), ("apart", made.normal(size=(8, 40))), ("none", np.zeros((8, 2)))])
+    add("two", [("net.apart", made.normal(size=(8, 40))), ("net.same", 3 * shared), ("net.none", shared)])
+    card = re.compile(r'(?s)id="alike".*?</section>')
+    rows = re.compile(r'<th scope="row" class="mono">(\w+)</th><td class="number">([\w.-]+)</td>')
+    text = world.client.get("/compare", params={"a": "one", "b": "two", "rename": "^net\\. ->"}).text
+    found = card.findall(text)[0]
+    assert "CKA of 8 samples of a fixed batch, steps 3 and 3" in found
+    (first, low), *others = rows.findall(found)
+    assert (first, others) == ("apart", [("same", "1.000"), ("none", "unknown")])
+    assert abs(float(low)) < 0.7
+    assert "Similarity of representations" in card.findall(world.client.get("/compare?a=one&b=two").text)[0]
+    assert not rows.findall(world.client.get("/compare?a=one&b=two").text)
+
+
 def test_process_wide_hooks_of_optimizers_are_not_said_to_run_for_modules() -> None:
     world = make_world()
     run = world.runs.open(make_info("one"))

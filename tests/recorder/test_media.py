@@ -142,8 +142,9 @@ def test_figures_are_recognized_by_their_methods() -> None:
 def test_media_beyond_the_queue_limit_are_left_out_and_counted() -> None:
     errors = class_of("ErrorLog")(SimpleNamespace(number=7))
     queue, most = class_of("MediaQueue")(errors), module_of("MediaQueue").MAX_MEDIA
+    text = np.frombuffer(b"x", np.uint8)
     for step in range(most + 3):
-        queue.put("x", step, "text/plain", b"x", 1)
+        queue.put(Tap("x", "output"), step, "text/plain", text, (1,))
     sent: list[Snapshot] = []
     queue.ship(sent.append)  # type: ignore[arg-type]
     assert len(sent) == most
@@ -151,7 +152,7 @@ def test_media_beyond_the_queue_limit_are_left_out_and_counted() -> None:
     assert (event.name, event.step, event.count) == ("media-dropped", 7, 3)
     assert event.message.startswith("3 logged items dropped")
     assert not errors.news(is_last=True)
-    queue.put("x", 0, "text/plain", b"x", 1)
+    queue.put(Tap("x", "output"), 0, "text/plain", text, (1,))
     assert queue.waiting
 
 

@@ -103,7 +103,7 @@ ROOMS: dict[str, set[str]] = {
         "probes",
         "findings.ownrules",
     },
-    "probes": {"errors", "observe", "records"},
+    "probes": {"errors", "config", "config.patterns", "records", "observe", "hooks", "hooks.internals"},
     "findings.ownrules": {"errors", "records"},
     "capsules": {
         "hooks.internals",

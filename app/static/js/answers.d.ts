@@ -14,6 +14,7 @@ export type Capsules = { run: string; total: number; capsules: Array<Capsule> };
 export type CastTo = { underflow: [Number, Number, Number]; subnormal: [Number, Number, Number]; saturated: [Number, Number, Number]; error: Number; noise: Number; most_noise: Number; limits: [Number, Number, Number]; fits: boolean };
 export type ChannelTaps = { run: string; taps: Array<Tap> };
 export type Channels = { run: string; tap: Tap; first_step: Array<number>; last_step: Array<number>; channel: Array<number>; channels: number; values: Array<Array<Number>> };
+export type Cka = { runs: [string, string]; steps: [number, number]; batch: string; samples: number; layers: [Array<string>, Array<string>]; values: Array<Array<Number>> };
 export type Command = { number: number; name: string; changes: Record<string, unknown> };
 export type ComparedLayer = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null; tap: Tap; numbers: [number, number]; first_step: Array<number>; last_step: Array<number>; difference: Array<Number> };
 export type ComparedScalar = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null; name: string };
@@ -157,6 +158,7 @@ export type AnswerOf<P extends string> =
   P extends `board` ? Board :
   P extends `capsules` ? Capsules :
   P extends `channels` ? Channels | ChannelTaps :
+  P extends `cka` ? Cka :
   P extends `commands` ? Outcomes :
   P extends `compare` ? Comparison :
   P extends `coverage` ? CoverageList :

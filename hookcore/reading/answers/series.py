@@ -11,6 +11,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hookcore import store
+from hookcore.errors import ArgumentError
 from hookcore.reading.answers.base import (
     Answer,
     FloatMatrix,
@@ -33,6 +34,7 @@ from hookcore.store.answers import (
     series_column,
     span_columns,
 )
+from hookcore.store.unlike import cka
 
 # Limits of one answer. The client splits larger queries.
 MAX_SERIES: Final = 100
@@ -443,6 +445,34 @@ class ResumeCheck(Answer, frozen=True):
     outcome: ResumeOutcome
     message: str
     parts: tuple[ResumedPart, ...]
+
+
+class Cka(Answer, frozen=True, eq=False):
+    """How alike the representations of a fixed batch are: linear CKA, 1 if they are alike up to a rotation."""
+
+    runs: Annotated[tuple[str, str], Meta(description="the run of the rows, and that of the columns")]
+    steps: Annotated[tuple[int, int], Meta(description="the steps in which they were measured")]
+    batch: Annotated[str, Meta(description="the hash of the batch")]
+    samples: Annotated[int, Meta(description="how many samples of the batch are compared")]
+    layers: Annotated[tuple[tuple[str, ...], tuple[str, ...]], Meta(description="the modules of rows and columns")]
+    values: Annotated[FloatMatrix, Meta(description="[row][column]; NaN if a module returns the same for all samples")]
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "values", np.asarray(self.values).reshape(*map(len, self.layers)))
+
+    @classmethod
+    def of(cls, runs: tuple[str, str], found: tuple[store.Similarities, store.Similarities]) -> Cka:
+        """Return the answer for the representations of the same batch in two steps, or in one with itself."""
+        one, two = found
+        samples = {len(each) for some in found for each in some.layers.values()}
+        if one.batch != two.batch or len(samples) > 1:
+            raise ArgumentError(
+                f"the batches differ ({one.batch} in step {one.step:,} of {runs[0]}, {two.batch} in step {two.step:,} "
+                f"of {runs[1]}): compare measurements of the same batch, of modules that return as many samples"
+            )
+        values = cka(list(one.layers.values()), list(two.layers.values()))
+        layers = tuple(one.layers), tuple(two.layers)
+        return cls(runs, (one.step, two.step), one.batch, samples.pop(), layers, values)
 
 
 class DifferenceRow(Row, frozen=True):

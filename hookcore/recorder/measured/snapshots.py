@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -10,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookcore.hooks.internals import DisableTorchFunction, is_wrapped
@@ -84,18 +85,14 @@ class MediaQueue(Outgoing[Snapshot]):
         self._bytes = 0
         self._count = threading.Lock()  # both threads change the number of bytes
 
-    def put(self, name: str, step: int, media_type: str, data: bytes, whole: int) -> None:
-        """Add an item. Called with the recorder's lock."""
-        if len(self._waiting) >= MAX_MEDIA or self._bytes + len(data) > MAX_MEDIA_BYTES:
+    def put(self, tap: Tap, step: int, dtype: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
+        """Add an item, of which some values may have been left out. Called with the recorder's lock."""
+        if len(self._waiting) >= MAX_MEDIA or self._bytes + values.nbytes > MAX_MEDIA_BYTES:
             self._errors.count_loss("media-dropped", "logged item", "dropped: too many were waiting to be sent")
             return
         with self._count:
-            self._bytes += len(data)
-        values = np.frombuffer(data, np.uint8)
-        tap = Tap(name, "output")
-        self._waiting.append(
-            Snapshot(tap, step, time.time(), media_type, (max(whole, len(data)),), values, whole > len(data))
-        )
+            self._bytes += values.nbytes
+        self._waiting.append(Snapshot(tap, step, time.time(), dtype, shape, values, math.prod(shape) > values.size))
 
     def _send(self, item: Snapshot, send: Send) -> None:
         send(item)
