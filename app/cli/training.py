@@ -240,11 +240,7 @@ def add_coordcheck(commands: Commands) -> None:
         COORDCHECK_EXAMPLES,
     )
     _add_function(parser, "width= or depth=")
-    sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument(
-        "--widths", type=_sizes, default=[64, 128, 256, 512], metavar="N,N,N", help="default: 64,128,256,512"
-    )
-    sizes.add_argument("--depths", type=_sizes, metavar="N,N,N", help="compare depths instead of widths")
+    _add_sizes(parser, [64, 128, 256, 512], "default: 64,128,256,512")
     parser.add_argument("--steps", type=_count, default=4, metavar="N", help="steps of each training (default: 4)")
     parser.set_defaults(run=_coordcheck)
 
@@ -252,8 +248,7 @@ def add_coordcheck(commands: Commands) -> None:
 def _coordcheck(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     group = _group(given, environment, "coordcheck")
     scaling = import_module("hookcore.commands.scaling")  # imports torch, which no other command should wait for
-    axis, sizes = ("width", given.widths) if given.depths is None else ("depth", given.depths)
-    found = scaling.check(given.function, axis, sizes, max(1, given.steps), range(max(1, given.seeds)), group)
+    found = scaling.check(given.function, *_sizes_in(given), max(1, given.steps), range(max(1, given.seeds)), group)
     print(json.dumps(found.as_dict, indent=2) if given.json else found.text)
     return int(scaling.CODES[found.verdict])
 
@@ -263,6 +258,8 @@ SWEEP_EXAMPLES: Final = """
                                                    two rates of each power of ten
   hookcore lr-sweep train:make_model --rates 1e-3..1 --widths 64,128,256
                                                    also says whether the best rate transfers
+  hookcore lr-sweep train:make_model --rates 1e-3..1 --depths 2,4,8
+                                                   the same for depths
 """
 
 
@@ -270,16 +267,16 @@ def add_sweep(commands: Commands) -> None:
     parser = add_command(
         commands,
         "lr-sweep",
-        "Find the best learning rate and the largest stable one, by short trainings; with several widths, also whether "
-        "the best one transfers. The exit code is 0 if the best rate is known and transfers, 1 if it doesn't transfer, "
-        "and 3 if that isn't known.",
+        "Find the best learning rate and the largest stable one, by short trainings; with several widths or depths, "
+        "also whether the best one transfers. The exit code is 0 if the best rate is known and transfers, 1 if it "
+        "doesn't transfer, and 3 if that isn't known.",
         SWEEP_EXAMPLES,
     )
-    _add_function(parser, "lr= (and width=)")
+    _add_function(parser, "lr= (and width= or depth=)")
     parser.add_argument(
         "--rates", type=_rates, required=True, metavar="A..B", help="a range, or rates such as 0.01,0.1"
     )
-    parser.add_argument("--widths", type=_sizes, default=[], metavar="N,N,N", help="widths (default: one model)")
+    _add_sizes(parser, [], "widths (default: one model)")
     parser.add_argument("--steps", type=_count, default=50, metavar="N", help="steps of each training (default: 50)")
     parser.set_defaults(run=_sweep)
 
@@ -288,7 +285,7 @@ def _sweep(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     group = _group(given, environment, "lr-sweep")
     scaling = import_module("hookcore.commands.scaling")
     found = scaling.sweep(
-        given.function, given.rates, given.widths, max(1, given.steps), range(max(1, given.seeds)), group
+        given.function, given.rates, *_sizes_in(given), max(1, given.steps), range(max(1, given.seeds)), group
     )
     print(json.dumps(found.as_dict, indent=2) if given.json else found.text)
     return int(scaling.CODES[found.verdict])
@@ -305,6 +302,16 @@ def _rates(text: str) -> list[float]:
         return ends
     parts = max(2, round(2 * math.log10(ends[1] / ends[0])))
     return [ends[0] * (ends[1] / ends[0]) ** (part / parts) for part in range(parts + 1)]
+
+
+def _add_sizes(parser: argparse.ArgumentParser, default: list[int], words: str) -> None:
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--widths", type=_sizes, default=default, metavar="N,N,N", help=words)
+    sizes.add_argument("--depths", type=_sizes, metavar="N,N,N", help="compare depths instead of widths")
+
+
+def _sizes_in(given: argparse.Namespace) -> tuple[str, list[int]]:
+    return ("width", given.widths) if given.depths is None else ("depth", given.depths)
 
 
 def _add_function(parser: argparse.ArgumentParser, takes: str) -> None:

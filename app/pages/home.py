@@ -13,7 +13,7 @@ from fastapi import Query
 
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import RunNews
-from hookcore.records.vocabulary import is_loss
+from hookcore.records.vocabulary import COORDCHECK, EXPONENTS, is_loss
 
 from ..analysis.verdict import sweep_of
 from ..formats import plain, script_json
@@ -159,13 +159,21 @@ class RunsPage(RunListPage):
     path = "/"
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure that a run has logged."""
+
+    run: str
+    number: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupPage(RunListPage):
     """Some runs, by a query: which is best by a result, which settings matter, and which runs diverged."""
 
     name = "group"
     path = "/group"
-    parts = (*RunListPage.parts, "sweep")
+    parts = (*RunListPage.parts, "sweep", "picture")
 
     better: Text = ""  # low, high, or by the result's name
 
@@ -176,8 +184,7 @@ class GroupPage(RunListPage):
 
     def part_sweep(self) -> dict[str, Any]:
         """Return the best of the runs of the charts, or of all that match, and which settings matter."""
-        ids = self.shown.split(",") if self.shown else self._matching
-        chosen = [Traits(run) for each in ids if (run := self.runs.get(each)) is not None]
+        chosen = self._compared
         results = dict.fromkeys(name for each in chosen for name in each.result_values())
         result = self.result if self.result in results or not results else _usual_result(list(results))
         found = {each.run.id: value for each in chosen if (value := each.result_values().get(result)) is not None}
@@ -192,6 +199,19 @@ class GroupPage(RunListPage):
             "sweep_result": result,
             "sweep_runs": len(chosen),
         }
+
+    def part_picture(self) -> dict[str, Any]:
+        """Return the newest figure of exponents that a run of `hookcore coordcheck` has logged."""
+        checked = [each.run for each in self._compared if COORDCHECK in each.run.edits.tags]
+        run = max(checked, key=lambda each: each.info.started_s, default=None)
+        found = [] if run is None else [each for each in self.runs.read(run).reader.media(EXPONENTS)]
+        return {"picture": Picture(run.id, found[-1].number) if run is not None and found else None}
+
+    @property
+    def _compared(self) -> list[Traits]:
+        """The runs of the charts, or all that match."""
+        ids = self.shown.split(",") if self.shown else self._matching
+        return [Traits(run) for each in ids if (run := self.runs.get(each)) is not None]
 
     @property
     def _matching(self) -> list[str]:

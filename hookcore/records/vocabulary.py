@@ -89,6 +89,8 @@ ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_to
 ATTENTION: Final = "hookcore.probes.attention"  # the function that computes them
 ATTENTION_PROBE: Final = "attention"  # the name under which they are computed unless a script chooses one
 ATTENTION_MAP: Final = "recomputed attention"
+COORDCHECK: Final = "coordcheck"  # the tag of the runs of that command
+EXPONENTS: Final = "exponents"  # the figure that the last of them logs
 SIMILARITY: Final = "similarity of samples"  # of a fixed batch, in what a module returns; with the hash of the batch
 # Numbers of what stands out in an activation.
 OUTLIER_NUMBERS: Final = ("ratio", "channel", "kurtosis", "largest", "largest_channel", "largest_token")

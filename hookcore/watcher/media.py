@@ -159,6 +159,7 @@ class Squares:
             "xaxis": {"type": "category", "automargin": True, "showgrid": False},
             "yaxis": {"type": "category", "automargin": True, "showgrid": False, "autorange": "reversed"},
             "margin": {"l": 40, "r": 10, "t": 40, "b": 40},
+            "height": 140 + 22 * len(self.rows),
         }
         return {"data": [{**trace, "texttemplate": "%{text}", "hoverongaps": False}], "layout": layout}
 

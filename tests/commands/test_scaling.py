@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hookcore.commands import scaling
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
+from tests.serving import make_world
 
 WIDTHS = (32, 64, 128, 256)
 
@@ -135,12 +138,29 @@ def test_the_command_prints_json_exits_with_the_verdict_and_saves_its_runs_as_a_
     saved = ["--server", "none", "--keep", str(tmp_path), "--group", "widths"]
     assert cli.main(["coordcheck", *function, *saved, "--json"]) == scaling.CODES["not flat"]
     found = json.loads(capsys.readouterr().out)
+    _expect_picture(found, tmp_path)
     assert {each["layer"] for each in found["judged"] if each["verdict"] == "grows"} == {"hidden.0"}
     assert cli.main(["runs", str(tmp_path), "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert {(run["group"], *run["tags"], run["config"]["width"]) for run in runs} == {
         ("widths", "coordcheck", width) for width in (32, 64, 128)
     }
+
+
+def _expect_picture(found: Any, folder: Path) -> None:
+    """Look at the page of a group of saved runs, which shows the figure that the last of them has logged."""
+    client = make_world(keep=str(folder)).client
+    page = client.get("/group", params={"f": "group=widths"}, headers={"Accept": "text/html"}).text
+    place = re.search(r'id="picture".*?data-figure="(\d+)" data-run="([^"]+)"', page, re.DOTALL)
+    assert place is not None
+    (trace,) = client.get(f"/api/v1/media/{place[1]}", params={"run": place[2]}).json()["data"]
+    layers = {layer or "(root)": fits for layer, fits in found["outputs"].items()}
+    assert trace["y"] == list(layers)
+    assert trace["x"] == ["step 0"]
+    assert trace["z"] == [[pytest.approx(fits[0]["exponent"])] for fits in layers.values()]
+    assert trace["text"][0] == [f"{trace['z'][0][0]:.2f}"]
+    other = client.get("/group", params={"f": "group=others"}, headers={"Accept": "text/html"}).text
+    assert "data-figure" not in other
 
 
 ATTENTION = """
@@ -170,10 +190,10 @@ CURVED = """
 import torch
 from torch import nn
 
-def curved(lr, width=1):
+def curved(lr, width=1, depth=1):
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
-    curves = torch.tensor([1.0, 0.3]) * width ** POWER
+    curves = torch.tensor([1.0, 0.3]) * (width * depth) ** POWER
     optimizer = torch.optim.SGD(model.parameters(), lr)
     return model, optimizer, lambda: (model(torch.eye(2)).flatten().square() * curves).sum() / 2
 """
@@ -192,21 +212,26 @@ def curved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], s
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(("power", "verdict", "exponent"), [(0, "flat", 0.0), (1, "not flat", -1.0)])
+@pytest.mark.parametrize(
+    ("axis", "power", "verdict", "exponent"),
+    [("width", 0, "flat", 0.0), ("width", 1, "not flat", -1.0), ("depth", 1, "not flat", -1.0)],
+)
 def test_a_sweep_says_whether_the_best_rate_transfers(
-    power: int, verdict: str, exponent: float, curved: Callable[[int], str]
+    axis: scaling.Axis, power: int, verdict: str, exponent: float, curved: Callable[[int], str]
 ) -> None:
     rates = [10 ** (each / 4) for each in range(-8, 4)]
-    swept = scaling.sweep(curved(power), rates, (2, 4, 8), 10, range(1), "rates")
+    swept = scaling.sweep(curved(power), rates, axis, (2, 4, 8), 10, range(1), "rates")
     assert swept.fit is not None
     assert swept.verdict == verdict
+    assert f"{axis} 8: the best rate is" in swept.text
+    assert f"goes as {axis}^" in swept.text
     assert swept.fit.exponent == pytest.approx(exponent, abs=0.2)
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_sweep_says_between_which_rates_training_becomes_unstable(curved: Callable[[int], str]) -> None:
-    swept = scaling.sweep(curved(0), [0.1, 1.0, 10.0], (), 20, range(2), "rates")
-    (found,) = swept.widths
+    swept = scaling.sweep(curved(0), [0.1, 1.0, 10.0], "width", (), 20, range(2), "rates")
+    (found,) = swept.sizes
     stable, unstable = found.stable
     assert stable is not None
     assert unstable is not None
@@ -226,7 +251,7 @@ def test_a_low_rate_whose_losses_differ_by_batch_has_not_diverged(
     noisy = CURVED.replace("/ 2", "/ 2 + 0.05 * torch.randn(())")
     (tmp_path / "noisy.py").write_text(f"POWER = 0\n{noisy}")
     monkeypatch.syspath_prepend(tmp_path)
-    (found,) = scaling.sweep("noisy:curved", [1e-6, 1e-3, 0.1, 1.0, 10.0], (), 20, range(5), "rates").widths
+    (found,) = scaling.sweep("noisy:curved", [1e-6, 1e-3, 0.1, 1.0, 10.0], "width", (), 20, range(5), "rates").sizes
     stable, unstable = found.stable
     assert stable is not None
     assert unstable is not None
@@ -235,7 +260,7 @@ def test_a_low_rate_whose_losses_differ_by_batch_has_not_diverged(
 
 @pytest.mark.usefixtures("alone")
 def test_a_best_rate_at_the_end_of_what_was_tried_is_unknown(curved: Callable[[int], str]) -> None:
-    swept = scaling.sweep(curved(0), [0.001, 0.003, 0.01], (), 10, range(1), "rates")
+    swept = scaling.sweep(curved(0), [0.001, 0.003, 0.01], "width", (), 10, range(1), "rates")
     assert swept.verdict == "unknown"
     assert "the best rate is unknown, because the lowest loss is at the end" in swept.text
     assert "the largest stable rate is at least 0.01, and none that was tried diverged" in swept.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +13,22 @@ import numpy as np
 
 from hookcore.commands.scaling.trainings import (
     FACTOR,
-    NO_WIDTH,
+    NO_SIZE,
     OF_WATCHER,
     Axis,
+    Made,
     RatesOf,
     Trained,
     Tried,
+    page_of,
     train,
     try_rate,
 )
 from hookcore.errors import ArgumentError
 from hookcore.records import ROOT
+from hookcore.records.vocabulary import COORDCHECK, EXPONENTS
+from hookcore.watcher import watch
+from hookcore.watcher.media import Squares
 
 # Exponents, and what they say.
 
@@ -419,6 +425,15 @@ class Checked:
         return {**asdict(self), "verdict": self.verdict, "judged": judged, "outputs": outputs}
 
     @property
+    def picture(self) -> Squares:
+        """The exponents of outputs by layer and step, from -1 (blue) to 1 (red)."""
+        shown = list(self.outputs.items())[:MAX_ROWS]
+        values = np.array([[math.nan if fit is None else fit.exponent for fit in fits] for _, fits in shown])
+        steps = [f"step {step}" for step in range(self.steps)]
+        title = f"Exponents of outputs ({self.axis}^x)"
+        return Squares(values, [layer or ROOT for layer, _ in shown], steps, title, (-1.0, 1.0))
+
+    @property
     def text(self) -> str:
         """The same in sentences."""
         many, sizes = len(self.sizes) * self.seeds, ", ".join(map(str, self.sizes))
@@ -441,24 +456,26 @@ class Checked:
             lines.append(f"  {layer or ROOT:40} " + "  ".join(f"{fit or 'unknown'!s:>13}" for fit in fits))
         left = len(self.outputs) - MAX_ROWS
         lines += [f"  and {left} more, with --json"] if left > 0 else []
-        lines += ["", f"The runs are the group {self.group}" + (f": {self.place}" if self.place else "")]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", _where(self.group, self.place)])
 
 
 def check(name: str, axis: Axis, sizes: Sequence[int], steps: int, seeds: Sequence[int], group: str) -> Checked:
     """Train a model in several sizes, and say which layers don't go with the size as they should."""
     if len(set(sizes)) < MIN_SIZES or min(sizes) < 1:
         raise ArgumentError(f"{len(set(sizes))} {axis}s are too few: give at least {MIN_SIZES}, such as 64,128,256")
-    sizes, place, runs = sorted(set(sizes)), None, list[Trained]()
-    for seed in seeds:
-        for size in sizes:
-            about = _about(group, "coordcheck", {axis: size, "seed": seed}) | {"kinds": OF_WATCHER}
-            run, place = train(name, axis, size, seed, steps, about)
-            runs.append(run)
-    stronger, _ = train(name, axis, sizes[0], seeds[0], steps, None, FACTOR)
-    judge = Judge(axis, runs, stronger)
-    found = tuple(judge.judge()), judge.sizes(), judge.still, judge.unseen, judge.diverged()
-    return Checked(axis, tuple(sizes), len(seeds), steps, group, place, *found)
+    sizes, runs = sorted(set(sizes)), list[Trained]()
+    stronger = train(Made.of(name, seeds[0], {axis: sizes[0]}), axis, sizes[0], seeds[0], steps, None, FACTOR)
+    for seed, size in itertools.product(seeds, sizes):
+        made, about = Made.of(name, seed, {axis: size}), {axis: size, "seed": seed}
+        with watch(made.model, kinds=OF_WATCHER, **_about(group, COORDCHECK, about)) as watcher:
+            runs.append(train(made, axis, size, seed, steps, watcher))
+            if len(runs) < len(seeds) * len(sizes):
+                continue
+            judge = Judge(axis, runs, stronger)
+            found = tuple(judge.judge()), judge.sizes(), judge.still, judge.unseen, judge.diverged()
+            checked = Checked(axis, tuple(sizes), len(seeds), steps, group, page_of(watcher), *found)
+            watcher.log_figure(EXPONENTS, checked.picture)
+    return checked
 
 
 def _about(group: str, tag: str, config: Mapping[str, float]) -> dict[str, Any]:
@@ -475,23 +492,24 @@ HALVINGS: Final = 2  # of what is between the largest stable rate and the next o
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Which learning rates are stable and best, and whether that depends on the width."""
+    """Which learning rates are stable and best, and whether that depends on the size."""
 
-    widths: tuple[RatesOf, ...]
+    axis: Axis
+    sizes: tuple[RatesOf, ...]
     steps: int
     group: str
     place: str | None
 
     @property
     def fit(self) -> Fit | None:
-        """How the best rate goes with the width."""
-        return Fit.of([(each.width, seed, _log(rate)) for each in self.widths for seed, rate in each.best.items()])
+        """How the best rate goes with the size."""
+        return Fit.of([(each.size, seed, _log(rate)) for each in self.sizes for seed, rate in each.best.items()])
 
     @property
     def verdict(self) -> str:
-        """Whether the best rate is the same at all widths, or known, if there is only one."""
-        known = all(math.isfinite(rate) for each in self.widths for rate in each.best.values())
-        if len(self.widths) == 1 or not known:
+        """Whether the best rate is the same at all sizes, or known, if there is only one."""
+        known = all(math.isfinite(rate) for each in self.sizes for rate in each.best.values())
+        if len(self.sizes) == 1 or not known:
             return "flat" if known else "unknown"
         verdict = "unknown" if self.fit is None else self.fit.verdict()
         return verdict if verdict in ("flat", "unknown") else "not flat"
@@ -499,59 +517,59 @@ class Swept:
     @property
     def text(self) -> str:
         """The same in sentences."""
-        lines = [f"- {each.sentence}" for each in self.widths]
-        if len(self.widths) > 1:
-            power = "" if self.fit is None else f": it goes as width^{self.fit}"
+        lines = [f"- {each.sentence}" for each in self.sizes]
+        if len(self.sizes) > 1:
+            power = "" if self.fit is None else f": it goes as {self.axis}^{self.fit}"
             lines.insert(0, {
                 "flat": f"The best learning rate transfers{power}.",
                 "not flat": f"The best learning rate doesn't transfer{power}. `hookcore coordcheck` names the layers.",
                 "unknown": f"It isn't known whether the best learning rate transfers{power}.",
             }[self.verdict])  # fmt: skip
-        rates = ", ".join(f"{rate:.3g}" for rate in self.widths[0].rates)
-        seeds = len(self.widths[0].best)
-        lines += [
-            f"- tried, for {self.steps} steps and {seeds} seeds each: {rates}" + ("..." if len(self.widths) > 1 else "")
-        ]
-        return "\n".join(
-            [*lines, "", f"The runs are the group {self.group}" + (f": {self.place}" if self.place else "")]
-        )
+        rates = ", ".join(f"{rate:.3g}" for rate in self.sizes[0].rates)
+        more, seeds = "..." if len(self.sizes) > 1 else "", len(self.sizes[0].best)
+        lines += [f"- tried, for {self.steps} steps and {seeds} seeds each: {rates}{more}", ""]
+        return "\n".join([*lines, _where(self.group, self.place)])
 
     @property
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON has it."""
-        fit = self.fit
-        widths = [
+        sizes = [
             {
-                "width": None if each.width == NO_WIDTH else each.width,
+                "size": None if each.size == NO_SIZE else each.size,
                 "stable": each.stable[0],
                 "unstable": each.stable[1],
                 "best": [rate if math.isfinite(rate) else None for rate in each.best.values()],
                 "sentence": each.sentence,
                 "tried": [{"rate": of.rate, "seed": of.seed, "diverged": each.has_diverged(of)} for of in each.tried],
             }
-            for each in self.widths
+            for each in self.sizes
         ]
-        told = {"verdict": self.verdict, "fit": None if fit is None else asdict(fit), "widths": widths}
+        fit = None if self.fit is None else asdict(self.fit)
+        told = {"verdict": self.verdict, "fit": fit, "axis": self.axis, "sizes": sizes}
         return {**told, "steps": self.steps, "group": self.group, "place": self.place}
 
 
+def _where(group: str, place: str | None) -> str:
+    return f"The runs are the group {group}" + (f": {place}" if place else "")
+
+
 def sweep(
-    name: str, rates: Sequence[float], widths: Sequence[int], steps: int, seeds: Sequence[int], group: str
+    name: str, rates: Sequence[float], axis: Axis, sizes: Sequence[int], steps: int, seeds: Sequence[int], group: str
 ) -> Swept:
-    """Train with each learning rate, in each width; then with some between the last stable one and the next."""
+    """Train with each learning rate, in each size; then with some between the last stable one and the next."""
     found, place = list[RatesOf](), None
-    for width in sorted(set(widths)) or [NO_WIDTH]:
-        tried, given = list[Tried](), {} if width == NO_WIDTH else {"width": width}
+    for size in sorted(set(sizes)) or [NO_SIZE]:
+        tried, given = list[Tried](), dict[str, float]() if size == NO_SIZE else {str(axis): float(size)}
         waiting = sorted(set(rates))
         for _ in range(HALVINGS + 1):
-            for rate in waiting:
-                for seed in seeds:
-                    about = _about(group, "lr-sweep", {**given, "lr": rate, "seed": seed}) | {"kinds": "output"}
-                    one, place = try_rate(name, {**given, "lr": rate}, width, seed, steps, about)
-                    tried.append(one)
-            stable, unstable = RatesOf(width, tuple(tried)).stable
+            for rate, seed in itertools.product(waiting, seeds):
+                made, about = Made.of(name, seed, {**given, "lr": rate}), {**given, "lr": rate, "seed": seed}
+                with watch(made.model, kinds="output", **_about(group, "lr-sweep", about)) as watcher:
+                    tried.append(try_rate(made, rate, seed, steps))
+                    place = page_of(watcher)
+            stable, unstable = RatesOf(axis, size, tuple(tried)).stable
             if stable is None or unstable is None:
                 break
             waiting = [math.sqrt(stable * unstable)]
-        found.append(RatesOf(width, tuple(tried)))
-    return Swept(tuple(found), steps, group, place)
+        found.append(RatesOf(axis, size, tuple(tried)))
+    return Swept(axis, tuple(found), steps, group, place)

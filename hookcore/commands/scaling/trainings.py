@@ -21,7 +21,7 @@ from hookcore.errors import ArgumentError
 from hookcore.hooks import on_forward, on_forward_pre
 from hookcore.hooks.internals import TorchDispatchMode, tree_iter, tree_map
 from hookcore.records import ROOT
-from hookcore.watcher import Watcher, detached, watch
+from hookcore.watcher import Watcher, detached
 
 Axis = Literal["width", "depth"]
 Values = dict[tuple[str, str], list[float]]  # of a quantity and a layer, by step
@@ -270,41 +270,33 @@ class Trained:
 
 
 def train(
-    name: str, axis: Axis, size: int, seed: int, steps: int, about: Mapping[str, Any] | None, factor: float = 1.0
-) -> tuple[Trained, str | None]:
-    """Train some steps; also return the page of the run's group. `about`: settings of the watch; None for none."""
-    made = Made.of(name, seed, {axis: size})
+    made: Made, axis: Axis, size: int, seed: int, steps: int, watcher: Watcher | None, factor: float = 1.0
+) -> Trained:
+    """Train some steps, watched or not."""
     start = {id(each): each.detach().clone() for each in made.model.parameters()}
     values, losses = Values(), list[float]()
-    watcher = None if about is None else watch(made.model, **about)
-    try:
-        for step in range(steps):
-            losses.append(made.step(seed, factor))
-            with detached():
-                found = _measure(made, start, seed, axis == "depth")
-            for key, value in found.items():
-                values.setdefault(key, [math.nan] * step).append(value)
-            if watcher is not None:
-                logged = {
-                    f"{what}/{layer or ROOT}": value for (what, layer), value in found.items() if what not in _FIXED
-                }
-                watcher.log(**logged)
+    for step in range(steps):
+        losses.append(made.step(seed, factor))
+        with detached():
+            found = _measure(made, start, seed, axis == "depth")
+        for key, value in found.items():
+            values.setdefault(key, [math.nan] * step).append(value)
         if watcher is not None:
-            watcher.flush()
-            values |= _sizes(watcher, steps)
-    finally:
-        if watcher is not None:
-            watcher.close()
+            logged = {f"{what}/{layer or ROOT}": value for (what, layer), value in found.items() if what not in _FIXED}
+            watcher.log(**logged)
+    if watcher is not None:
+        watcher.flush()
+        values |= _sizes(watcher, steps)
     shapes = {name: int(found[0]) for (what, name), found in values.items() if what == "dimensions"}
     measured = {name.replace(" ", ".").lstrip(".") for name in shapes}
     trained = [name for name, weight in made.model.named_parameters() if weight.requires_grad]
     unseen = [name for name in trained if name not in measured]
-    return Trained(size, seed, values, shapes, losses, unseen), _page_of(watcher)
+    return Trained(size, seed, values, shapes, losses, unseen)
 
 
 # Short trainings with several learning rates.
 
-NO_WIDTH: Final = 0
+NO_SIZE: Final = 0
 _ERRORS: Final = 3.0  # standard deviations, of which the median difference of two losses is about one
 
 
@@ -313,7 +305,6 @@ class Tried:
     """The losses of a short training with a learning rate, until one is non-finite."""
 
     rate: float
-    size: int
     seed: int
     losses: list[float]
 
@@ -332,9 +323,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class RatesOf:
-    """What the trainings of one width say about learning rates."""
+    """What the trainings of one size say about learning rates."""
 
-    width: int
+    axis: Axis
+    size: int
     tried: tuple[Tried, ...]
 
     def has_diverged(self, tried: Tried) -> bool:
@@ -374,7 +366,7 @@ class RatesOf:
     def sentence(self) -> str:
         """What is known, and what was tried."""
         best, (stable, unstable) = list(self.best.values()), self.stable
-        at = f"width {self.width}: " if self.width != NO_WIDTH else ""
+        at = f"{self.axis} {self.size}: " if self.size != NO_SIZE else ""
         edge = "unknown, because the lowest loss is at the end of what was tried: try other rates"
         known = all(map(math.isfinite, best))
         seeds = f"{min(best):.3g} to {max(best):.3g}, by seed" if known else edge
@@ -400,22 +392,19 @@ def _lowest(tried: Sequence[Tried], results: Sequence[float]) -> float:
     return tried[1].rate if up == down else math.exp(b - ((b - a) * up - (b - c) * down) / (2 * (up - down)))
 
 
-def try_rate(
-    name: str, given: Mapping[str, float], size: int, seed: int, steps: int, about: Mapping[str, Any]
-) -> tuple[Tried, str | None]:
+def try_rate(made: Made, rate: float, seed: int, steps: int) -> Tried:
     """Train with a learning rate. Each step has its own seed, which is that of other trainings, too."""
-    made, losses = Made.of(name, seed, given), list[float]()
-    with watch(made.model, **about) as watcher:
-        for step in range(steps):
-            losses.append(made.step(seed * 1_000_003 + step))
-            if not math.isfinite(losses[-1]):
-                break
-        return Tried(given["lr"], size, seed, losses), _page_of(watcher)
+    losses = list[float]()
+    for step in range(steps):
+        losses.append(made.step(seed * 1_000_003 + step))
+        if not math.isfinite(losses[-1]):
+            break
+    return Tried(rate, seed, losses)
 
 
-def _page_of(watcher: Watcher | None) -> str | None:
+def page_of(watcher: Watcher) -> str | None:
     """Return the page of a run's group."""
-    if watcher is None or watcher.url is None:
+    if watcher.url is None:
         return None
     return f"{watcher.url.partition('/runs/')[0]}/group?f={quote(f'group={watcher.settings.group}')}"
 

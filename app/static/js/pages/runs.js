@@ -3,6 +3,7 @@ import { byId, onClick } from "../dom.js";
 import { newsInPage } from "../live/news.js";
 import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
+import { drawFigures } from "../plot/figures.js";
 import { toast } from "../popup.js";
 import { RunCharts } from "../runs/charts.js";
 import {
@@ -88,10 +89,13 @@ function hear(message) {
 function start(body) {
   charts = new RunCharts(page, pick, {
     known: (runs) => selection.know(runs),
-    chosen: () => void parts.now(["sweep", "differences"]),
+    chosen: () => void parts.now(["sweep", "picture", "differences"]),
   });
   startViews(refresh);
   listenToLinks(page);
+  const picture = document.getElementById("picture");
+  picture?.addEventListener("renewed", () => void drawFigures(picture));
+  if (picture) void drawFigures(picture);
   page.state.on("better", () => void parts.now(["sweep"]));
   document.addEventListener("change", ({ target }) => {
     const select = /** @type {HTMLSelectElement} */ (target);
