@@ -31,10 +31,9 @@ from hookcore.records import Kind
 from hookcore.records.vocabulary import KIND_TITLES, OWN, counted
 
 from . import questions
-from .analysis.numerals import shown
+from .analysis.numerals import MAX_ROWS, Told, labeled, named, quoted, shown, table, told
 from .analysis.tiles import colors_of
 from .questions import Until, Waiting, id_of, link, span_words
-from .telling import MAX_ROWS, Told, labeled, named, quoted, table, told
 
 Ask = Callable[[Client], "Told | Waiting"]
 RANK: Final = {"type": "integer", "minimum": 0, "description": "one rank of a distributed training; default: their sum"}

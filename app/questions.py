@@ -21,8 +21,8 @@ from hookcore.records import ROOT, SEVERITIES, Kind, Value
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, STATE_WORDS, counted
 from hookcore.store import of_all_values
 
-from .analysis.numerals import duration, pace, percent, shown, size
-from .telling import MAX_NAME, MAX_ROWS, MAX_TEXT, Told, labeled, named, quoted, table, title, told
+from .analysis import numerals
+from .analysis.numerals import MAX_ROWS, MAX_TEXT, Told, labeled, named, quoted, shown, table, told
 
 _LISTED: Final = 5  # findings, other incidents, or examples
 _LINKS: Final = 8  # of a chain
@@ -102,7 +102,7 @@ def describe(client: Client, run: str | None = None) -> Told:
     leading = {each.incident or f"{each.key}@{each.since_step}": each for each in reversed(findings.findings)}
     for each in reversed(leading.values()):
         place = f"  [{labeled(each.tap)}]" if each.culprit_known else ""
-        words = f"{SEVERITY_WORDS[each.severity]}, {title(each.rule)}, since step {each.since_step:,}"
+        words = f"{SEVERITY_WORDS[each.severity]}, {numerals.title(each.rule)}, since step {each.since_step:,}"
         lines.append(f"- {words}: {quoted(each.message)}{place}")
     more = findings.total - len(findings)
     lines += [f"- {more:,} more."] if more > 0 else []
@@ -114,7 +114,7 @@ def _opening(run: answers.Run) -> str:
     state = STATE_WORDS.get(run.state, run.state)
     until = "before its first step" if run.newest_step is None else f"up to step {run.newest_step:,}"
     ranks = "" if run.ranks is None else f", {run.ranks.seen} of {run.ranks.world} ranks as one run"
-    return f"Run {named(run.id)} {quoted(run.name, MAX_NAME)}: {state}, {until}{ranks}."
+    return f"Run {named(run.id)} {quoted(run.name, numerals.MAX_NAME)}: {state}, {until}{ranks}."
 
 
 def _failure(run: answers.Run) -> list[str]:
@@ -128,7 +128,7 @@ def _failure(run: answers.Run) -> list[str]:
 
 
 def _figures(overview: answers.Overview) -> list[str]:
-    figures = [] if overview.steps_per_s is None else [pace(overview.steps_per_s)]
+    figures = [] if overview.steps_per_s is None else [numerals.pace(overview.steps_per_s)]
     for word, reading in (("loss", overview.loss), ("gradient norm", overview.gradient_norm)):
         figures += [] if reading is None else [f"{word} {shown(reading.value)} at step {reading.step:,}"]
     if (raw := overview.gradient_norm_before) is not None:
@@ -185,7 +185,7 @@ def _of_incident(incident: answers.Incident) -> list[str]:
     if incident.unseen:
         when = f"a step from {incident.earliest_step:,} to {incident.first_step:,}"
     word = SEVERITY_WORDS[incident.severity]
-    lines = [f"{word} {named(incident.id)}: {title(incident.rule)}{seen}. {quoted(incident.sentence)}"]
+    lines = [f"{word} {named(incident.id)}: {numerals.title(incident.rule)}{seen}. {quoted(incident.sentence)}"]
     lines.append(f"culprit: {culprit}; began in {when}; {end}; known by {incident.source}")
     return lines
 
@@ -318,7 +318,7 @@ def _compare_runs(client: Client, run: str | None, other: str, kind: Kind, stat:
     one, two = client.run(run), client.run(other)
     lines = [f"{_opening(one)}\n{_opening(two)}", f"{found.verdict.outcome}: {quoted(found.verdict.message, 1200)}"]
     rows = [
-        (labeled(each.tap), _step(each.parts_at), percent(each.share), _step(each.at_step))
+        (labeled(each.tap), _step(each.parts_at), numerals.percent(each.share), _step(each.at_step))
         for each in found.layers
         if each.parts_at is not None
     ]
@@ -367,13 +367,18 @@ def _compare_steps(client: Client, run: str | None, spans: Spans, kind: Kind | N
     run, (first, last, other_first, other_last) = id_of(client, run), spans
     found = client.differences(first, last, None, other_first, other_last, kind, limit=limit, run=run)
     rows = [
-        (labeled(each.tap), percent(each.share), "" if each.usual is None else percent(each.usual), each.message)
+        (
+            labeled(each.tap),
+            numerals.percent(each.share),
+            "" if each.usual is None else numerals.percent(each.usual),
+            each.message,
+        )
         for each in found.layers
     ]
     head = ("tensor", "values that differ", "usual", "how")
     lines = [*table(head, rows)] if rows else ["No tensor differs beyond chance."]
     for each in found.logged[:limit]:
-        lines.append(f"logged {named(each.name)}: {percent(each.share)} changed; {quoted(each.message)}")
+        lines.append(f"logged {named(each.name)}: {numerals.percent(each.share)} changed; {quoted(each.message)}")
     inside, outside = (
         "no captured step" if each.first is None else f"steps {each.first:,} to {each.last:,} ({each.steps:,} captured)"
         for each in (found.inside, found.outside)
@@ -409,7 +414,7 @@ def _compare_ranks(client: Client, run: str | None, kind: Kind, stat: str, limit
 
 
 def _seconds(value: float) -> str:
-    return "" if math.isnan(value) else duration(value)
+    return "" if math.isnan(value) else numerals.duration(value)
 
 
 def _odd(spread: answers.LayerSpread) -> str:
@@ -477,7 +482,7 @@ def precision(
     found = client.precision(format, scale, match, kind, first, last, MAX_ROWS, run=run)
     rows = [
         (labeled(each), *(_share_words(share) for share in (cast.underflow, cast.subnormal, cast.saturated)),
-         percent(cast.noise), percent(cast.most_noise), "yes" if cast.fits else "no")
+         numerals.percent(cast.noise), numerals.percent(cast.most_noise), "yes" if cast.fits else "no")
         for each in found.taps[:limit]
         for cast in (each.formats[format],)
     ]  # fmt: skip
@@ -493,7 +498,7 @@ def precision(
 
 
 def _share_words(share: answers.Estimate) -> str:
-    usual, least, most = map(percent, share)
+    usual, least, most = map(numerals.percent, share)
     return usual if least == most else f"{usual} ({least} to {most})"
 
 
@@ -519,7 +524,7 @@ def coverage(client: Client, run: str | None = None) -> Told:
     lost = ", ".join(f"{many:,} {named(why)}" for why, many in overview.dropped.items() if many)
     lines += [f"dropped: {lost}"] if lost else []
     left_out = "" if overview.steps_left_out is None else f"; {overview.steps_left_out:,} were not captured"
-    memory = f"; {size(about.usage.nbytes)} of memory" if about.in_memory else ""
+    memory = f"; {numerals.size(about.usage.nbytes)} of memory" if about.in_memory else ""
     lines += [f"Covers: {counted(overview.steps, 'step')}{left_out}{memory}.", *link(client, run, "/capture")]
     return told(lines, overview=overview, coverage=missing)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hookcore.reading.answers import Findings, Incident, Incidents, OwnRule, RunRules
     from hookcore.records import Failure
 
-    from ..telling import Told
+    from ..analysis.numerals import Told
 
 # Answers of a few lines, or the answers of REST. What makes them is imported when it is needed, as it takes a while.
 

@@ -14,10 +14,10 @@ from torch import nn
 
 import hookcore
 from hookcore.records import Event, Failure, Tap
+from hookcore_app.analysis.numerals import quoted
 from hookcore_app.cli import main
 from hookcore_app.runs import Run
 from hookcore_app.runs.parts import End
-from hookcore_app.telling import quoted
 from tests import build
 from tests.api_world import fill, fill_ranks, open_run
 from tests.archive_world import ODD_NAME, save_layer
