@@ -22,16 +22,25 @@ from .models import (
     attentive,
     constant,
     drawn,
+    in_float8,
     mlp,
     normalized,
     residual,
     scaled,
     silenced,
+    update_scales,
 )
 from .trainings import classifier, evaluated
 
 AT: Final = 120
 TINY: Final = 2e-6
+
+
+def _forgetting_scales(*paths: str, **options: Any) -> Training:
+    """Train in float8, but from a step on, the scales of these layers don't follow."""
+    calls = itertools.count()
+    clip = lambda model: update_scales(model, paths if next(calls) >= AT else ())  # noqa: E731
+    return classifier(in_float8(), 1e-4, clip=clip, **options)
 
 
 def _at(change: Callable[[Any], object], model: nn.Module, **options: Any) -> Training:
@@ -446,6 +455,20 @@ FAULTY: Final = {
     "float16 with a loss scale that is too small": Case(
         lambda: _tiny(scaler=torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=10**9)),
         ("gradient-underflow",),
+    ),
+    "float8 with scales that are no longer updated": Case(
+        lambda: _forgetting_scales("0", "2", "4", spoil=lambda number, batch: batch * (8.0 if number >= AT else 1.0)),
+        ("float8-clipped",),
+        "0",
+        at=AT,
+        settings=_OFTEN,
+    ),
+    "float8 gradients of one layer beyond its scale": Case(
+        lambda: _forgetting_scales("2", reduce=lambda number, loss: loss * (16.0 if number >= AT else 1.0), log=False),
+        ("float8-clipped",),
+        "2",
+        at=AT,
+        settings=_OFTEN,
     ),
     "second moments in float16": Case(
         lambda: _forgetful(dtype=torch.float16, reduce=lambda _, loss: 0.001 * loss),

@@ -27,12 +27,14 @@ from .models import (
     constant,
     convolutions,
     drawn,
+    in_float8,
     masked,
     mlp,
     normalized,
     residual,
     scaled_residual,
     transformer,
+    update_scales,
     with_dropout,
 )
 from .trainings import Plan, classifier, evaluated, regression
@@ -193,6 +195,16 @@ HEALTHY: Final = {
     ),
     "bfloat16 weights": Case(lambda: classifier(mlp(4).bfloat16(), 0.05)),
     "bfloat16 weights, adam": Case(lambda: classifier(mlp(4).bfloat16(), 1e-3, _ADAM)),
+    "float8 with scales that follow larger inputs": Case(
+        lambda: classifier(
+            in_float8(),
+            0.01,
+            clip=update_scales,
+            spoil=lambda number, batch: batch * (8.0 if number >= 100 else 1.0),
+        ),
+        steps=300,
+        settings={"state_every": 10},
+    ),
     "four micro-batches": Case(lambda: classifier(mlp(4), 0.05, parts=4)),
     "eight micro-batches, measured": Case(lambda: classifier(mlp(4), 0.05, parts=8), steps=300, probes=(PARTS,)),
     "micro-batches with a few wrong labels": Case(

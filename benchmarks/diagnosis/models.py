@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -131,6 +132,69 @@ class Stacked(nn.Module):
     def forward(self, values: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         every = torch.einsum("tw,ewv->tev", values, self.weight).relu()
         return (every.gather(1, chosen[..., None].expand(-1, -1, every.shape[2])) * weights[..., None]).sum(dim=1)
+
+
+class _Through(torch.autograd.Function):
+    """Changes values in the forward pass, or gradients in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, change: Any, change_back: Any) -> Tensor:
+        ctx.change_back = change_back
+        return change(values) if change else values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.change_back(gradient) if ctx.change_back else gradient, None, None
+
+
+class Delayed(nn.Linear):
+    """A layer that computes in float8 with delayed scaling. It keeps its scales as TransformerEngine's layers do."""
+
+    def __init__(self, inside: int, outside: int, history: int = 16) -> None:
+        super().__init__(inside, outside)
+        limits = SimpleNamespace(max_fwd=448.0, max_bwd=57344.0)
+        self.fp8_meta: dict[str, Any] = {
+            "num_gemms": 1,
+            "recipe": SimpleNamespace(fp8_format=SimpleNamespace(value=limits)),
+            "scaling_fwd": SimpleNamespace(scale=torch.ones(3), amax_history=torch.zeros(history, 3), largest=448.0),
+            "scaling_bwd": SimpleNamespace(scale=torch.ones(2), amax_history=torch.zeros(history, 2), largest=57344.0),
+        }
+
+    def _cast(self, values: Tensor, key: str, place: int) -> Tensor:
+        """Cast to float8 and back, and note the largest magnitude."""
+        state, dtype = self.fp8_meta[key], torch.float8_e5m2 if key == "scaling_bwd" else torch.float8_e4m3fn
+        newest, scale = state.amax_history[0], state.scale[place]
+        newest[place] = torch.maximum(newest[place], values.abs().amax())
+        cast = (values * scale).clamp(-state.largest, state.largest).to(dtype)
+        return cast.to(values.dtype) / scale
+
+    def update_scales(self) -> None:
+        """Move the histories up, and let the scales follow their maxima, as when a pass has ended."""
+        for key in ("scaling_fwd", "scaling_bwd"):
+            state = self.fp8_meta[key]
+            largest = state.amax_history.amax(dim=0)
+            state.scale.copy_(torch.where(largest > 0, state.largest / largest, state.scale))
+            state.amax_history.copy_(state.amax_history.roll(-1, 0))
+            state.amax_history[0] = 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = _Through.apply(values, lambda each: self._cast(each, "scaling_fwd", 0), None)
+        weight = _Through.apply(self.weight, lambda each: self._cast(each, "scaling_fwd", 1), None)
+        result = nn.functional.linear(values, weight, self.bias)
+        changed: Tensor = _Through.apply(result, None, lambda each: self._cast(each, "scaling_bwd", 0))
+        return changed
+
+
+def in_float8() -> nn.Sequential:
+    """Return three layers that compute in float8."""
+    return nn.Sequential(Delayed(16, 32), nn.ReLU(), Delayed(32, 32), nn.ReLU(), Delayed(32, 4))
+
+
+def update_scales(model: nn.Module, but: tuple[str, ...] = ()) -> None:
+    """Let the scales of layers in float8 follow, but not those of some."""
+    for path, layer in model.named_children():
+        if isinstance(layer, Delayed) and path not in but:
+            layer.update_scales()
 
 
 class Adapted(nn.Module):

@@ -201,6 +201,16 @@ ADVICE: Final[dict[str, Advice]] = {
             "if one layer alone overflows and keeps the scale small, compute that layer in float32",
         ),
     ),
+    "float8-clipped": _advice(
+        "a scale that nothing updates, as if `precompute_float8_dynamic_scale_for_fsdp` isn't called after each step",
+        "values that grow faster than the scale follows, with a short history or with `most_recent`",
+        "a scale that a restart brought back with weights that it doesn't belong to",
+        tries=(
+            "let the scale follow: check that the update of scales runs in each step",
+            "use a longer history of maxima with a margin of 1, or compute the scale from the tensor itself",
+            "keep this layer in bfloat16, and find out why its values grow",
+        ),
+    ),
     "large-update": _advice(
         "a learning rate that is too high for this layer",
         "a weight that is close to zero, so that any update is large in comparison",
@@ -544,6 +554,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "gradient-underflow": (
         "The root mean square of what isn't zero of a gradient in float16 is below {factor} times the smallest number "
         "of float16, and a share of {share} or more is zero, in {captured_steps} captured steps."
+    ),
+    "float8-clipped": (
+        "The largest value is at least {factor} times the largest number of the format, with its scale, in {measured} "
+        "measurements."
     ),
     "large-update": (
         "An update is {share} of its weight; or {relative_share} of it, and {factor} times its usual value. "

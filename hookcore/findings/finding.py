@@ -42,6 +42,7 @@ RuleName = Literal[
     "state-stays-zero",
     "second-moments",
     "gradient-underflow",
+    "float8-clipped",
     "spike-precursor",
     "dead-channels",
     "rank-collapse",

@@ -29,6 +29,7 @@ from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.times import find_waits
 from hookcore.findings.updates import (
     find_dominant,
+    find_float8,
     find_lost,
     find_ownership,
     find_precursors,
@@ -273,7 +274,7 @@ def findings_of(
     found += broken + find_rate(losses, taps, bool(broken))
     spikes = find_loss_spikes(losses, taps)
     found += spikes + find_precursors(store, judged, spikes) + find_progress(losses, taps) + find_states(store, taps)
-    found += find_underflow(store, taps)
+    found += find_underflow(store, taps) + find_float8(store, taps)
     found += find_ownership(store, taps) + find_waits(store, taps)
     found += find_probed(store, taps, losses) + find_routing(store, taps) + find_dominant(store, taps)
     if inputs.sizes is not None:

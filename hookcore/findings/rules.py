@@ -153,6 +153,10 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("share", 0.1, 0.001, 1, "share of the values that are zero"),
         _captured(8, 64),
     ),
+    "float8-clipped": (
+        Threshold("factor", 2.0, 1, 1e30, "times the largest number of the format, with its scale"),
+        _measured(3),
+    ),
     "state-stays-zero": (_measured(3),),
     "second-moments": (
         Threshold("factor", 1e6, 1.1, 1e30, "times their usual size"),
@@ -467,6 +471,15 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "each of its newest captured steps: smaller values have become zero. A `GradScaler` prevents this; the "
                 "rule takes its scale into account. It knows the type of a gradient by that of the layer's output.",
                 among=64,
+            ),
+            _rule(
+                "float8-clipped",
+                "warning",
+                "Clipped in float8",
+                "The largest value of what a layer casts to float8 is far beyond the largest number of the format with "
+                "the scale that the cast uses, in each of the newest measurements: such values are clipped. The scale "
+                "follows too late, or nothing updates it. Needs TransformerEngine's delayed scaling, or scales of "
+                "weights that torchao computes ahead, which are measured in every 50th captured step by default.",
             ),
             _rule(
                 "state-stays-zero",

@@ -263,7 +263,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "gradient-clipped-always": _tensors("param_grad"),
     # An optimizer that keeps nothing, or a loss that never jumps, lacks nothing.
     **dict.fromkeys(("state-stays-zero", "second-moments", "spike-precursor")),
-    "gradient-underflow": None,  # a training without float16 lacks nothing
+    **dict.fromkeys(("gradient-underflow", "float8-clipped")),  # a training without float16 or float8 lacks nothing
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse", "fused attention, or "),

@@ -1,5 +1,5 @@
-"""Updates and gradients that rounding swallows, states of optimizers, what moved first, parameters that nothing steps,
-and the parts of micro-batches."""
+"""What rounding swallows and float8 clips, states of optimizers, what moved first, parameters that nothing steps, and
+the parts of micro-batches."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import PROBE, STATE_KINDS, Event, Kind, Severity, Tap
 from hookcore.records.vocabulary import (
     ENDED,
+    FLOAT8,
     FROZEN,
     GRAD_SCALE,
     KIND_WORDS,
@@ -206,6 +207,49 @@ def _underflow(
     number = int(gradients.numbers[place])
     severity = RULES[_UNDERFLOW].severity
     return Finding(_UNDERFLOW, severity, number, gradients.taps[place], *about, members=((number, since),))
+
+
+_CLIPPED: Final = "float8-clipped"
+_CAST_WORDS: Final = {"input": "the input", "weight": "the weight", "grad_output": "the gradient of the output"}
+
+
+def _reaches_in(taps: TapList) -> list[int]:
+    begin = f"{FLOAT8} reach "
+    return [place for place, tap in enumerate(taps.taps) if tap.kind == PROBE and tap.index.startswith(begin)]
+
+
+def find_float8(store: Store, taps: TapList) -> list[Finding]:
+    """Return a finding about tensors whose largest values are beyond what float8 holds with their scale."""
+    reaches = taps.at(taps.fact(_reaches_in))
+    if not len(reaches.taps):
+        return []
+    rows = store.rows(reaches.numbers, "max", store.captured_step(_AMONG))
+    numbers = {(tap.module, tap.index): number for number, tap in taps if tap.kind == PROBE}
+    found = []
+    for place, (number, tap) in enumerate(reaches):
+        measured = np.flatnonzero((rows.present[:, place] > 0) & np.isfinite(rows.mean[:, place]))
+        scale = numbers.get((tap.module, tap.index.replace(" reach ", " scale ")), -1)
+        found += _clipped(store, tap, number, scale, rows.some(measured), place)
+    return _leading(found)
+
+
+def _clipped(store: Store, tap: Tap, number: int, scale: int, rows: Rows, place: int) -> list[Finding]:
+    limits, values = limits_of(store, _CLIPPED), rows.mean[:, place]
+    many = int(limits["measured"])
+    is_bad = values >= limits["factor"]
+    if len(values) < many or not is_bad[-many:].all():
+        return []
+    begun = int(np.flatnonzero(~is_bad)[-1]) + 1 if not is_bad.all() else 0
+    what = _CAST_WORDS.get(tap.index.rpartition(" ")[2], "a tensor")
+    text = f"the largest value of {what} has been {values[-1]:.3g} times as large as float8 holds with its scale"
+    ends = (
+        [store.rows(np.array([scale]), stat, int(rows.first[-many])) for stat in ("min", "max")] if scale >= 0 else []
+    )
+    is_same = ends and all(len(set(each.mean[each.present[:, 0] > 0, 0].tolist())) == 1 for each in ends)
+    why = ", and the scale hasn't changed" if is_same else ", although the scale changes"
+    since, usual = int(rows.first[begun]), float(np.median(values[:begun])) if begun else float("nan")
+    about = "max", float(values[-1]), usual, since, None, Since(text, why), tuple(values[-SPARK:].tolist()), 0
+    return [Finding(_CLIPPED, RULES[_CLIPPED].severity, number, tap, *about, members=((number, since),))]
 
 
 _ZERO: Final = "state-stays-zero"

@@ -78,11 +78,13 @@ EXPERT_LOAD: Final = "expert_load"  # the share of each expert in the choices of
 ROUTER_ENTROPY: Final = "router_entropy"  # of a token's probabilities, on average; 1 if all experts are as likely
 EXPERT_DROPPED: Final = "expert_dropped"  # the share of the choices beyond an expert's capacity
 RESIDUAL: Final = "residual"  # the share of a branch in the residual stream, and the stream before and after it
+FLOAT8: Final = "float8"  # scale, amax, and reach of what a layer casts to float8
 MICRO_NORM: Final = "micro_norm"  # of what each micro-batch adds to a model's gradient, a part of a probe's result
 MICRO_COSINE: Final = "micro_cosine"  # of that to the gradient of the step
 # Names that no probe of a user has:
 OWN_NUMBERS: Final = (
-    *(*STEP_NUMBERS, UPDATE_COSINE, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED, RESIDUAL, MICRO_NORM, MICRO_COSINE),
+    *(*STEP_NUMBERS, UPDATE_COSINE, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED, RESIDUAL, FLOAT8),
+    *(MICRO_NORM, MICRO_COSINE),
 )
 # Numbers of each head of a call of attention, stored as probes, and the place of its maps among a module's outputs.
 ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_token", "distance", "output")

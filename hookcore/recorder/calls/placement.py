@@ -29,6 +29,7 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector
+from hookcore.recorder.measured.float8 import Float8Scales
 from hookcore.recorder.measured.flows import Flows, Streams
 from hookcore.recorder.measured.moments import Samples
 from hookcore.recorder.measured.probes import Probes
@@ -261,14 +262,15 @@ class Observers:
         self.routers = Routers(context, self.probes.channels)
         self.attention = AttentionCalls(context, self.probes, self.snapshots)
         self.flows, self.streams = Flows(context), Streams(context)
+        self.scales = Float8Scales(context)
         self._cadence, self._placement = context.cadence, placement
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
         learns, routes = self.flows.begin_step(captured), self.routers.begin_step(step, captured)
         takes, is_rare = self.automatic.begin_step(captured), captured and self._cadence.is_rare(step)
-        streams = self.streams.begin_step(is_rare)
-        if self.probes.begin_step(step, captured, is_rare, self._cadence.block) or learns or routes or takes or streams:
+        rare = self.streams.begin_step(is_rare) | self.scales.begin_step(is_rare)
+        if self.probes.begin_step(step, captured, is_rare, self._cadence.block) or learns or routes or takes or rare:
             self._follow()
         if self.attention.looks:
             self.attention.begin_step()
@@ -279,6 +281,8 @@ class Observers:
             self.probes.passes.end_step()
         if self.routers.due:
             self.routers.end_step()
+        if self.scales.due:
+            self.scales.end_step()
 
     def begin_snapshots(self) -> None:
         """Look for the requested tensors."""
@@ -292,8 +296,8 @@ class Observers:
         routers: tuple[Observer, ...] = (self.routers,) if self.routers.due else ()
         attention: tuple[Observer, ...] = (self.attention,) if self.attention.looks else ()
         flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
-        streams: tuple[Observer, ...] = (self.streams,) if self.streams.due else ()
-        self._placement.follow_observers(*snapshots, *automatic, *probes, *routers, *attention, *flows, *streams)
+        rare: tuple[Observer, ...] = (self.streams, self.scales) if self.streams.due else ()
+        self._placement.follow_observers(*snapshots, *automatic, *probes, *routers, *attention, *flows, *rare)
 
     def hurries(self, step: int) -> bool:
         """Return whether to capture a step, whatever the cadence says."""
@@ -309,6 +313,8 @@ class Observers:
             self.snapshots.before_step(owned, with_gradients)
         if self.probes.due:
             self.probes.before_step(owned, with_gradients)
+        if self.scales.due:
+            self.scales.before_step(owned)
 
     def read_gradients(self, owned: Sequence[Parameter]) -> None:
         """Look at the gradients that a closure has left."""
