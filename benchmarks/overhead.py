@@ -37,7 +37,7 @@ UNTOUCHED: Final = "untouched"
 FLOOR: Final = "floor"
 DEFAULT: Final = "default"
 BUDGETED: Final = (DEFAULT, "spent")  # they need long turns
-TURN_S: Final = 0.08  # minimum length of a turn; hookcore's own thread looks for work every 0.02 s
+TURN_S: Final = 0.4  # minimum length of a turn; hookcore's own thread looks for work every 0.1 s
 MIN_STEPS: Final = 2
 SETTLE_STEPS: Final = 48  # the first steps under a budget alternate to learn the cost
 LONG_STEPS: Final = 16  # of a turn under a budget: captured and skipped steps in their real proportion
@@ -61,6 +61,9 @@ class Variant:
 
     def after_step(self) -> None:
         """Run after every step, inside the measured time."""
+
+    def finish(self) -> None:
+        """Do what the steps have left to other threads, inside the measured time."""
 
     def close(self) -> None:
         """Clean up at the end."""
@@ -125,9 +128,12 @@ class Watched(Variant):
         """Register its hooks again."""
         self._aside.close()
 
-    def off(self) -> None:
-        """Remove its hooks. Waiting work of its thread is done first, so that the next turn doesn't pay for it."""
+    def finish(self) -> None:
+        """Wait for its thread, so that the next turn doesn't pay for its work."""
         self.watcher.flush()
+
+    def off(self) -> None:
+        """Remove its hooks."""
         self._aside.enter_context(hookcore.detached())
 
     def close(self) -> None:
@@ -263,7 +269,7 @@ class Bench:
             self._turn(each, SETTLE_STEPS, 0)()
         seconds -= time.perf_counter() - started
         before = {name: (each.watcher.store.captured(), each.watcher.current_step) for name, each in budgeted.items()}
-        steps = max(LONG_STEPS, math.ceil(4 * TURN_S / self._step_s))
+        steps = max(LONG_STEPS, math.ceil(2 * TURN_S / self._step_s))
         tasks = {name: self._turn(self._variants[name], steps, 1) for name in (UNTOUCHED, *budgeted)}
         self.result.long = take_turns(tasks, Length(seconds, least=3, rounds=rounds))
         for name, each in budgeted.items():
@@ -292,6 +298,7 @@ class Bench:
             step()
             after_step()
         self._training.finish()
+        variant.finish()
         return (self._clock() - started) / max(1, steps)
 
 

@@ -318,12 +318,14 @@ class Follower:
 
     def notices(self, frame: Frame) -> bool:
         """Return whether to act when this frame is in the store: on the schedule, or because a value changed."""
-        self._change_before(frame.step)
+        if self._changes:
+            self._change_before(frame.step)
         for event in frame.events:
             self.hear(event)
-        if self._notice(frame):
-            self._wanted, self._again = True, self._frames + AGAIN + bool(len(frame.taps))
-        self._is_due = bool(len(frame.taps)) and self._is_scheduled()
+        has_rows = len(frame.taps) > 0
+        if self._notice(frame) if has_rows or frame.events else self._notice_loss(frame.scalars):
+            self._wanted, self._again = True, self._frames + AGAIN + has_rows
+        self._is_due = has_rows and self._is_scheduled()
         return self._is_due or (self._wanted and self._looks >= 1) or self._has_own
 
     def _is_scheduled(self) -> bool:

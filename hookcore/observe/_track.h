@@ -6,7 +6,7 @@
  * Nothing here lets go of the interpreter between reading the state and changing it, except where it calls torch.
  */
 
-enum { NOTES = 64, TURNS = 128, LOSSES = 256, MOST_WITNESSES = 32, MOST_OWNERS = 8 };
+enum { NOTES = 128, TURNS = 256, LOSSES = 512, MOST_WITNESSES = 32, MOST_OWNERS = 8 };
 enum { OFF, PASS, IN_PASS, STEP, IN_STEP }; /* what may come next; steady.py has the same list */
 enum { RECENT = 256 };                      /* steps; owners.py has the same number */
 
@@ -688,6 +688,15 @@ static PyObject *list_of(const double *numbers, int64_t many)
     return list;
 }
 
+/* The same, with None for NaN. */
+static PyObject *list_of_known(const double *numbers, int64_t many)
+{
+    PyObject *list = PyList_New(many);
+    for (int64_t i = 0; list != NULL && i < many; i++)
+        PyList_SetItem(list, i, numbers[i] == numbers[i] ? PyFloat_FromDouble(numbers[i]) : none());
+    return list;
+}
+
 static PyObject *list_of_numbers(const int64_t *numbers, int64_t many)
 {
     PyObject *list = PyList_New(many);
@@ -740,7 +749,7 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     int64_t compared = noted.compares ? noted.many : 0;
     return Py_BuildValue(
         "LLLNNNNNNddLNNNKKNLLLL", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
-        list_of(noted.elapsed_s, noted.noted), list_of(noted.time_s, noted.noted), list_of(noted.scales, noted.noted),
+        list_of(noted.elapsed_s, noted.noted), list_of(noted.time_s, noted.noted), list_of_known(noted.scales, noted.noted),
         list_of_numbers(noted.parts, noted.noted), list_of(noted.losses, noted.read), list_of_turns(noted.turns, noted.turned), noted.loss,
         noted.scale, (long long)noted.looked_at, list_of_marks(noted.before, compared),
         list_of_marks(noted.in_pass, noted.reads || noted.compares ? noted.many : 0), list_of_marks(noted.in_step, noted.many),

@@ -78,6 +78,7 @@ class Recorder:
         try:
             self.capture.commands.enqueue(command)
             self.steps.steady.settle()  # the end of the running step sees it
+            self.capture.collector.queue.urgent.set()
         except Exception as error:
             self.context.errors.record("command", error)
 

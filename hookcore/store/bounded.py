@@ -218,9 +218,7 @@ class ScalarLog:
         if not places:
             return lanes, values, not names
         values[0] = 1
-        for row, numbers in zip(values[_VALUE], named, strict=True):
-            given = list(numbers.values())
-            row[:] = [given[place] for place in places]
+        values[_VALUE] = np.array([list(numbers.values()) for numbers in named], np.float64)[:, places]
         np.logical_not(np.isfinite(values[_VALUE]), out=values[_BAD])
         if self.ladder.newest == steps[0]:
             assert len(steps) == 1

@@ -20,10 +20,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
-from hookcore.records import TENSOR_KINDS
+from hookcore.records import TENSOR_KINDS, Command
+from hookcore.records.vocabulary import NONFINITE_STEP
 from hookcore.store import Store
 from tests.harness import digest, process_state, read_step, seed_all, watch
 from tests.inside import class_of, module_of, recorder_of
+from tests.waiting import wait_for
 from tests.zoo.case import mean_square, mlp, noise, sgd
 
 STEPS: Final = 6
@@ -680,3 +682,39 @@ def test_nothing_remains_when_watch_itself_raises() -> None:
     with pytest.raises(hookcore.ArgumentError):
         watch(mlp(), kinds={"outputs"})
     assert process_state() == before
+
+
+@pytest.fixture
+def rare_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the recorder's thread look for work only when it is called."""
+    monkeypatch.setattr(module_of("Worker"), "POLL_S", 600.0)
+
+
+@pytest.mark.usefixtures("rare_rounds")
+def test_an_incident_a_command_many_frames_and_a_flush_wait_for_no_round() -> None:
+    model = mlp()
+    inputs, optimizer = noise(5, 6), sgd(model.parameters())
+
+    def step(factor: float = 1.0) -> None:
+        optimizer.zero_grad()
+        (mean_square(model(inputs)) * factor).backward()
+        optimizer.step()
+
+    def names_of_events() -> set[str]:
+        return {event.name for event in watcher.store.events()}
+
+    with watch(model, every=1 << 20) as watcher:
+        for _ in range(3):
+            step()
+        assert watcher.flush()
+        assert watcher.store.steps().newest == 2
+        for _ in range(300):
+            step()
+        wait_for(lambda: (watcher.store.steps().newest or 0) >= 100, "the frames of many steps")
+        assert watcher.flush()
+        recorder_of(watcher).on_command(Command(1, "settings", changes={"every": 7}))
+        for _ in range(2):
+            step()
+        wait_for(lambda: {"settings-changed"} <= names_of_events(), "the outcome of a command")
+        step(float("nan"))
+        wait_for(lambda: {NONFINITE_STEP} <= names_of_events(), "the step with NaN")

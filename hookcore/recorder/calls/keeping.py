@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -116,10 +116,11 @@ class Keeping:
         if self._dispatcher.keeper is not None:
             self._dispatcher.keeper.settle_late()
 
-    def remember(self, frame: Frame) -> None:
-        """Let the keeper remember a sent frame."""
+    def remember(self, frames: Sequence[Frame]) -> None:
+        """Let the keeper remember sent frames."""
         if self._dispatcher.keeper is not None:
-            self._dispatcher.keeper.remember(frame)
+            for frame in frames:
+                self._dispatcher.keeper.remember(frame)
 
     def close(self) -> None:
         """Let it let go of everything."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Final
 
 from hookcore.records import vocabulary
@@ -185,17 +186,19 @@ class Cadence:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
         self.alarmed = self.alarmed or why
 
-    def look_for_jumps(self, scalars: dict[str, Any]) -> None:
+    def look_for_jumps(self, *logged: dict[str, Any]) -> None:
         """Capture the next step if a logged loss jumps, or a number becomes non-finite or was so before."""
-        for name, value in scalars.items():
+        for name, value in chain.from_iterable(map(dict.items, logged)):
             if not isinstance(value, float) or name.startswith(OWN):
                 continue
-            if "loss" in name.lower() or not math.isfinite(value) or name in self._finders:
-                finder = self._finders.get(name)
-                if finder is None and len(self._finders) < MAX_FINDERS:
-                    finder = self._finders[name] = JumpFinder()
-                if finder is not None and finder.jumped(value):
-                    self.alarm(f"{name} jumped to {value:.6g}" if math.isfinite(value) else f"{name} was {value}")
+            finder = self._finders.get(name)
+            if finder is None:
+                is_looked_at = "loss" in name.lower() or not math.isfinite(value)
+                if not is_looked_at or len(self._finders) >= MAX_FINDERS:
+                    continue
+                finder = self._finders[name] = JumpFinder()
+            if finder.jumped(value):
+                self.alarm(f"{name} jumped to {value:.6g}" if math.isfinite(value) else f"{name} was {value}")
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""

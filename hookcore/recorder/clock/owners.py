@@ -369,6 +369,13 @@ class Owner:
         self.last_step = step
         self.steps += 1
 
+    def count_many(self, step: int, many: int) -> None:
+        """Count so many steps of its own, which ended the steps of the run from this one on."""
+        self.count(step)
+        if many > 1:
+            self._gap, self.last_step, self.steps = 1, step + many - 1, self.steps + many - 1
+        self.ended += many
+
     def gap(self, step: int) -> int:
         """Return the steps from one of its steps to the next, 1 if it is no longer at work."""
         return self._gap if self.steps and step - self.last_step <= RECENT else 1

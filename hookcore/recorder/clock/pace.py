@@ -130,6 +130,7 @@ class Stalls:
         self._ended_at = self._now()
         self._longest_s = 0.0
         self._chain: tuple[Place, ...] = ()  # where the training thread was when a step ended, innermost first
+        self._mark_at = 0  # the step from which on it is noted again
         self._thread = 0
         self._clock: int | None = None  # of the thread's processor time
         self._looked_at = float("-inf")
@@ -139,8 +140,9 @@ class Stalls:
 
     def mark(self, step: int) -> None:
         """Note now and then where the training loop is. Called by its thread when a step ends."""
-        if step % MARK_EVERY and step & (step - 1):
+        if step < self._mark_at and step & (step - 1):
             return
+        self._mark_at = step + MARK_EVERY
         self._chain = tuple((frame.f_code, frame.f_lasti) for frame in _frames(sys._getframe(1)))
         self._thread = threading.get_ident()
         if hasattr(time, "pthread_getcpuclockid"):  # elsewhere, nothing is judged

@@ -47,12 +47,13 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.leaving.frames import MAX_BATCH, Collector, FrameQueue, without_rows
+from hookcore.recorder.leaving.frames import MANY_FRAMES, MAX_BATCH, Collector, FrameQueue, without_rows
 from hookcore.recorder.measured.scalars import FIRST_STEPS, LossScale, product_of
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import Snapshots
 
-CHECK_EVERY: Final = 64  # steps of which at least one goes the long way, where rare checks are made
+CHECK_EVERY: Final = 128  # steps of which at least one goes the long way, where rare checks are made,
+MULTIPLE: Final = 8  # and its number is a multiple of this one, at which they are due
 NEAR: Final = 4  # frames between a loop's line and the optimizer's step, among which a scaler is looked for
 
 # What may come next: anything (the full machinery decides), a backward pass, its end, an optimizer's step or another
@@ -88,7 +89,7 @@ class Notes(NamedTuple):
     passes: int  # of the running step
     elapsed_s: list[float]  # of each step that ended
     times_s: list[float]
-    scales: list[float]  # NaN without a scaler
+    scales: list[float | None]  # None without a scaler
     parts: list[int]  # how many losses each has
     losses: list[float]  # of these steps, and of the passes of the running one
     turns: list[tuple[int, int]]  # the optimizers that stepped, by place, and whether each joined the step before
@@ -168,6 +169,7 @@ class Steady:
     _thread: int = field(default=0, init=False)
     _until: int = field(default=0, init=False)  # the first step that ends the long way
     _until_s: float = field(default=0.0, init=False)
+    _check_at: int = field(default=0, init=False)  # the step that goes the long way in any case
     _spent_s: float = field(default=0.0, init=False)  # as far as it was taken
     _roots: list[Root] = field(default_factory=list, init=False)  # of the optimizer's witnesses
     _looks: bool = field(default=False, init=False)
@@ -230,6 +232,7 @@ class Steady:
         capture, observers = self._capture, self._capture.observers
         return (
             capture.placement.attached
+            and not self._events  # which go with the next frame
             and current.meter is None
             and not (current.running or current.ignoring or current.pending)
             and not (parts.open or parts.is_cut or parts.has_new_held)
@@ -253,10 +256,12 @@ class Steady:
         if self._reads and alone is not None and not alone.loss_name and not self._collector.loss.is_logged:
             return  # it gets its name the long way
         self._name = "" if alone is None else alone.loss_name
-        chosen = step + CHECK_EVERY if self._paused else self._cadence.next_chosen(step)
+        if step >= self._check_at:
+            self._check_at = step // MULTIPLE * MULTIPLE + CHECK_EVERY
+        chosen = self._check_at + 1 if self._paused else self._cadence.next_chosen(step)
         # Before a step in which updates are compared with those before, weights are read earlier.
         ahead = self._cadence.block if self._parameters.requests_updates and self._cadence.is_rare(chosen) else 0
-        self._until = min(chosen - 1 - ahead, self._ownership.next, (step // CHECK_EVERY + 1) * CHECK_EVERY)
+        self._until = min(chosen - 1 - ahead, self._ownership.next, self._check_at)
         self._until_s = self._parameters.look_at
         if step < self._until:
             self._teach(owners)
@@ -457,7 +462,7 @@ class Steady:
             owner = owners[notes.owner]
             owner.late, owner.inner_passes = bool(notes.is_late), False
             self._stacks[self._thread] = [(id(owner.ref()), notes.frame)]
-        self._scale.value = _scale_of(notes.scale)
+        self._scale.value = None if notes.scale != notes.scale else notes.scale
         self._apply_passes(notes, list(losses))
 
     def _apply_ended(self, notes: Notes, losses: Iterator[float]) -> None:
@@ -475,8 +480,10 @@ class Steady:
                 [self._owners[at].loss_name for at, joins in notes.turns if not joins],
             )
             logged = [self._logged.pop(number, None) for number in numbers]
-            rest = logged, names, parts if wanted else [None] * many, map(_scale_of, notes.scales)
+            rest = logged, names, parts if wanted else [None] * many, notes.scales
             self._queue.frames.extend(zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True))
+            if len(self._queue.frames) >= MAX_BATCH:
+                self._queue.urgent.set()
         self._cadence.skipped.extend(notes.elapsed_s)
         self._optimizers.last_captured = False
         self._current.number = step
@@ -746,12 +753,8 @@ class Steady:
             or self._cadence.alarmed
             or self._changes
             or self._snapshots.active
-            or len(self._queue.frames) >= MAX_BATCH  # so that the full machinery can drop the oldest
+            or len(self._queue.frames) >= MANY_FRAMES  # so that the full machinery can drop the oldest
         )
-
-
-def _scale_of(noted: float) -> float | None:
-    return None if noted != noted else noted
 
 
 guard_functions(Steady.backward_begins, Steady.backward_ended, Steady.saw_step_begin, Steady.saw_step_end)

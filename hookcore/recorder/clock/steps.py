@@ -15,7 +15,7 @@ from hookcore.recorder.capture import Capture
 from hookcore.recorder.clock.clock import Clock
 from hookcore.recorder.clock.pace import Stalls
 from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps, Parts
-from hookcore.recorder.clock.steady import Steady
+from hookcore.recorder.clock.steady import MULTIPLE, Steady
 from hookcore.recorder.clock.steptimes import Meter
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
@@ -27,7 +27,6 @@ _UNREAD: Final = (
     "weight gradients are left out: several threads have run backward passes, and no torch optimizer shows which "
     "thread has which parameters. Reading a gradient that another thread is setting can crash the process."
 )
-CHECK_EVERY: Final = 8  # steps; checks are due at multiples of it
 
 
 class Steps:
@@ -166,7 +165,7 @@ class Steps:
         if self._has_work:
             self._guarded(self._end_snapshots)
             self._take_flow()
-        if self.clock.step % CHECK_EVERY == 0 or now >= self._parameters.look_at:
+        if self.clock.step % MULTIPLE == 0 or now >= self._parameters.look_at:
             self._guarded(self._check_now_and_then)
         if (skipped_by is not None or self._scale.flag is not None) and self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
@@ -269,7 +268,7 @@ class Steps:
 
     def _check_now_and_then(self) -> None:
         self._parameters.look(self._now())
-        if self.clock.step % CHECK_EVERY == 0:
+        if self.clock.step % MULTIPLE == 0:
             self.stalls.mark(self.clock.step)
             self._ownership.check(self.clock.step)
 

@@ -449,8 +449,10 @@ def skipped_step(step: int) -> Event:
     return Event(step, time.time(), "skipped-step", message, "warning")
 
 
-MAX_BATCH: Final = 64
+MAX_BATCH: Final = 64  # as many aren't left to wait
+MANY_FRAMES: Final = 128  # that wait: from then on, steps go the long way, which can drop the oldest
 MAX_FRAMES: Final = 256  # that wait; the oldest is dropped and counted
+MANY_BYTES: Final = 16 * 2**20  # likewise
 MAX_BYTES: Final = 256 * 2**20  # a step of 2,000 tensors on a GPU takes 33 MB until it is read
 
 
@@ -467,6 +469,7 @@ class FrameQueue:
         self.shipped = -1  # the newest step with a frame
         self.dropped = 0
         self.dropped_events = 0
+        self.urgent = threading.Event()  # set for the recorder's thread, which otherwise looks now and then
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -481,12 +484,16 @@ class FrameQueue:
                 self.dropped += 1
                 heir = self.frames[0] = whole_frame(self.frames[0])
                 self.dropped_events += heir.inherit(oldest)
+            is_urgent = frame.events or len(self.frames) >= MAX_BATCH or self._bytes > MANY_BYTES
+        if is_urgent:
+            self.urgent.set()
 
     def take(self) -> list[RawFrame | Light]:
         """Return the oldest frames, at most a batch of them."""
         with self._lock:
             frames = [self.frames.popleft() for _ in range(min(MAX_BATCH, len(self.frames)))]
-            self._bytes -= sum(frame.nbytes for frame in frames if isinstance(frame, RawFrame))
+            if self._bytes:
+                self._bytes -= sum(frame.nbytes for frame in frames if isinstance(frame, RawFrame))
         return frames
 
 

@@ -64,12 +64,15 @@ class Shipper:
     def ship(self, waiting: Sequence[RawFrame | Light]) -> None:
         """Send these steps or parts of steps."""
         frames = list[Frame]()
+        self._context.parameters.note_changed(self._clipping.changed)
         try:
-            raws = [self._resolved(each) for each in waiting]
+            raws = self._resolve_all(waiting)
             for frame in build_frames(raws, self._table.taps, self._rows, self._clipping):
-                shown = self._with_what_rows_tell(frame) if len(frame.taps) else frame
+                shown = frame
+                if len(frame.taps):
+                    shown = self._with_what_rows_tell(frame)
+                    self._context.parameters.note_changed(self._clipping.changed)
                 self._known += len(frame.new_taps)
-                self._context.parameters.note_changed(self._clipping.changed)
                 frames.append(shown)
         except Exception:
             self._send_all(frames)
@@ -94,32 +97,36 @@ class Shipper:
         self._unsent_events, lost_events = newest_events(self._unsent_events + lost.events)
         self._failed_events += lost_events
 
-    def _resolved(self, waiting: RawFrame | Light) -> RawFrame | Frame:
-        """Wait for numbers on a device. Return a frame if that is all that is to do."""
-        if not isinstance(waiting, RawFrame):
-            if waiting[3] is None:
-                frame = light_frame(waiting)
-                self._cadence.look_for_jumps(frame.scalars)
-                return frame
-            waiting = whole_frame(waiting)
-        self.resolve(waiting)
-        return waiting
+    def _resolve_all(self, waiting: Sequence[RawFrame | Light]) -> list[RawFrame | Frame]:
+        """Wait for numbers on a device. Return a frame of each step of which that is all that is to do."""
+        resolved, awaited = list[RawFrame | Frame](), list[dict[str, float]]()
+        for each in waiting:
+            if type(each) is tuple and each[3] is None:
+                frame = light_frame(each)
+                resolved.append(frame)
+                awaited.append(frame.scalars)
+            else:
+                raw = whole_frame(each)
+                resolved.append(raw)
+                awaited.append(self.resolve(raw))
+        self._cadence.look_for_jumps(*awaited)
+        return resolved
 
-    def resolve(self, raw: RawFrame) -> None:
+    def resolve(self, raw: RawFrame) -> dict[str, float]:
+        """Wait for the numbers of a step that were not known yet, and return them."""
         raw.scale = None if raw.scale is None else number_of(raw.scale)
         awaited = {
             name: value.resolve(raw.scale) if isinstance(value, Sum) else number_of(value)
             for name, value in raw.scalars.items()
             if not isinstance(value, float)
         }
-        self._cadence.look_for_jumps(awaited)
         raw.scalars |= awaited
-        if SKIPPED not in awaited:
-            return
-        if not awaited[SKIPPED]:
-            del raw.scalars[SKIPPED]
-        else:
-            raw.events += (skipped_step(raw.step),)
+        if SKIPPED in awaited:
+            if not awaited[SKIPPED]:
+                del raw.scalars[SKIPPED]
+            else:
+                raw.events += (skipped_step(raw.step),)
+        return awaited
 
     def _with_what_rows_tell(self, frame: Frame) -> Frame:
         self._table.saw_frame(frame.step, frame.taps)
@@ -157,8 +164,7 @@ class Shipper:
             try:
                 self._check_names(frames)
                 if self._context.sink.send_together(frames):
-                    for frame in frames:
-                        self._keeping.remember(frame)
+                    self._keeping.remember(frames)
                     return
             except Exception as error:
                 for frame in frames:
@@ -183,7 +189,7 @@ class Shipper:
         try:
             self._check_names((frame,))
             self._context.sink.send(frame)
-            self._keeping.remember(frame)
+            self._keeping.remember((frame,))
         except Exception as error:
             self._keep_unsent(frame)
             self._context.errors.record("sink", error)

@@ -69,6 +69,7 @@ class Rounds:
         self.hurry = capture.samples.hurry
         self._idle = Idle(context, capture, steps.steady)
         self._machine, self._spent_s = capture.collector.machine, 0.0
+        self._had_more = False  # whether the last round sent anything but frames
 
     def ship(self, raws: list[RawFrame | Light]) -> None:
         """Send frames, and the place of this process before the first frame that it is about."""
@@ -80,6 +81,7 @@ class Rounds:
         """Make a round."""
         self._report_errors()
         self._sentinel.read_late(self._steps.clock)
+        self._had_more = any(each.waiting for each in self._outgoing)
         for each in self._outgoing:
             each.ship(self._context.sink.send)
         self._description.send_if_requested()
@@ -106,6 +108,11 @@ class Rounds:
         """Whether the next round has something that a flush waits for."""
         return self._commands.wants_description or self._sentinel.waits or any(each.waiting for each in self._outgoing)
 
+    @property
+    def comes_soon(self) -> bool:
+        """Whether the next round is due soon: it has more to do than to send frames."""
+        return self._had_more or self.has_more
+
     def _report_errors(self, is_last: bool = False) -> None:
         """Make the errors events of the run."""
         events = self._context.errors.news(is_last)
@@ -122,20 +129,22 @@ class Rounds:
             self._queue.put(self._idle.take())
 
 
-POLL_S: Final = 0.02
+POLL_S: Final = 0.1
+SOON_S: Final = 0.02  # if there is more than frames: snapshots, or what a device computes
 
 
 class Worker:
     """A daemon thread that polls the queue, because waking it would cost the training a thread switch.
 
-    Exceptions of its work, the rounds, are counted, and it continues.
+    It is woken only by what can't wait: events, commands, many frames, and a flush. Exceptions of its work, the rounds,
+    are counted, and it continues.
     """
 
     def __init__(self, context: Context, queue: FrameQueue, rounds: Rounds, steady: Steady) -> None:
         self._errors, self.queue = context.errors, queue
         self._rounds, self._steady = rounds, steady
         self._busy = False
-        self._stopping = threading.Event()
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="hookcore-recorder", daemon=True)
 
     def start(self) -> None:
@@ -147,6 +156,7 @@ class Worker:
         """Wait until everything queued so far is in the sink. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
         self._rounds.hurry()
+        self.queue.urgent.set()
         while self._has_work():
             if not self._thread.is_alive():
                 return not (self._steady.has_notes or self.queue.frames)
@@ -164,7 +174,8 @@ class Worker:
             return
         deadline = time.monotonic() + timeout_s
         self.flush(timeout_s)
-        self._stopping.set()
+        self._stopping = True
+        self.queue.urgent.set()
         if self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -174,7 +185,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stopping.wait(POLL_S):
+        while not self._rests():
             self._busy = True  # during a round too: it may describe the model, and a flush waits for that
             self._attempt(self._ship)
             self._attempt(self._rounds.make)
@@ -183,6 +194,12 @@ class Worker:
             self._busy = False
         self._attempt(self._rounds.end)
         self._attempt(self._ship)
+
+    def _rests(self) -> bool:
+        """Wait for the next round. Return whether there is none."""
+        self.queue.urgent.wait(SOON_S if self._rounds.comes_soon else POLL_S)
+        self.queue.urgent.clear()
+        return self._stopping
 
     def _ship(self) -> None:
         self._steady.sync()
