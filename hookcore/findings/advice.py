@@ -396,6 +396,16 @@ ADVICE: Final[dict[str, Advice]] = {
             "normalize the router's input, and add noise to its logits while it learns",
         ),
     ),
+    "uneven-expert-ranks": _advice(
+        "experts that are chosen often, and are on the same rank",
+        "no loss or bias that balances the load, or one that balances it in each batch of a rank only",
+        "batches whose tokens need the same experts, such as one language or one source of data",
+        tries=(
+            "raise the weight of the balancing loss, or balance over all ranks instead of each rank's own tokens",
+            "place the experts by their load, or copy those that are chosen most",
+            "limit what each rank takes (group-limited routing, a capacity), and shuffle the data",
+        ),
+    ),
     "attention-logit-growth": _advice(
         "query and key weights that keep growing, often because the learning rate is too high for them",
         "logits that aren't divided by the square root of the head's width",
@@ -604,6 +614,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     ),
     "router-collapse": (
         "A share of {share} of the experts gets a share of {choices} of the choices in {measured} measurements."
+    ),
+    "uneven-expert-ranks": (
+        "The experts of a rank get {factor} times an even share of the choices in each of {measured} measurements."
     ),
     "attention-logit-growth": (
         "The largest logit is at least {logit}, and {factor} times its initial size, in {results} results."

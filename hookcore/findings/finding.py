@@ -54,6 +54,7 @@ RuleName = Literal[
     "dominant-micro-batch",
     "dead-expert",
     "router-collapse",
+    "uneven-expert-ranks",
     "never-used",
     "stalled-training",
     "slow-data-loading",

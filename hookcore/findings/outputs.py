@@ -14,7 +14,7 @@ from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records import PROBE, Severity, Tap, adds_up
-from hookcore.records.vocabulary import ATTENTION, KIND_WORDS, OUTLIERS, functions_of
+from hookcore.records.vocabulary import ATTENTION, EXPERT_OWNED, KIND_WORDS, OUTLIERS, functions_of
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
 
@@ -432,7 +432,7 @@ def _where(store: Store, taps: TapList, found: Tap, name: str) -> str:
 def places_by_rule(store: Store, taps: TapList) -> dict[RuleName, list[int]]:
     """Return the places of the probes that each rule judges."""
     known = {name: text for name, text in functions_of(store.labels()).items() if text in _FUNCTIONS}
-    found: dict[RuleName, list[int]] = {}
+    found = dict[RuleName, list[int]]()
     for place, tap in enumerate(taps.taps):
         judge = _judge_of(tap.index, known) if tap.kind == PROBE and tap.phase == "train" else None
         if judge is not None:
@@ -464,16 +464,8 @@ def _find(store: Store, taps: TapList, judge: _Judge, losses: Losses) -> list[Fi
             continue
         fine = np.flatnonzero(~judged.bad)
         since = int(steps[int(fine[-1]) + 1 if len(fine) else 0])
-        about = (
-            judge.stat,
-            float(values[-1]),
-            judged.usual,
-            since,
-            None,
-            Since(judged.message),
-            tuple(values[-SPARK:].tolist()),
-            0,
-        )
+        text, spark = Since(judged.message), tuple(values[-SPARK:].tolist())
+        about = judge.stat, float(values[-1]), judged.usual, since, None, text, spark, 0
         found.append(Finding(judge.rule, judged.severity, number, tap, *about, members=((number, since),)))
     return [_joined(found)] if found else []
 
@@ -488,19 +480,22 @@ def _joined(found: list[Finding]) -> Finding:
 
 # Rules about the choices of routers in mixtures of experts, summed over the newest measurements, and over ranks.
 
+_UNEVEN: Final = "uneven-expert-ranks"
+
 
 def find_routing(store: Store, taps: TapList) -> list[Finding]:
-    """Return a finding for the router whose experts died first, and one for the first that collapsed."""
-    dead: list[Finding] = []
-    collapsed: list[Finding] = []
+    """Return a finding for the first router whose experts died, that collapsed, or that fills one rank."""
+    dead, collapsed, uneven = (list[Finding]() for _ in range(3))
     for place in taps.fact(_routers):
         number, tap = int(taps.numbers[place]), taps.taps[place]
         steps, counts = store.choices(tap)
         if found := _collapsed(store, number, tap, steps, counts):
             collapsed.append(found)
-        elif found := _dead_experts(store, number, tap, steps, counts):
+            continue
+        if found := _dead_experts(store, number, tap, steps, counts):
             dead.append(found)
-    return [_joined(each) for each in (dead, collapsed) if each]
+        uneven += _uneven(store, number, tap, steps, counts)
+    return [_joined(each) for each in (dead, collapsed, uneven) if each]
 
 
 def _routers(taps: TapList) -> list[int]:
@@ -551,6 +546,42 @@ def _collapsed(store: Store, number: int, tap: Tap, steps: Steps, counts: Floats
     about = "max", float(largest[-1]), usual, since, None, text, tuple(largest[-SPARK:].tolist()), 0
     rule = RULES["router-collapse"]
     return Finding("router-collapse", rule.severity, number, tap, *about, members=((number, since),))
+
+
+def _uneven(store: Store, number: int, tap: Tap, steps: Steps, counts: Floats) -> list[Finding]:
+    """Judge the choices by ranks, if these have all experts, each one once."""
+    limits, owners = limits_of(store, "uneven-expert-ranks"), _owners(store, tap)
+    measured, every = int(limits["measured"]), sorted(expert for each in owners for expert in each)
+    if counts.shape[1] < measured or len(owners) < 2 or every != list(range(len(counts))):
+        return []
+    times = len(owners) * np.array([_shares(counts)[list(each)].sum(axis=0) for each in owners])
+    most = int(times[:, -measured:].mean(axis=1).argmax())
+    is_bad = times[most] >= limits["factor"]
+    if not is_bad[-measured:].all():
+        return []
+    fine = np.flatnonzero(~is_bad)
+    begun = int(fine[-1]) + 1 if len(fine) else 0
+    experts, ranks = list(owners)[most], list(owners.values())[most]
+    which = f"{'ranks' if len(ranks) > 1 else 'rank'} {listed(ranks)}, experts {experts.start} to {experts.stop - 1}, "
+    mean = times[most, -measured:].mean()
+    text = Since(f"{which}{_has(ranks)} received {mean:.2f} times an even share of the choices")
+    usual = float(np.median(times[most, :begun])) if begun else float("nan")
+    since = int(steps[begun])
+    about = "max", float(times[most, -1]), usual, since, None, text, tuple(times[most, -SPARK:].tolist()), 0
+    return [Finding(_UNEVEN, RULES[_UNEVEN].severity, number, tap, *about, members=((number, since),))]
+
+
+def _owners(store: Store, tap: Tap) -> dict[range, list[int]]:
+    """Return the ranks that have each part of a router's experts; nothing if one doesn't say so."""
+    own, found = replace(tap, index=EXPERT_OWNED), dict[range, list[int]]()
+    for rank in store.ranks() if store.of_ranks else ():
+        taps = rank.store.taps()
+        places = [place for place, each in enumerate(taps.taps) if each == own]
+        ends = [rank.store.latest(stat=stat, taps=taps.at(places)).values for stat in ("min", "max")]
+        if any(not each.size for each in ends):
+            return {}
+        found.setdefault(range(int(ends[0][0, 0]), int(ends[1][0, 0]) + 1), []).append(rank.rank)
+    return found
 
 
 def _shares(counts: Floats) -> Floats:

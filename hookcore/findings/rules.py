@@ -190,6 +190,7 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("choices", 0.95, 0.5, 1, "share of the choices that go to them"),
         _measured(8),
     ),
+    "uneven-expert-ranks": (Threshold("factor", 1.5, 1.01, 1e6, "times an even share of the choices"), _measured(8)),
     "attention-logit-growth": (
         Threshold("logit", 100.0, 0, 1e30, "largest logit"),
         Threshold("factor", 4.0, 1, 1e30, "times its initial size"),
@@ -584,6 +585,14 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "A router of a mixture of experts gives nearly all of its choices to at most a quarter of its experts, "
                 "in each of its newest measurements: the others hardly learn. With several ranks, the choices of all "
                 "ranks count.",
+            ),
+            _rule(
+                "uneven-expert-ranks",
+                "warning",
+                "Uneven ranks of experts",
+                "The experts of one rank get far more choices than an even share, in each of the newest measurements: "
+                "the other ranks wait for it. Needs experts that are spread over ranks, and the run of all ranks. "
+                "Which rank has which is known of Megatron's layers, and of weights on a mesh with an axis `ep`.",
             ),
             _rule(
                 "never-used",

@@ -268,7 +268,8 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse", "fused attention, or "),
     **{rule: _probed(rule, "fused attention, or ") for rule in OF_HEADS},
-    **dict.fromkeys(("dead-expert", "router-collapse", "outlier-channel")),  # without a router or blocks, nothing lacks
+    **dict.fromkeys(("dead-expert", "router-collapse", "uneven-expert-ranks")),  # without a router, nothing lacks
+    "outlier-channel": None,  # nor without blocks
     "dominant-micro-batch": None,  # nor with one micro-batch in each step
     "never-used": None,
     "stalled-training": None,

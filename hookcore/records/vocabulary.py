@@ -75,6 +75,7 @@ DECAY_SHARE: Final = "decay_share"
 STEP_NUMBERS: Final = ("effective_lr", DECAY_SHARE, "rotation")  # about the step of a weight, stored as probes
 UPDATE_COSINE: Final = "update_cosine"  # of the update of a weight to the one before, likewise
 EXPERT_LOAD: Final = "expert_load"  # the share of each expert in the choices of a router, stored as a probe
+EXPERT_OWNED: Final = "expert_owned"  # the numbers of the experts that this rank has, if others have the rest
 ROUTER_ENTROPY: Final = "router_entropy"  # of a token's probabilities, on average; 1 if all experts are as likely
 EXPERT_DROPPED: Final = "expert_dropped"  # the share of the choices beyond an expert's capacity
 RESIDUAL: Final = "residual"  # the share of a branch in the residual stream, and the stream before and after it
@@ -84,7 +85,7 @@ MICRO_COSINE: Final = "micro_cosine"  # of that to the gradient of the step
 # Names that no probe of a user has:
 OWN_NUMBERS: Final = (
     *(*STEP_NUMBERS, UPDATE_COSINE, EXPERT_LOAD, ROUTER_ENTROPY, EXPERT_DROPPED, RESIDUAL, FLOAT8),
-    *(MICRO_NORM, MICRO_COSINE),
+    *(EXPERT_OWNED, MICRO_NORM, MICRO_COSINE),
 )
 # Numbers of each head of a call of attention, stored as probes, and the place of its maps among a module's outputs.
 ATTENTION_NUMBERS: Final = ("largest_logit", "entropy", "log_sum_exp", "first_token", "distance", "output")

@@ -1,4 +1,4 @@
-"""Rules about routers of mixtures of experts: dead experts, and routers that collapse."""
+"""Rules about routers of mixtures of experts: dead experts, routers that collapse, and ranks with more than others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from hookcore.findings import Finding, findings_of
-from hookcore.records import Snapshot, Tap
-from hookcore.store import Store
+from hookcore.records import STAT_COLUMN, Snapshot, Tap
+from hookcore.store import RankStore, Store
 from tests import build
 
 LOAD = Tap("moe.gate", "probe", "expert_load")
+OWNED = Tap("moe.gate", "probe", "expert_owned")
 
 
 def run_of(columns: list[list[float]]) -> Store:
@@ -93,3 +94,49 @@ def test_choices_of_several_steps_and_ranks_add_up() -> None:
     read = store.channels(LOAD, columns=1)
     assert read.values[:, 0] == pytest.approx(counts.sum(axis=1) / counts.sum())
     assert store.channels(LOAD, columns=1, rows=2).values.sum() == pytest.approx(1)
+
+
+def joint_of(columns: list[list[float]], *owned: tuple[int, int] | None) -> Store:
+    """Return the run of ranks that have these experts, from the first to the last."""
+    ranks = [Store(2**22) for _ in owned]
+    for store, ends in zip(ranks, owned, strict=True):
+        given = [] if ends is None else [OWNED]
+        stats = build.stats_of_magnitudes([0.0] * (1 + len(given)), "mean")
+        for stat, end in zip(("min", "max"), ends or (), strict=ends is not None):
+            stats[-1, STAT_COLUMN[stat]] = end
+        store.append(build.frame(0, stats, (Tap("moe", "output"), *given)))
+    joint = run_of(columns)
+    joint.name_ranks(lambda number, step: "", lambda: [RankStore(rank, each) for rank, each in enumerate(ranks)])
+    return joint
+
+
+def uneven(store: Store, **limits: float) -> list[Finding]:
+    store.rules = {"uneven-expert-ranks": limits} if limits else {}
+    return [each for each in findings_of(store) if each.rule == "uneven-expert-ranks"]
+
+
+FIRST_TWO = [80.0, 80.0, 20.0, 20.0]  # 1.6 times an even share for a rank with experts 0 and 1
+
+
+def test_a_rank_whose_experts_get_most_choices_is_named_with_them() -> None:
+    halves = (0, 1), (2, 3)
+    assert uneven(joint_of(4 * [EVEN] + 7 * [FIRST_TWO], *halves)) == []
+    (told,) = uneven(joint_of(4 * [EVEN] + 8 * [FIRST_TWO], *halves))
+    assert (told.severity, told.module, told.since_step) == ("warning", "moe.gate", 40)
+    assert told.message == (
+        "rank 0, experts 0 to 1, has received 1.60 times an even share of the choices since a step between 31 and 40"
+    )
+    assert uneven(joint_of(20 * [FIRST_TWO], *halves), factor=1.7) == []
+    (told,) = uneven(joint_of(20 * [FIRST_TWO], (2, 3), (0, 1), (2, 3), (0, 1)))  # each expert on two ranks
+    assert told.message.startswith("ranks 1 and 3, experts 0 to 1, have received 1.60 times")
+
+
+def test_ranks_are_not_compared_if_it_is_not_known_which_has_which_experts() -> None:
+    for owned in [((0, 1), None), ((0, 1), (2, 2)), ((0, 2), (2, 3)), ((0, 3), (0, 3)), ()]:
+        assert uneven(joint_of(20 * [FIRST_TWO], *owned)) == []
+    assert uneven(run_of(20 * [FIRST_TWO])) == []
+
+
+def test_a_router_that_collapsed_is_not_also_called_uneven() -> None:
+    joint = joint_of(20 * [ALONE], (0, 1), (2, 3))
+    assert {each.rule for each in findings_of(joint)} == {"router-collapse"}

@@ -439,7 +439,7 @@ OUR_OWN = (  # rules that SageMaker Debugger doesn't have
     *("learning-rate-too-high", "learning-rate-too-low", "never-used", "slow-data-loading", "long-evaluation"),
     *("idle-gpu", "late-rank", "state-stays-zero", "second-moments", "spike-precursor"),
     *("dead-expert", "router-collapse", "outlier-channel", "dominant-micro-batch", "gradient-underflow"),
-    "float8-clipped",
+    *("float8-clipped", "uneven-expert-ranks"),
     *("attention-logit-growth", "attention-first-token", "dead-heads"),
 )
 

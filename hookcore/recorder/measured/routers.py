@@ -22,7 +22,7 @@ from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.context import Context
 from hookcore.recorder.measured.probes import ChannelColumns
 from hookcore.records import PROBE, Tap
-from hookcore.records.vocabulary import EXPERT_DROPPED, EXPERT_LOAD, ROUTER_ENTROPY
+from hookcore.records.vocabulary import EXPERT_DROPPED, EXPERT_LOAD, EXPERT_OWNED, ROUTER_ENTROPY
 
 # A router is found by its structure: it is next to its experts, and has a weight with a row for each of them.
 
@@ -34,6 +34,8 @@ _CHOICES: Final = (  # what models call the number of experts that a token choos
 )
 # Or of groups, of which only some are chosen from.
 _GROUPS: Final = ("n_group", "num_group", "num_groups", "n_groups", "num_expert_group")
+_AXES: Final = frozenset(("ep", "expert", "expert_parallel"))  # what the axis of a mesh is called that splits experts
+UNOWNED: Final = "which of its experts this rank has isn't known, so the loads of ranks aren't compared"
 UNKNOWN: Final = (
     "its choice of experts isn't known: its output has neither the numbers of experts nor a mask, and nothing says "
     "that it chooses the largest logits. Pass the module to watcher.router(module, top_k=...)"
@@ -49,6 +51,8 @@ class Router(NamedTuple):
     top_k: int | None
     parts: tuple[nn.Module, ...] = ()  # the experts, if each is a module
     is_sure: bool = True  # whether more than its structure says so
+    owned: range | None = None  # the experts that this rank has, if it has some of them, and which is known
+    is_split: bool = False  # whether it has only some of them
 
 
 class _Experts(NamedTuple):
@@ -69,7 +73,29 @@ def routers_in(block: nn.Module) -> Iterator[tuple[nn.Module, Router]]:
         if experts is None and (router := _router_of(block, child, [each for each in known if each is not None]))
     ]
     for child, router in found:  # if several have as many outputs, such as a head, the output must say more
-        yield child, router if len(found) == 1 else Router(router.experts, None, is_sure=False)
+        local, owned = vars(block).get("num_local_experts"), _owned_by(block, router.experts)
+        is_split = owned is not None or (type(local) is int and local < router.experts)
+        only = router if len(found) == 1 else Router(router.experts, None, is_sure=False)
+        yield child, only._replace(owned=owned, is_split=is_split)
+
+
+def _owned_by(block: nn.Module, experts: int) -> range | None:
+    """Return the experts that this rank has, as Megatron lists them, or as a mesh of ranks says."""
+    known = vars(block).get("local_expert_indices")
+    if isinstance(known, list | tuple) and 0 < len(known) < experts and all(type(each) is int for each in known):
+        owned = range(known[0], known[0] + len(known))
+        return owned if list(known) == list(owned) and owned.start >= 0 and owned.stop <= experts else None
+    stacked = (each for child in list(block._modules.values()) if child is not None for each in _own(child))
+    for weight in stacked:
+        placements, mesh = getattr(weight, "placements", ()), getattr(weight, "device_mesh", None)
+        if mesh is None or weight.dim() < 3 or weight.shape[0] != experts:
+            continue
+        axes = [axis for axis, name in enumerate(mesh.mesh_dim_names or ()) if name in _AXES]
+        if len(axes) == 1 and placements[axes[0]].is_shard(0) and experts % mesh.size(axes[0]) == 0:
+            many = experts // mesh.size(axes[0])
+            first = mesh.get_local_rank(axes[0]) * many
+            return range(first, first + many) if many < experts else None
+    return None
 
 
 def _router_of(block: nn.Module, module: nn.Module, beside: Sequence[_Experts]) -> Router | None:
@@ -359,6 +385,11 @@ class Routers:
             return
         if sums.entropy is not None and sums.tokens:
             self._add(sums.plan, ROUTER_ENTROPY, sums.entropy / sums.tokens)
+        router = self._routers[id(sums.plan)][1]
+        if router.owned is not None:
+            self._add(sums.plan, EXPERT_OWNED, torch.tensor(router.owned, dtype=torch.float64))
+        elif router.is_split:
+            sums.plan.note_reason(UNOWNED)
         total = counts.sum()
         tap = self._add(sums.plan, EXPERT_LOAD, counts / total.clamp(min=1))
         if tap is not None:
