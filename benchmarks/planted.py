@@ -1,12 +1,13 @@
 """Small real trainings with planted causes, for `benchmarks.tasks`. Each prints what it planted as one line of JSON.
 
-python -m benchmarks.planted CASE URL      # CASE: nan, sigmoids, rate, twins, crash, ranks
+python -m benchmarks.planted CASE URL      # CASE: nan, sigmoids, rate, twins, crash, ranks, experts, late
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -26,6 +27,9 @@ DEPTH: Final = 60
 PART_STEP, PART_LAYER = 40, 4  # from when the second of two twins differs, and in which layer
 CRASH_STEP: Final = 30
 RANKS, BAD_RANK, BAD_STEP = 4, 2, 60
+EXPERTS, UNUSED = 8, 5
+LATE_RANK, LATE_S = 1, 0.03
+itos = [*"abcdefghijklmnopqrstuvwxyz", "."]  # the table of ids that a script of this kind has
 
 
 class Standardise(nn.Module):
@@ -154,21 +158,92 @@ def ranks(url: str) -> dict[str, Any]:
 
 
 def _train_rank(rank: int, url: str, meeting: str) -> None:
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4))
+    model = _begin_rank(rank, meeting, RANKS)
 
     def scale(step: int, inputs: Tensor) -> None:
         inputs.add_(0.1 * rank)
         if rank == BAD_RANK and step >= BAD_STEP:
             inputs.mul_(10)
 
-    train(DistributedDataParallel(model), url, "ranks", 120, rate=0.01, before=scale)
+    train(model, url, "ranks", 120, rate=0.01, before=scale)
     dist.destroy_process_group()
 
 
-CASES: Final = {each.__name__: each for each in (nan, sigmoids, rate, twins, crash, ranks)}
+def late(url: str) -> dict[str, Any]:
+    """Train on two ranks, one of which always needs longer for its batch."""
+    with TemporaryDirectory() as folder:
+        spawn(_train_late_rank, (url, f"file://{folder}/meeting"), nprocs=2)  # type: ignore[no-untyped-call]
+    return {"rank": LATE_RANK}
+
+
+def _train_late_rank(rank: int, url: str, meeting: str) -> None:
+    model = _begin_rank(rank, meeting, 2)
+    train(model, url, "late", 80, before=lambda _step, _inputs: time.sleep(LATE_S * (rank == LATE_RANK)))
+    dist.destroy_process_group()
+
+
+def _begin_rank(rank: int, meeting: str, many: int) -> nn.Module:
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=many)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)))
+
+
+class Mixture(nn.Module):
+    """Sends each token to the expert that its router prefers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(EXPERTS))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the experts make of their tokens, weighted by the router."""
+        tokens = inputs.flatten(0, -2)
+        weights, chosen = self.gate(tokens).softmax(-1).max(-1)
+        found = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            if (mine := chosen == number).any():
+                found[mine] = expert(tokens[mine]) * weights[mine, None]
+        return inputs + found.reshape(inputs.shape)
+
+
+class Language(nn.Module):
+    """Reads letters: a transformer with a mixture of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(len(itos), WIDTH)
+        self.block = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, batch_first=True)
+        self.mixture = Mixture()
+        self.head = nn.Linear(WIDTH, len(itos))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the scores of each next letter."""
+        found: Tensor = self.head(self.mixture(self.block(self.embed(ids))))
+        return found
+
+
+def experts(url: str) -> dict[str, Any]:
+    """Train a mixture of experts, one of which is never chosen."""
+    torch.manual_seed(0)
+    model, generator = Language(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        model.mixture.gate.bias[UNUSED] = -100.0
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    with hookcore.watch(model, server=url, name="experts", config={"lr": 0.003}, budget=None) as watcher:
+        for _ in range(220):
+            starts = torch.randint(len(itos), (BATCH, 1), generator=generator)
+            ids = (starts + torch.arange(9)) % len(itos)
+            loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            watcher.log(loss=loss.item())
+            optimizer.step()
+    return {"expert": UNUSED, "module": "mixture.gate", "tokens": "".join(itos)}
+
+
+CASES: Final = {each.__name__: each for each in (nan, sigmoids, rate, twins, crash, ranks, experts, late)}
 
 
 if __name__ == "__main__":

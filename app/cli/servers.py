@@ -134,13 +134,13 @@ def add_mcp(commands: Commands) -> None:
 
 
 def _mcp(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
+    try:
+        from .. import agents  # only agents need it
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        raise ArgumentError("mcp is not installed: run `pip install 'hookcore[mcp]'`") from None
     with client_of(given) as client:
-        try:
-            from .. import agents  # only agents need it
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
-                raise
-            raise ArgumentError("mcp is not installed: run `pip install 'hookcore[mcp]'`") from None
         agents.serve_stdio(client, given.allow_commands)
     return ""
 

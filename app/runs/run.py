@@ -17,7 +17,7 @@ from hookcore.findings.ownrules import OwnRules
 from hookcore.reading import Mute, StoreReader
 from hookcore.reading.answers.runs import Outcome, State
 from hookcore.records import Command, Event, Severity, Snapshot, Tap
-from hookcore.records.vocabulary import OWN_RULE_LABEL, TRAINED
+from hookcore.records.vocabulary import OWN_RULE_LABEL, PROBE_LABEL, TRAINED, functions_of
 from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, Receipt, RunInfo
 from hookcore.store import StepRange, Store
 from hookcore.store.incidents import FirstError, Incident
@@ -124,8 +124,10 @@ class Run:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Facts about the training that its trainer reported, without the counters of rules."""
-        return {name: text for name, text in self.store.labels().items() if not name.startswith(OWN_RULE_LABEL)}
+        """Facts that the trainer reported, without the counters of rules and hookcore's own probes."""
+        own = {(f"{PROBE_LABEL}{name}", text) for name, text in functions_of({}).items()}  # that older runs list
+        labels = self.store.labels().items()
+        return {name: text for name, text in labels if not name.startswith(OWN_RULE_LABEL) and (name, text) not in own}
 
     @property
     def is_derived(self) -> bool:

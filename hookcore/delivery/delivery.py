@@ -49,6 +49,13 @@ def say(line: str) -> None:
         print(f"hookcore: {line}", file=sys.stderr, flush=True)
 
 
+def say_page(page: str) -> None:
+    """Print the address of a page, once per process."""
+    if page not in _printed:
+        _printed.add(page)
+        say(page)
+
+
 def store_bytes(settings: Settings) -> int:
     """Return the store's share of the memory limit; the rest is for capture."""
     return settings.memory - settings.memory // 4
@@ -93,6 +100,7 @@ class Delivery:
     address: Address | None = None
     reader: Callable[[], Any] | None = None  # of a server in this process, which knows what is muted
     notice: Notice | None = None  # for a dashboard that hasn't answered yet
+    speaks: bool = True  # in the terminal; not if a command speaks for all of its trainings
 
     def begin(self, settled: Settled) -> None:
         """Find the server and start to send. If no server answers, frames stay queued and a warning is logged."""
@@ -100,10 +108,8 @@ class Delivery:
             self._begin_sending(self.sink, settled)
         else:
             self.sink.follow_settings(settled)
-        page = self.page
-        if page is not None and self.leads_terminal and page not in _printed:
-            _printed.add(page)
-            say(page)
+        if self.page is not None and self.leads_terminal:
+            say_page(self.page)
 
     def _begin_sending(self, sink: HttpSink, settled: Settled) -> None:
         if self.server != "auto":
@@ -132,7 +138,8 @@ class Delivery:
     @property
     def leads_terminal(self) -> bool:
         """Whether this process speaks for its training in the terminal: the first rank of a machine, with a page."""
-        return self.url is not None and (self.run.place is None or self.run.place.local_rank == 0)
+        is_first = self.run.place is None or self.run.place.local_rank == 0
+        return self.speaks and self.url is not None and is_first
 
     @property
     def describes(self) -> bool:
@@ -238,4 +245,4 @@ def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
     return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", address, lambda: sink.run.reader)
 
 
-__all__ = ["Dashboard", "Delivery", "deliver", "new_run", "say", "to_the_store"]
+__all__ = ["Dashboard", "Delivery", "deliver", "new_run", "say", "say_page", "to_the_store"]

@@ -1,4 +1,4 @@
-"""The key figures of a run, and its course in one word: learning, flat, diverging, broken, or unknown."""
+"""The key figures of a run, and its course in one word: learning, plateau, flat, diverging, broken, or unknown."""
 
 from __future__ import annotations
 
@@ -185,9 +185,9 @@ def _nonfinite_modules(latest: Latest, masks: Collection[int]) -> tuple[str, ...
     return tuple(dict.fromkeys(latest.taps[place].module for place in found.tolist()))
 
 
-# The course of a training in one word and one sentence: learning, flat, diverging, broken, or unknown.
+# The course of a training in one word and one sentence.
 
-Word = Literal["learning", "flat", "diverging", "broken", "unknown"]
+Word = Literal["learning", "plateau", "flat", "diverging", "broken", "unknown"]
 
 MIN_LOGGED: Final = 16  # values of a loss that show its course
 _NOW: Final = 8  # newest values, and first ones
@@ -196,6 +196,9 @@ _ROSE: Final = 1.2  # times the first losses
 _AGAIN: Final = 0.5  # of what it had fallen, by which a loss has risen again
 _RISEN: Final = 16  # the newest of so many parts must have risen
 _HIDDEN: Final = 0.1  # of the first losses: if noise hides such a change, it isn't known whether there is one
+_MIN_STAYED: Final = 64  # values that show whether a loss has stopped falling
+_MIN_SPANS: Final = 8  # parts of the steps that show it
+_STAYED: Final = 0.01  # of a loss: smaller changes in the last half of the steps or longer are a plateau
 _ERRORS: Final = 3.0  # standard errors that a change must exceed
 _MEDIAN: Final = 1.2533  # standard error of a median, in those of a mean
 _DEVIATION: Final = 1.0484  # standard deviations of normal noise in the median of its absolute differences
@@ -271,7 +274,7 @@ def _of(losses: Losses, series: Series) -> Course:
     if values.min() < 0 < values.max():
         return Course("unknown", f"{titled(name)} changes its sign, so its size doesn't show what is learned", name)
     course = _by_values(series, values, losses.store.first_scalar(name))
-    if course.word == "learning" and (sizes := never_fell(losses.store, series)) is not None:
+    if course.word in ("learning", "plateau") and (sizes := never_fell(losses.store, series)) is not None:
         return replace(course, word="flat", reason=f"{titled(name)} {not_fallen(series, sizes)}")
     if course.word == "diverging" and values.min() < 0:
         reason = f"{course.reason}, which may be normal for a loss below zero"
@@ -307,6 +310,10 @@ def _by_values(series: Series, values: Floats, logged_first: tuple[int, float] |
         )
         return Course("diverging", reason, *about, begun)
     if first - newest > noise or (early - newest > least and first - newest > _LEAST * abs(first)):
+        if (stayed := _plateau(series, noise, first)) is not None:
+            since, level = stayed
+            fell = f"{loss} fell from {first:.3g} to about {level:.3g} by step {since:,}"
+            return Course("plateau", f"{fell}, and has hardly changed since", *about, since)
         return Course("learning", f"{loss} fell from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
     # What the noise of few values hides, a quarter of all values may show.
     quarters = [part for _, part in by_steps(series, 4)]
@@ -319,3 +326,19 @@ def _by_values(series: Series, values: Floats, logged_first: tuple[int, float] |
         reason = f"{loss} is too noisy to show whether it falls: {first:.3g} at first, {newest:.3g} after {steps}"
         return Course("unknown", reason, *about, from_step)
     return Course("flat", f"{loss} was {first:.3g} at first, and is {newest:.3g} after {steps}", *about, from_step)
+
+
+def _plateau(series: Series, noise: float, first: float) -> tuple[int, float] | None:
+    """Return since when a loss has stayed at a level, and the level, if it has for half of the steps or longer."""
+    spans = by_steps(series, 24)
+    middle, later = len(spans) // 2, len(spans) * 3 // 4
+    if len(spans) < _MIN_SPANS or series.present.sum() < _MIN_STAYED:
+        return None
+    before, after = (np.concatenate([part for _, part in some]) for some in (spans[middle:later], spans[later:]))
+    level, change = float(np.median(after)), float(abs(np.median(before) - np.median(after)))
+    near, error = _STAYED * abs(level), noise * _MEDIAN * np.sqrt(1 / len(before) + 1 / len(after))
+    if error > _HIDDEN * (first - level) or change > max(near, error):
+        return None
+    far = [abs(np.median(part) - level) > max(near, noise * _MEDIAN / np.sqrt(len(part))) for _, part in spans]
+    begun = len(far) - far[::-1].index(True) if any(far) else 0
+    return (spans[begun][0], level) if begun <= middle else None

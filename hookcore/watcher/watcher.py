@@ -117,7 +117,7 @@ _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without re
 class Watcher:
     """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
-    def __init__(self, model: nn.Module | None, settings: Settings) -> None:
+    def __init__(self, model: nn.Module | None, settings: Settings, *, speaks: bool = True) -> None:
         open_bridge = bridge_for(settings.bridge, settings.name)
         targets = targets_of(settings.notify if rank() == "0" else ())
         self._own = OwnRules(own_rules(settings.rules.functions), "trainer")
@@ -125,6 +125,7 @@ class Watcher:
         kind = "" if model is None else type(model).__name__
         ranks, self._facts = Ranks(f"{kind} {next(numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
+        self._delivery.speaks = speaks
         self._explainer, self._jumps = SelfExplainer(settings.explain), SelfExplainer(settings.explain)
         capsules = CapsulePlan(
             settings.capsule_when,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,22 @@ def test_without_a_dashboard_questions_are_about_the_runs_that_it_has_saved(
     told = capsys.readouterr()
     assert "error nonfinite-40: NaN or infinity." in told.out
     assert f"this is about the runs that it has saved in {tmp_path / 'runs'}" in told.err
+
+
+def test_mcp_says_only_that_it_is_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOKCORE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOOKCORE_PORT", str(free_port()))
+    monkeypatch.delenv("HOOKCORE_URL", raising=False)
+    (tmp_path / "runs").mkdir()
+    save_layer(tmp_path / "runs", bad=40)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mcp" or name == "hookcore_app.agents"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("hookcore_app.agents", raising=False)
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert main(["mcp"]) == 2
+    assert capsys.readouterr().err == "hookcore: mcp is not installed: run `pip install 'hookcore[mcp]'`\n"
 
 
 def test_why_of_a_run_without_an_incident_says_what_was_examined(

@@ -13,6 +13,7 @@ import pytest
 from hookcore.commands import scaling
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
+from hookcore_app.serving import server_thread
 from tests.serving import make_world
 
 WIDTHS = (32, 64, 128, 256)
@@ -274,3 +275,16 @@ def test_rates_that_are_no_rates_are_an_error(given: str, words: str, capsys: py
     with pytest.raises(SystemExit):
         cli.main(["lr-sweep", "train:make_model", "--rates", given])
     assert words in capsys.readouterr().err
+
+
+def test_the_trainings_of_a_command_print_one_address_which_is_that_of_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], curved: Callable[[int], str]
+) -> None:
+    monkeypatch.setenv("HOOKCORE_SERVER", "thread")
+    monkeypatch.setattr("hookcore.delivery.delivery.PORT", 0)
+    try:
+        swept = scaling.sweep(curved(0), [0.01, 0.1], "width", [], 3, range(2), "one-line")
+    finally:
+        server_thread.start(port=0).stop()
+    assert swept.place is not None
+    assert capsys.readouterr().err == f"hookcore: {swept.place}\n"

@@ -188,6 +188,22 @@ def test_the_share_of_a_weight_of_zeros_is_no_value_and_not_nan() -> None:
     ("losses", "word", "reason"),
     [
         ([falling(step) for step in range(200)], "learning", "loss fell from 2 to 0.0385 in 200 steps"),
+        # After a fall, a loss that stays is no longer learning; one that still falls a little is.
+        (
+            [*map(falling, range(70)), *[0.5] * 330],
+            "plateau",
+            "loss fell from 2 to about 0.5 by step 67, and has hardly changed since",
+        ),
+        (
+            [0.5 + falling(step) + 0.05 * NOISE[step] for step in range(1200)],
+            "plateau",
+            "loss fell from 2.51 to about 0.498 by step 152, and has hardly changed since",
+        ),
+        (
+            [0.5 + falling(step) - 0.0001 * step + 0.02 * NOISE[step] for step in range(1200)],
+            "learning",
+            "loss fell from 2.",
+        ),
         ([2.3] * 100, "flat", "loss was 2.3 at first, and is 2.3 after 100 steps"),
         # Only the first value was high, as that of a model that learns no more than how frequent each class is.
         ([1.5, *[1.4] * 299], "flat", "loss has not fallen since step 0: 1.4 at first, 1.4 last"),
@@ -240,7 +256,9 @@ def test_the_first_loss_stays_exact_when_older_values_are_merged() -> None:
     assert store.scalars("loss", points=100).mean[0] < 6.5, "the first values are merged"
     course = examine(store).course
     assert (course.first, store.first_scalar("loss")) == (7.0, (0, 7.0))
-    assert course.reason.startswith("loss fell from 7 to 2 ")
+    assert course.reason.startswith("loss fell from 7 to about 2 by step ")
+    assert course.since_step is not None
+    assert 400 < course.since_step < 900, "old steps count as many as new ones, although they are merged"
     assert store.first_scalar("other") is None
 
 

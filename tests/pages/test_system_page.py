@@ -83,11 +83,14 @@ def test_the_page_shows_the_newest_values_or_those_of_the_held_step() -> None:
 
 
 def test_the_overview_summarizes_the_machine_in_one_line() -> None:
-    labels = {MACHINE_LABEL: "4 cores, 16 GB of memory", "optimizer": "SGD"}
+    own, asked = ("probe attention", "hookcore.probes.attention"), ("probe size", "script.size")
+    labels = dict((own, asked, (MACHINE_LABEL, "4 cores, 16 GB of memory"), ("optimizer", "SGD")))
     page = sampled(HOST | gpu(0, **GPU), HOST | gpu(0, **GPU | {"utilization": 3.0}), labels=labels)
     text = text_of(page, "/runs/one")
     assert "GPU 0 3%, 149 samples/s, 4.5 GB of memory" in text
     assert "optimizer: SGD" in text
+    assert "probe size: script.size" in text
+    assert "probe attention" not in text  # older runs list what hookcore measures by itself
     assert "16 GB" not in text  # the System page shows the size of the machine
     assert "GPU 0 87%, 4.5 GB of memory" in text_of(page, "/runs/one?step=0")  # nobody knows when that step began
     assert "GPU 0 3%, 149 samples/s" in text_of(page, "/runs/one?step=10")

@@ -372,7 +372,7 @@ def _table_of(name: str, found: Mapping[str, NDArray[np.float64]], weights: int)
     often = _every(stride) + (f" ({_every(stride * thinning)} with histograms)" if thinning > 1 else "")
     more = f"; following the steps alone takes more than budget={budget:g}" if budget and followed > budget else ""
     words = f". With budget={budget:g}, {often} is captured once the allowance is used{more}" if budget else ""
-    lines += ["", f"A captured step takes {captured:.0%} longer, another one {followed:.1%}{words}."]
+    lines += ["", f"A captured step adds {captured:.0%} of a step, another one {followed:.1%}{words}."]
     return "\n".join(lines)
 
 

@@ -23,11 +23,11 @@ from hookcore.commands.scaling.trainings import (
     page_of,
     train,
     try_rate,
+    watched,
 )
 from hookcore.errors import ArgumentError
 from hookcore.records import ROOT
 from hookcore.records.vocabulary import COORDCHECK, EXPONENTS
-from hookcore.watcher import watch
 from hookcore.watcher.media import Squares
 
 # Exponents, and what they say.
@@ -467,7 +467,7 @@ def check(name: str, axis: Axis, sizes: Sequence[int], steps: int, seeds: Sequen
     stronger = train(Made.of(name, seeds[0], {axis: sizes[0]}), axis, sizes[0], seeds[0], steps, None, FACTOR)
     for seed, size in itertools.product(seeds, sizes):
         made, about = Made.of(name, seed, {axis: size}), {axis: size, "seed": seed}
-        with watch(made.model, kinds=OF_WATCHER, **_about(group, COORDCHECK, about)) as watcher:
+        with watched(made.model, kinds=OF_WATCHER, **_about(group, COORDCHECK, about)) as watcher:
             runs.append(train(made, axis, size, seed, steps, watcher))
             if len(runs) < len(seeds) * len(sizes):
                 continue
@@ -564,7 +564,7 @@ def sweep(
         for _ in range(HALVINGS + 1):
             for rate, seed in itertools.product(waiting, seeds):
                 made, about = Made.of(name, seed, {**given, "lr": rate}), {**given, "lr": rate, "seed": seed}
-                with watch(made.model, kinds="output", **_about(group, "lr-sweep", about)) as watcher:
+                with watched(made.model, kinds="output", **_about(group, "lr-sweep", about)) as watcher:
                     tried.append(try_rate(made, rate, seed, steps))
                     place = page_of(watcher)
             stable, unstable = RatesOf(axis, size, tuple(tried)).stable

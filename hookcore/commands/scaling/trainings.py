@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hookcore.commands.doctor.training import made_by
+from hookcore.config import Settings
+from hookcore.delivery.delivery import say_page
 from hookcore.errors import ArgumentError
 from hookcore.hooks import on_forward, on_forward_pre
 from hookcore.hooks.internals import TorchDispatchMode, tree_iter, tree_map
@@ -400,6 +402,14 @@ def try_rate(made: Made, rate: float, seed: int, steps: int) -> Tried:
         if not math.isfinite(losses[-1]):
             break
     return Tried(rate, seed, losses)
+
+
+def watched(model: nn.Module, **about: Any) -> Watcher:
+    """Watch a training without lines about it in the terminal: the first one prints the page of all."""
+    watcher = Watcher(model, Settings.of(**about), speaks=False)
+    if (page := page_of(watcher)) is not None:
+        say_page(page)
+    return watcher
 
 
 def page_of(watcher: Watcher) -> str | None:

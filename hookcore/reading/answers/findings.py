@@ -85,8 +85,11 @@ class Course(Answer, frozen=True):
     """Where the training goes, by its loss."""
 
     word: Annotated[
-        Literal["learning", "flat", "diverging", "broken", "unknown"],
-        Meta(description="broken: the loss or other values are non-finite; unknown: the loss doesn't show it"),
+        Literal["learning", "plateau", "flat", "diverging", "broken", "unknown"],
+        Meta(
+            description="plateau: the loss fell, and has stopped; flat: it never fell; broken: the loss or other "
+            "values are non-finite; unknown: the loss doesn't show it"
+        ),
     ]
     sentence: Annotated[str, Meta(description="the word and the reason, as shown on the pages")]
     loss: Annotated[str, Meta(description="the scalar that shows it; empty if there is none")]
