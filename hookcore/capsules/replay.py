@@ -122,6 +122,11 @@ def _next_number() -> int:
 
 
 _MAX_OTHERS: Final = 8
+_IN_LOSS: Final = "non-finite values in the loss"  # why the step was saved
+_OUTSIDE: Final = (
+    " What the model returned was finite, so look at how the loss is computed from it, and at the targets. If the step "
+    "calls the model several times, this is the newest call."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,9 @@ class Replay:
             return self.shares.sentence
         if self.culprit is None:
             large = "" if self.above is None else f", and nothing above {self.above:.3g}"
-            return f"The replay found nothing non-finite in the results{large}."
+            was_loss = str(self.about.get("reason", "")).startswith(_IN_LOSS)
+            outside = _OUTSIDE if was_loss and self.exact and self.above is None else ""
+            return f"The replay found nothing non-finite in the results{large}.{outside}"
         return self.culprit.sentence
 
     def as_dict(self) -> dict[str, Any]:

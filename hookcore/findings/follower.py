@@ -23,7 +23,7 @@ from hookcore.findings.rules import THRESHOLDS, defaults_of
 from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity, is_shared
 from hookcore.records.vocabulary import ENDED, OWN_PROBLEM, OWN_RULE, is_loss
 from hookcore.store import Store
-from hookcore.store.incidents import NONFINITE, Found, is_named
+from hookcore.store.incidents import GRACE, NONFINITE, Found, is_named
 from hookcore.store.segments import Lanes, lanes_of
 
 Values = NDArray[np.float32]
@@ -301,7 +301,7 @@ class Follower:
         self._wanted = self._is_due = False
         self._again = -1  # the frame at which to look again
         self._spikes_reported = -1  # the step up to which they are
-        self._loss_was_bad = False
+        self._fine_for = GRACE + 1  # frames since a loss was non-finite
         self._failed = False
         self.take_turns(rank)
         self._change_before(0)
@@ -439,9 +439,9 @@ class Follower:
                 is_bad = True
             elif value > 0 and (name in self._levels or len(self._levels) < MAX_LOSSES):
                 is_due |= self._levels.setdefault(name, _Level(math.log2(value))).rises(math.log2(value))
-        if self._losses:
-            is_due |= is_bad and not self._loss_was_bad
-            self._loss_was_bad = is_bad
+        if self._losses:  # it takes two looks to know that it is over
+            is_due |= self._fine_for in (0, GRACE) if not is_bad else self._fine_for > 0
+            self._fine_for = 0 if is_bad else self._fine_for + 1
         return is_due
 
     def _report(self, step: int, error: Exception) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import hookcore
+from hookcore.capsules import replay
 from hookcore.records import Event
 from tests.capsule_files import capsules_of
 from tests.guilty import BAD, Net
@@ -37,6 +40,24 @@ def test_the_step_of_the_first_error_is_explained_by_itself_with_its_layers() ->
     (path,) = capsules_of(watcher)
     assert path.with_suffix(".json").exists()
     assert not watcher.errors
+
+
+def test_a_loss_that_is_nan_although_the_model_is_fine_leads_to_the_loss_and_its_targets() -> None:
+    seed_all()
+    model, ignored = torch.nn.Linear(4, 3), -100
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookcore.watch(model, server=None, every=1 << 20, capsule="error", explain="never") as watcher:
+        for step in range(4):
+            targets = torch.full((8,), ignored if step == 2 else 1)
+            nn.functional.cross_entropy(model(torch.randn(8, 4)), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (path,) = capsules_of(watcher)
+    found = replay(path)
+    assert found.exact, found.differences
+    assert found.sentence.startswith(
+        "The replay found nothing non-finite in the results. What the model returned was finite, so look at how the loss"
+    )
 
 
 def test_nothing_is_explained_by_itself_if_the_setting_says_never() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookcore.delivery.archive import load_into, read_archive
-from hookcore.findings import Finding, FindingsCache, follow
+from hookcore.findings import Finding, FindingsCache, examine, follow
 from hookcore.records import Event, Severity, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Found, Incident, Incidents
@@ -102,6 +102,24 @@ def test_a_loss_that_becomes_non_finite_is_reported_in_the_same_step() -> None:
     (incident,) = store.incidents()
     assert (incident.rule, incident.first_step, incident.found_step) == ("loss", 77, 77)
     assert incident.sentence == "Loss has been non-finite since step 77."
+
+
+def test_a_loss_that_is_finite_again_is_over_although_no_tensor_is_captured_meanwhile() -> None:
+    store = follow(Store(2**23))
+    for step in range(140):
+        if step < 70:
+            append(store, step, noise(step), loss=1.0)
+        else:
+            store.append(build.frame(step, build.stats_of(0), scalars={"loss": math.nan if step == 77 else 1.0}))
+    (incident,) = store.incidents()
+    assert incident.sentence == "Loss has been non-finite since step 77. It was over at step 78."
+    diagnosis = examine(store)
+    assert diagnosis.course.word == "flat"
+    (note,) = [each for each in diagnosis.findings if each.rule == "loss"]
+    assert (note.severity, note.message) == (
+        "info",
+        "loss has been non-finite since step 77; no longer found at step 78",
+    )
 
 
 def test_the_rules_keep_no_columns_between_checks() -> None:

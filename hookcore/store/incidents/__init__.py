@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookcore.store.incidents.accounts import AROUND, UNCAPTURED, WHOLE, Rank, around, rank_of
+from hookcore.store.incidents.accounts import AROUND, GRACE, UNCAPTURED, WHOLE, Rank, around, rank_of
 from hookcore.store.incidents.book import Feeding, fitting
 from hookcore.store.incidents.replayed import Alarm, Replay
 
@@ -12,6 +12,7 @@ from .replayed import FirstError, replay_of
 
 __all__ = [
     "AROUND",
+    "GRACE",
     "KEPT_FIRST",
     "KEPT_NEWEST",
     "NONFINITE",
