@@ -473,6 +473,50 @@ def four_ranks(world: World, person: Person) -> tuple[str, bool]:
     return f"the odd rank by layer: {', '.join(sorted(set(odd))) or 'none'}", right
 
 
+def late_rank(world: World, person: Person) -> tuple[str, bool]:
+    """Read on the page Problems of all ranks which one keeps the others waiting."""
+    row = person.page.locator("tr[data-run]").filter(has=person.page.locator(".where", has_text="2 ranks"))
+    person.click(row.locator(".alerts a"))
+    line = person.said("#list .message")
+    found = re.match(r"rank (\d+) is late", line)
+    return line, found is not None and int(found[1]) == world.planted["late"]["rank"]
+
+
+def unused_expert(world: World, person: Person) -> tuple[str, bool]:
+    """Read which experts no token has chosen, and which modules never ran."""
+    person.click(person.row("experts").locator(".alerts a"))
+    line = person.said("#list")
+    expert = world.planted["experts"]["expert"]
+    found = re.search(r"no token has chosen (experts? .*? of \d+)", line)
+    ran = f"never ran, so they don't learn: mixture.experts.{expert}" in line
+    return f"{found[0] if found else line[:160]}", found is not None and str(expert) in found[1] and ran
+
+
+def tokens(world: World, person: Person) -> tuple[str, bool]:
+    """Find the attention maps of a run that has ended, whose script named no tokens."""
+    page = person.page
+    person.open("experts")
+    person.press("g", "t")
+    person.press("/")
+    person.type("attention")
+    person.click(page.locator("#kept a", has_text="attention activation [1]").first)
+    expect(page.locator("#view option:checked")).to_have_text(re.compile("attention"))
+    expect(page.locator("#panes canvas.tiles")).to_be_visible()
+    words = page.get_by_text("Tokens: ids of the batch, read by itos of the script.")
+    expect(words).to_be_visible()
+    return f"{person.said('#view option:checked')}. {' '.join(words.inner_text().split())}", True
+
+
+def matters(world: World, person: Person) -> tuple[str, bool]:
+    """Filter the runs of a sweep, and open the page about its settings."""
+    person.press("/")
+    person.type("tag:sweep")
+    person.page.wait_for_url(re.compile("f=tag"))
+    person.click(person.page.get_by_role("link", name=re.compile("^Best run")))
+    lead, first = person.said(".verdict"), person.said("#matters tbody tr")
+    return f"{lead} Settings: {first}", f"lr {world.best[0]:g} is best of 8" in lead and first.startswith("lr ")
+
+
 def distribution(world: World, person: Person) -> tuple[str, bool]:
     """Type a layer's name into the search, and read the distribution of its activation."""
     page = person.page
@@ -486,9 +530,9 @@ def distribution(world: World, person: Person) -> tuple[str, bool]:
 
 
 def updates(world: World, person: Person) -> tuple[str, bool]:
-    """Choose the updates on Flow: their size in each layer, relative to the weights."""
+    """Choose the updates on Flow, which nobody asked for: their size in each layer, relative to the weights."""
     page = person.page
-    person.open("calm")
+    person.open("sigmoids")
     person.press("g", "f")
     person.choose(page.get_by_label("Kind").first, "update")
     page.wait_for_url(re.compile("kind=update"))
@@ -601,9 +645,13 @@ TASKS: Final = {
     "keyboard": Task("A finding with the keyboard only", "keys to learn", ("nan",), keyboard),
     "crashed": Task("Why did a run crash", "1, not answered", ("crash",), crashed),
     "sweep": Task("The best of eight runs of a sweep", "impossible", ("sweep",), sweep),
+    "matters": Task("Why is it the best: which setting matters", "not answered", ("sweep",), matters),
+    "late": Task("Which rank keeps the others waiting", "2, not a problem", ("late",), late_rank),
+    "experts": Task("Which experts are never used", "2, as not captured", ("experts",), unused_expert),
+    "tokens": Task("Attention maps with their tokens, after the end", "only live, no tokens", ("experts",), tokens),
     "ranks": Task("Which of four ranks is different", "impossible", ("ranks",), four_ranks),
     "distribution": Task("The distribution of a layer's values", "keys", ("live",), distribution),
-    "updates": Task("The updates of all layers", "impossible", ("rate",), updates),
+    "updates": Task("The updates of all layers", "another training", ("sigmoids",), updates),
     "rule": Task("Another threshold for a rule", "4 and scrolling", ("sigmoids",), rule),
     "annotate": Task("A note about a step", "2", ("sigmoids",), annotate),
     "pin": Task("Pin a chart", "2", ("sigmoids",), pin),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
@@ -30,7 +30,7 @@ from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Joint, Run
 from ..runs.joint import joint_of
-from ..runs.query import Traits
+from ..runs.query import Traits, names_apart
 from .params import (
     MAX_STEP,
     RUN_PATTERN,
@@ -380,17 +380,18 @@ def overlay(
         if series is not None and len(series.mean):
             found.append((run, series))
     groups = {run.id: Traits(run).text(group_by) for run, _ in found}
-    lines = _bands(found, groups) if band else [_line_of(run, series, groups[run.id]) for run, series in found]
+    names = names_apart([Traits(run) for run in chosen])
+    lines = _bands(found, groups) if band else [_line_of(names, *each, groups[each[0].id]) for each in found]
     known = {run.id for run, _ in found}
     what = wanted.scalar or f"{wanted.tap} {wanted.stat}"
     return answers.Overlay(what, group_by, tuple(lines), tuple(run.id for run in chosen if run.id not in known))
 
 
-def _line_of(run: Run, series: Series, group: str) -> answers.OverlayLine:
+def _line_of(names: Mapping[str, str], run: Run, series: Series, group: str) -> answers.OverlayLine:
     counts = np.ones(len(series.mean), np.int64)
     steps, values = (series.first_step, series.last_step), (series.mean, series.min, series.max)
     nonfinite = series.nonfinite.astype(np.int64)
-    return answers.OverlayLine(run.id, run.name or run.id, group, series.name, *steps, *values, nonfinite, counts)
+    return answers.OverlayLine(run.id, names[run.id], group, series.name, *steps, *values, nonfinite, counts)
 
 
 def _bands(found: Sequence[tuple[Run, Series]], groups: dict[str, str]) -> list[answers.OverlayLine]:

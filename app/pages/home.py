@@ -20,7 +20,7 @@ from ..formats import plain, script_json
 from ..live.publisher import mark_of
 from ..live.views import news_of
 from ..runs import Run, Runs
-from ..runs.query import EXAMPLE, RECENT_LOSS, Traits, find_runs, names_in
+from ..runs.query import EXAMPLE, RECENT_LOSS, Traits, find_runs, names_apart, names_in
 from .page import Page, RowNumber, RunPage, TablePage, Text
 from .views.overview import scalar_lines
 from .views.run_list import (
@@ -189,7 +189,7 @@ class GroupPage(RunListPage):
         result = self.result if self.result in results or not results else _usual_result(list(results))
         found = {each.run.id: value for each in chosen if (value := each.result_values().get(result)) is not None}
         settings = {each.name: each.values for each in differences_of(chosen) if each.source == "config"}
-        names = {each.run.id: each.run.name or each.run.id for each in chosen}
+        names = names_apart(chosen)
         crashed = [each.run.id for each in chosen if each.run.state == "crashed"]
         sweep = sweep_of(result, found, settings, names, _began_of(chosen), self.better, crashed)
         return {

@@ -6,7 +6,9 @@ import contextlib
 import logging
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final, TypeVar
 
 import numpy as np
@@ -117,6 +119,30 @@ def text_of_value(value: Value) -> str:
     if value is None:
         return ""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+_IN_NAME: Final = 3  # settings that tell runs apart
+
+
+def names_apart(runs: Sequence[Traits]) -> dict[str, str]:
+    """Return what each of these runs is called: its name, and what differs if others have the same one."""
+    names = {each.run.id: each.run.name or each.run.id for each in runs}
+    for name in dict.fromkeys(names.values()):
+        alike = [each.run for each in runs if names[each.run.id] == name]
+        if len(alike) > 1:
+            names |= {run.id: f"{name} ({words})" for run, words in zip(alike, _apart(alike), strict=True)}
+    return names
+
+
+def _apart(runs: Sequence[Run]) -> list[str]:
+    """Return what tells runs apart: the first settings that differ, or when they began."""
+    texts = [{name: text_of_value(value) for name, value in run.info.config.items()} for run in runs]
+    differ = [name for name in dict.fromkeys(chain(*texts)) if len({text.get(name) for text in texts}) > 1][:_IN_NAME]
+    found = [", ".join(f"{name} {text[name]}" for name in differ if name in text) for text in texts]
+    if len(set(found)) == len(found):
+        return found
+    began = (time.strftime("%m-%d %H:%M:%S", time.localtime(run.info.started_s)) for run in runs)
+    return [", ".join(filter(None, each)) for each in zip(found, began, strict=True)]
 
 
 def _asked(run: Run, ask: Callable[[Store], Answered], otherwise: Answered) -> Answered:

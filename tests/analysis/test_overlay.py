@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,20 @@ def test_each_run_is_a_line_with_its_own_values(world: World) -> None:
         assert line["mean"] == pytest.approx([lr + step + place for step in range(10 if place else 4)])
         assert line["source"] == ("train/loss" if place == 5 else "loss")
     assert found["without"] == []
+
+
+def test_runs_with_one_name_are_told_apart_by_their_settings_or_by_when_they_began(world: World) -> None:
+    found = ask(world, scalar="loss")
+    assert [line["name"] for line in found["lines"][:3]] == ["seed 0 (lr 0.1)", "seed 0 (lr 1)", "seed 1 (lr 0.1)"]
+    assert [line["name"] for line in ask(world, scalar="loss", runs="run-0,run-2")["lines"]] == ["seed 0", "seed 1"]
+    for place in (6, 7):
+        run = open_run(world.runs, f"run-{place}", name="again", config={"lr": 0.1}, started_s=1e9 + place)
+        append(run.store, 0, [1.0], (OUTPUT,), {"loss": 1.0})
+    one, two = (line["name"] for line in ask(world, scalar="loss", runs="run-6,run-7")["lines"])
+    assert re.fullmatch(r"again \(\d\d-\d\d \d\d:\d\d:46\)", one)
+    assert one != two
+    page = world.client.get("/group?f=seed", headers={"Accept": "text/html"}).text
+    assert "&#9733; seed 0 (lr 0.1)" in page
 
 
 def test_fewer_steps_have_as_many_points(world: World) -> None:

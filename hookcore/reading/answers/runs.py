@@ -472,7 +472,13 @@ class OverlayLine(Answer, frozen=True, eq=False):
     """A run, or the mean of a group of runs with their smallest and largest value."""
 
     run: Annotated[str | None, Meta(description="null for the mean of a group")]
-    name: Annotated[str, Meta(description="the name of the run, or the value that the runs of the group share")]
+    name: Annotated[
+        str,
+        Meta(
+            description="the name of the run, with what differs if others have the same name, or the value that the "
+            "runs of the group share"
+        ),
+    ]
     group: Annotated[str, Meta(description="the run's value of `group_by`; empty without one")]
     source: Annotated[str, Meta(description="the scalar or tap that was found; empty for a group")]
     first_step: Integers
