@@ -391,6 +391,12 @@ test("a run that diverged leaves the axis at a rail that names it, and doesn't f
   assert.deepEqual(ofRuns(calm).figure.exits, []);
 });
 
+test("a run that begins higher than the others stays on the axis, also among runs that hardly change", () => {
+  const flat = { a: [2.3, 2.31, 2.3], b: [2.31, 2.3, 2.29], c: [2.3, 2.29, 2.3], d: [2.31, 2.32, 2.3] };
+  const { figure } = ofRuns({ ...flat, e: [2.3, 1, 0.3], f: [2.3, 1.5, 0.5], high: [4.7, 2.4, 2.2] });
+  assert.deepEqual(figure.exits, []);
+});
+
 test("the band of a run whose peak leaves the axis has both edges there, and the rail says that it leaves", () => {
   const steps = [0, 1, 2, 3, 4];
   const calm = { first: steps, last: steps, mean: [2, 1, 0.5, 0.4, 0.4] };

@@ -131,12 +131,9 @@ export function spansDecades(values) {
 export function limitOf(many) {
   const reaches = many.map(reachOf).filter(([low]) => low < Infinity);
   if (reaches.length < 3) return Infinity;
-  const [low, high] = [0, 1].map((end) =>
-    quantile(
-      reaches.map((reach) => reach[end]),
-      0.5,
-    ),
-  );
+  // The usual range is that of most lines, with all that they span: that of a single one may be narrow.
+  const usual = [...reaches].sort((one, other) => one[1] - other[1]).slice(0, (reaches.length >> 1) + 1);
+  const [low, high] = [least(usual.map(([end]) => end)), usual[usual.length - 1][1]];
   const isWide = low > 0 && high > low * 10 ** DECADES;
   const limit = isWide ? high * (high / low) ** FAR : high + FAR * Math.max(high - low, Math.abs(high) * 0.1);
   const gone = reaches.filter(([, peak]) => peak > limit).length;
