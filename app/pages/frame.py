@@ -151,9 +151,11 @@ class ModuleNames:
 
 def names_of(modules: Sequence[Module]) -> ModuleNames:
     """Return the names of modules, which are given in the model's order."""
+    outer = _outer(modules)
+    inner = {module.path: "" if f"{module.path}/" == outer else module.path.removeprefix(outer) for module in modules}
     below: dict[str, set[str]] = {}
-    for module in modules:
-        parts = module.path.split(".") if module.path else []
+    for path in inner.values():
+        parts = path.split(".") if path else []
         for depth, part in enumerate(parts):
             below.setdefault(".".join(parts[:depth]), set()).add(part)
     at = ""
@@ -163,16 +165,22 @@ def names_of(modules: Sequence[Module]) -> ModuleNames:
         if deeper not in below:
             break
         at = deeper
-    names = ModuleNames(f"{at}." if at else "")
-    types = {module.path: module.type for module in modules}
+    names = ModuleNames(outer + (f"{at}." if at else ""))
+    types = {inner[module.path]: module.type for module in modules}
     spelled: dict[str, str] = {}
     for module in modules:
-        short = names._short(module.path)
-        inside, _, last = module.path.rpartition(".")
-        is_one_of_many = last.isdigit() and types.get(inside) == "Sequential" and module.path not in below
+        short, path = names._short(module.path), inner[module.path]
+        inside, _, last = path.rpartition(".")
+        is_one_of_many = last.isdigit() and types.get(inside) == "Sequential" and path not in below
         if len(spelled) < _MAX_SPELLED and (short.replace(".", "").isdigit() or is_one_of_many):
             spelled[module.path] = f"{short} {module.type}{_shape_of(module)}"
-    return ModuleNames(names.shared, spelled, types.get("", ""))
+    return ModuleNames(names.shared, spelled, "" if outer else types.get("", ""))
+
+
+def _outer(modules: Sequence[Module]) -> str:
+    """Return the name of the only model that `watch()` has found, which begins the paths of all modules inside it."""
+    root = f"{modules[0].path}/" if modules else ""
+    return root if len(modules) > 1 and all(each.path.startswith(root) for each in modules[1:]) else ""
 
 
 def naming(run: Run | None) -> dict[str, Any]:

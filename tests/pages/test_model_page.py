@@ -251,3 +251,8 @@ def test_names_leave_out_what_all_paths_begin_with_and_spell_out_bare_numbers() 
     blocks += [module(f"h.{place}", "Block", "h") for place in range(3)]
     assert json.loads(names_of(blocks).json) == {"root": "Net", "shared": "", "spelled": {}}
     assert (names_of([]).json, names_of([]).of("a.b")) == ("", "a.b")
+    found = [module("GPT", "GPT", None), module("GPT/norm", "LayerNorm", "GPT"), module("GPT/h", "Sequential", "GPT")]
+    found += [module("GPT/h.0", "Linear", "GPT/h", weight=(64, 20))]
+    assert [names_of(found).of(each.path) for each in found] == ["GPT", "norm", "h", "h.0 Linear(20, 64)"]
+    several = [*found, module("Other", "Other", None), module("Other/norm", "LayerNorm", "Other")]
+    assert names_of(several).of("GPT/norm") == "GPT/norm"
