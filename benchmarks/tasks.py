@@ -513,7 +513,7 @@ def matters(world: World, person: Person) -> tuple[str, bool]:
     person.type("tag:sweep")
     person.page.wait_for_url(re.compile("f=tag"))
     person.click(person.page.get_by_role("link", name=re.compile("^Best run")))
-    lead, first = person.said(".verdict"), person.said("#matters tbody tr")
+    lead, first = person.said(".verdict"), person.said("#sweep tbody tr")
     return f"{lead} Settings: {first}", f"lr {world.best[0]:g} is best of 8" in lead and first.startswith("lr ")
 
 

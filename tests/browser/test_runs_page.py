@@ -280,6 +280,7 @@ def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_ch
         expect(page.locator("#overlay .plot svg").first).to_be_visible()
         page.get_by_role("checkbox", name="Select second").uncheck()
         expect(page.locator("#charts-about")).to_have_text("of the only listed run")
+        expect(page.locator("#parallel")).to_be_hidden()  # it compares runs
     server.stop()
 
 

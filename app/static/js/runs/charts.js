@@ -360,11 +360,12 @@ export class RunCharts {
       result,
       colorOf: (/** @type {Run} */ run) => this.colorOf(run.id) || HUES[8],
     };
-    const there = this.#runs.length > 1 && settings.length > 0;
-    const why =
-      this.#runs.length < 2
-        ? "This chart needs two runs."
-        : "The runs have the same configuration. Give each its own: hookcore.watch(model, config={...}).";
+    const isOne = this.#runs.length < 2;
+    for (const each of document.querySelectorAll("#parallel, #scatter, #open-group")) // they compare runs
+      each.toggleAttribute("hidden", isOne);
+    if (isOne) return;
+    const there = settings.length > 0;
+    const why = "The runs have the same configuration. Give each its own: hookcore.watch(model, config={...}).";
     const setting = this.#settingIn(settings);
     if (there) this.parallel.show(parallel(shown));
     else this.parallel.say(why);
