@@ -511,7 +511,8 @@ def matters(world: World, person: Person) -> tuple[str, bool]:
     """Filter the runs of a sweep, and open the page about its settings."""
     person.press("/")
     person.type("tag:sweep")
-    person.page.wait_for_url(re.compile("f=tag"))
+    expect(person.page.locator("tr[data-run]")).to_have_count(8)
+    person.page.wait_for_url(re.compile("f=tag%3Asweep|f=tag:sweep"))
     person.click(person.page.get_by_role("link", name=re.compile("^Best run")))
     lead, first = person.said(".verdict"), person.said("#sweep tbody tr")
     return f"{lead} Settings: {first}", f"lr {world.best[0]:g} is best of 8" in lead and first.startswith("lr ")

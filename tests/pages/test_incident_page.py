@@ -92,7 +92,8 @@ def test_the_causal_chain_is_shown_step_by_step() -> None:
     ("changes", "words"),
     [
         ({}, "The 1 step right before was not captured"),
-        ({"evidence": None}, "no room to keep the values"),
+        ({"evidence": None}, "weren't kept: there was no room for them"),
+        ({"evidence": None, "culprit": Link(-1, TAPS[0], 11)}, "weren't kept: the layer isn't known"),
         ({}, "2 more tensors followed"),
     ],
 )

@@ -95,6 +95,11 @@ class IncidentView:
         return not self.incident.placed
 
     @property
+    def why_not_kept(self) -> str:
+        """Why there are no values around the first step."""
+        return "the layer isn't known" if self.incident.culprit.number < 0 else "there was no room for them"
+
+    @property
     def unknown(self) -> list[str]:
         """The facts that are unknown, in words."""
         found, incident = [], self.incident
@@ -102,7 +107,7 @@ class IncidentView:
             steps, were = ("step", "was") if incident.unseen == 1 else ("steps", "were")
             found.append(f"The {incident.unseen:,} {steps} right before {were} not captured. It may have begun there.")
         if incident.evidence is None:
-            found.append("There was no room to keep the values around the first step.")
+            found.append(f"The values around the first step weren't kept: {self.why_not_kept}.")
         if self.left_out:
             found.append(f"{counted(self.left_out, 'more tensor')} followed, whose first steps aren't kept.")
         return found

@@ -280,6 +280,7 @@ function heading(pen, { tree, values, page }, { number, x, y, w }, left) {
   const box = tree.boxes[number];
   const times = box.kind === "repeat" ? ` \u00d7${box.parts.length / box.period}` : "";
   const value = box.kind === "repeat" ? "" : valueWords(values, tree, number);
+  const type = box.kind === "repeat" || box.type === tree.titleOf(number) ? "" : box.type; // a root is called by it
   pen.font = `600 12px ${SANS}`;
   pen.textBaseline = "middle";
   pen.textAlign = "left";
@@ -290,7 +291,7 @@ function heading(pen, { tree, values, page }, { number, x, y, w }, left) {
   pen.font = `11px ${SANS}`;
   pen.fillStyle = page.quiet;
   pen.fillText(
-    cut(pen, [box.kind === "repeat" ? "" : box.type, value].filter(Boolean).join("  "), w - left - used - 20),
+    cut(pen, [type, value].filter(Boolean).join("  "), w - left - used - 20),
     x + left + used + 10,
     y + HEAD / 2 + 1,
   );

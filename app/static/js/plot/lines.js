@@ -100,7 +100,7 @@ export function axisOf(kind, many) {
 const RAIL_ROW = 0.08; // of the axis' length
 const RAIL_LETTER = 6; // pixels
 const MAX_RAIL = 4; // lines of words above the values
-const FAR = 3; // times the usual range of the lines: what goes farther leaves the axis
+const FAR = 2; // times the usual range of the lines: what goes farther leaves the axis
 const DECADES = 2; // from so many on, an axis is logarithmic by itself
 
 /** How far the lines reach. @param {Drawn} points @returns {[number, number]} */
