@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from hookcore.delivery.archive import Recorded, Unheard
 from hookcore.findings.times import late_rank
-from hookcore.records import Frame, Snapshot, adds_up
-from hookcore.records.vocabulary import DESYNC, LATE_RANK, NONFINITE_STEP
+from hookcore.records import Frame, SketchBlock, Snapshot, adds_up
+from hookcore.records.vocabulary import DESYNC, GRADIENT_WAIT, LATE_RANK, NONFINITE_STEP, REDUCTION_WAIT
 from hookcore.records.wire import DeliveryCounters
-from hookcore.store import RankStore
+from hookcore.store import RankStore, Store
 from hookcore.store.rankstep import Difference
 
 from .assembly import GRACE_S, Assembly
@@ -29,6 +29,8 @@ COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
 REST_S: Final = 20.0  # in which the last steps of an attempt may come after the first ones of the next
 NO_ROUND: Final = -1
 LATE_EVERY: Final = 64  # steps between two looks for a rank that is late
+_WAITS: Final = frozenset((REDUCTION_WAIT, GRADIENT_WAIT))
+_WAITS_BYTES: Final = 1 << 21  # enough for exact values of the newest 64 steps
 _SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
 
 
@@ -52,6 +54,7 @@ class Sum:
     joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects; replaced, too
     _held: dict[str, Held] = field(default_factory=dict)  # by run: what ranks sent that were started again
     _counted_at: float = float("-inf")
+    _saved: tuple[RankStore, ...] = ()  # how long saved ranks waited, while their steps are added up
 
     def __post_init__(self) -> None:
         self.begin()
@@ -265,7 +268,7 @@ class Sum:
 
     def _rank_stores(self) -> list[RankStore]:
         """Return the stores of the current round's ranks that are in memory. Any thread may ask."""
-        return [
+        return list(self._saved) or [
             RankStore(member.place.rank, member.run.store, self.shift)
             for member in self.rounds.current()
             if member.run.loaded and member.run.id in self.joined
@@ -344,9 +347,13 @@ class Sum:
         """Take what is saved of the ranks of a round, in the order of their steps."""
         streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
         unheard = Unheard(event for _, archive in members for event in archive.events() if event.name == NONFINITE_STEP)
-        for _, _, _, member, frame in heapq.merge(*streams):
+        self._saved = tuple(RankStore(member.place.rank, Store(_WAITS_BYTES), self.shift) for member, _ in members)
+        for _, place, _, member, frame in heapq.merge(*streams):
             unheard.tell(self.run.store, frame, self.shift)
+            if not _WAITS.isdisjoint(frame.scalars):
+                self._saved[place].store.append(_waits_in(frame))
             self.assembly.take(member.place.rank, shifted(frame, self.shift))
+        self._saved = ()
         unheard.tell(self.run.store, shift=self.shift)
         # Steps that still wait need the names, which the run of a rank that isn't in memory doesn't have.
         self.run.store.announce(self.assembly.number_taps())
@@ -365,6 +372,13 @@ class Sum:
                 self.run.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))
         if archive.damages:
             emit_event(self.run, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
+
+
+def _waits_in(frame: Frame) -> Frame:
+    """Return a frame without its tensors."""
+    nothing = frame.taps[:0], frame.stats[:0], SketchBlock.empty(0)
+    scalars = {name: frame.scalars[name] for name in _WAITS & frame.scalars.keys()}
+    return Frame(frame.step, frame.time_s, *nothing, scalars=scalars, elapsed_s=frame.elapsed_s)
 
 
 def shifted(frame: Frame, steps: int) -> Frame:

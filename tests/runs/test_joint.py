@@ -30,7 +30,7 @@ from hookcore.records import (
     about_command,
     wire,
 )
-from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TRAINED
+from hookcore.records.vocabulary import REDUCTION_WAIT, SAMPLES_RATE, STEPS_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore.store.rankstep import Difference
@@ -982,6 +982,20 @@ def test_the_step_that_the_check_of_one_rank_names_is_known_before_and_after_a_r
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
         assert everything(again) == before
         assert again.events("nonfinite-step") == ["the loss is NaN (rank 1)"]
+
+
+def test_a_late_rank_is_found_again_after_a_restart(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        for rank in range(WORLD):
+            waited = {REDUCTION_WAIT: 0.1 if rank == 2 else 0.5}
+            ranks.send(rank, range(140), more=waited, elapsed_s=1.0)
+            ranks.end(rank, 139)
+        before = everything(ranks)
+        (incident,) = ranks.joint.run.store.incidents()
+        assert incident.sentence.startswith("Rank 2 is late: it was last in ")
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        assert everything(again) == before
 
 
 def test_the_rules_check_ranks_in_turn_both_live_and_on_rereading(
