@@ -178,10 +178,9 @@ def first_nan(world: World, person: Person) -> tuple[str, bool]:
 
 
 def why(world: World, person: Person) -> tuple[str, bool]:
-    """Let the saved step be replayed."""
+    """Open the problem: its step was saved and replayed by itself."""
     person.click(person.row("nan").locator(".alerts a"))
     person.click(person.page.locator("#list .what a").first)
-    person.click(person.page.get_by_role("button", name="Explain", exact=True))
     cause = person.page.locator("#cause .capsule")
     expect(cause).to_contain_text("was replayed", timeout=180_000)
     text = " ".join(cause.inner_text().split())
