@@ -129,6 +129,10 @@ class Delivery:
         self.address = address
         self.url = f"{address.url}/runs/{self.run.id}"
 
+    def silence(self) -> None:
+        """Print nothing about the training in the terminal."""
+        self.speaks = False
+
     @property
     def page(self) -> str | None:
         """The page of the training: that of all ranks, if there are several."""

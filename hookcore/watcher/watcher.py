@@ -125,7 +125,8 @@ class Watcher:
         kind = "" if model is None else type(model).__name__
         ranks, self._facts = Ranks(f"{kind} {next(numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
-        self._delivery.speaks = speaks
+        if not speaks:
+            self._delivery.silence()
         self._explainer, self._jumps = SelfExplainer(settings.explain), SelfExplainer(settings.explain)
         capsules = CapsulePlan(
             settings.capsule_when,
