@@ -52,7 +52,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import TENSOR_KINDS, Kind, Phase
 
 Attach = Literal["global", "module"]
-Compiled = Literal["boundary", "inside"]
+Compiled = Literal["boundary", "materialized", "inside"]
 Capsule = Literal["auto", "error", "exception", "never"]
 CapsuleOn = Literal["nonfinite", "spike"]
 Explain = Literal["auto", "never"]
@@ -203,8 +203,9 @@ class Settings:
         "boundary",
         f"one of {_listed(_COMPILED)}",
         "What to capture in compiled regions. `boundary`: the region's output and its gradient; results stay the same, "
-        "bit for bit. `inside`: every module in the region; this needs torch 2.13, costs more, and changes results "
-        "within rounding.",
+        "bit for bit. `materialized`: also the outputs of modules that the compiled code keeps for its backward pass, "
+        "without a change of its graphs or results; this needs torch 2.13. `inside`: every module in the region, also "
+        "gradients; this needs torch 2.13, costs more, and changes results within rounding.",
         read_choice(_COMPILED),
     )
     phases: frozenset[Phase] = setting(

@@ -1,9 +1,11 @@
-"""Activations and gradients inside a compiled region, by ops that every backend keeps in its graph."""
+"""Activations inside a compiled region: by ops in its graph, also gradients; or those that the graph keeps anyway."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import re
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -12,6 +14,16 @@ from torch import Tensor, nn
 from hookcore import hooks
 from hookcore.hooks.compiled import forget_graphs, guard_functions, unwrap
 from hookcore.hooks.handle import InertInCopies
+from hookcore.hooks.internals import (
+    all_saved_by_function,
+    calls_around,
+    function_of,
+    is_compiled_function,
+    is_forward,
+    joint_settings,
+    kept_nodes,
+    node_number,
+)
 
 _KEY_BITS: Final = 32  # the low bits of an address are the module's key, the high bits the number of its `Inside`
 
@@ -218,3 +230,203 @@ def _define_ops() -> None:
 
 
 guard_functions(_OutputHook.__call__, _GradientHook.__call__, _run_saw_output, _run_saw_gradient)
+
+
+# What a compiled graph keeps anyway. Nothing is added to it: torch shows us the joint graph of the forward and the
+# backward pass, its nodes get marks that name the modules that return their values, and torch copies the marks to what
+# it decides to keep. After a call of the region, the kept tensors are read from the autograd graph.
+
+_MARK: Final = "hookcore"  # a node's key for its mark
+_START: Final = re.compile(r"L\['\w+'\]\.?")  # of a path: the module that Dynamo traced
+_aten = torch.ops.aten
+_COPY: Final = _aten.copy_.default
+# Operators that return all values of their first argument, and no others.
+_SAME_VALUES: Final = frozenset(
+    (
+        *(_aten.alias.default, _aten.clone.default, _aten.detach.default, _aten.permute.default, _aten.t.default),
+        *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.transpose.int, _aten.unsqueeze.default),
+        *(_aten.view.default, _aten._unsafe_view.default),
+    )
+)
+
+Called = tuple[str, int]  # a call of a module in a graph: its path from the module that was traced, and its identity
+# What is known of a node: its name, because what torch puts in its place with the same metadata has another one; the
+# calls of modules in its graph; and the places of those calls that return the node's values.
+Mark = tuple[str, tuple[Called, ...], tuple[int, ...]]
+
+
+class Materialized:
+    """Reads those outputs of modules in compiled regions that the compiled graph keeps for its backward pass."""
+
+    def __init__(self) -> None:
+        self.unnamed = 0  # calls of graphs about which nothing is known
+        self._graphs: weakref.WeakKeyDictionary[Any, _Graph | None] = weakref.WeakKeyDictionary()
+        _see_joint_graphs(self)
+
+    def read(
+        self, region: nn.Module, outputs: Iterable[Tensor], since: int
+    ) -> Iterator[tuple[nn.Module, Tensor | None]]:
+        """Yield each call of a module in a region's last call, with its output if the graph has kept it.
+
+        `since`: the number of the first node of the autograd graph that the call may have made.
+        """
+        for node in _compiled_calls(outputs, since):
+            graph = self._graph_of(function_of(node))
+            if graph is None or not graph.is_of(region):
+                self.unnamed += 1
+                continue
+            kept = graph.kept(node)
+            for place, (path, _) in enumerate(graph.calls):
+                module = _find(region, path)
+                if module is not None:
+                    yield module, kept.get(place)
+
+    def _graph_of(self, function: Any) -> _Graph | None:
+        if function not in self._graphs:
+            nodes = kept_nodes(function) or []
+            self._graphs[function] = _Graph(nodes) if any(map(_mark_of, nodes)) else None
+        return self._graphs[function]
+
+    def close(self) -> None:
+        """Look at no further graph."""
+        _forget_joint_graphs(self)
+
+
+class _Graph:
+    """A compiled graph: the calls of modules in it, and what it keeps."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self._marks = [_mark_of(node) for node in nodes]
+        self.calls = next(mark[1] for mark in self._marks if mark is not None)
+        self._types = [(node.meta["val"].dtype, node.meta["val"].dim()) for node in nodes]
+        self._kind: type | None = None  # the class whose forward was traced
+        self._fits: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def is_of(self, region: nn.Module) -> bool:
+        """Return whether the graph is that of the region's own forward, not of a module inside it.
+
+        The paths in a graph begin at the module that was traced, which the graph doesn't name. Modules that are
+        compiled one by one share a graph, in which the first one of them was traced.
+        """
+        if region in self._fits or not self.calls:
+            return True
+        found = [(module, identity) for path, identity in self.calls if (module := _find(region, path)) is not None]
+        if found and all(id(module) == identity for module, identity in found):
+            self._kind = type(region)
+        elif type(region) is not self._kind or any(type(each) is self._kind for each in _below(region)):
+            return False
+        self._fits.add(region)
+        return True
+
+    def kept(self, node: Any) -> dict[int, Tensor]:
+        """Return the outputs that one call has kept, by the place of the module's call."""
+        try:
+            tensors = all_saved_by_function(node)
+        except (RuntimeError, LookupError):  # freed, changed in place, or packed by the user
+            return {}
+        kept: dict[int, Tensor] = {}
+        if [(each.dtype, each.dim()) for each in tensors if each is not None] == self._types:
+            for mark, tensor in zip(self._marks, tensors, strict=True):
+                if mark is not None and tensor is not None:
+                    kept = dict.fromkeys(mark[2], tensor) | kept
+        return kept
+
+
+def _mark_of(node: Any) -> Mark | None:
+    mark: Mark | None = node.meta.get(_MARK)
+    return mark if mark is not None and mark[0] == node.name else None
+
+
+def _find(region: nn.Module, path: str) -> nn.Module | None:
+    found: nn.Module | None = region
+    for part in path.split(".") if path else ():
+        found = None if found is None else found._modules.get(part)
+    return found
+
+
+def _below(region: nn.Module) -> Iterator[nn.Module]:
+    return (each for each in region.modules() if each is not region)
+
+
+def _compiled_calls(outputs: Iterable[Tensor], since: int) -> list[Any]:
+    """Return the nodes of the compiled functions that led to these outputs, in the order of their calls."""
+    made = (output.grad_fn for output in outputs)
+    waiting = list({node for node in made if node is not None and node_number(node) >= since})
+    seen, found = set(waiting), []
+    while waiting:
+        node = waiting.pop()
+        if is_compiled_function(node):
+            found.append(node)
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen and node_number(source) >= since:
+                seen.add(source)
+                waiting.append(source)
+    return sorted(found, key=node_number)
+
+
+# Torch has one such setting, for each thread, so there is one table of all readers.
+_readers: set[Materialized] = set()
+_settings_before: list[Any] = [None, True]  # before there was a reader
+
+
+def _see_joint_graphs(reader: Materialized) -> None:
+    settings = joint_settings()
+    if settings is not None and settings.joint_custom_pass is not _saw_joint_graph:
+        _settings_before[:] = settings.joint_custom_pass, settings.enable_autograd_cache
+        # What comes from this cache shows no joint graph. The cache of compiled code is another one, which stays on.
+        settings.joint_custom_pass, settings.enable_autograd_cache = _saw_joint_graph, False
+    _readers.add(reader)
+
+
+def _forget_joint_graphs(reader: Materialized) -> None:
+    settings = joint_settings()
+    _readers.discard(reader)
+    if settings is not None and settings.joint_custom_pass is _saw_joint_graph and not _readers:
+        settings.joint_custom_pass, settings.enable_autograd_cache = _settings_before
+
+
+def _saw_joint_graph(graph: Any, inputs: Any) -> Any:
+    """Mark the nodes of a joint graph. Torch calls this before it splits the graph."""
+    sees_too = _settings_before[0]
+    if callable(sees_too):
+        graph = sees_too(graph, inputs)
+    mark_outputs(graph.graph.nodes)
+    return graph
+
+
+def mark_outputs(nodes: Iterable[Any]) -> None:
+    """Note at the nodes of a joint graph which calls of modules return their values.
+
+    A module returns what is made inside its call and used outside of it. If there are several such values, nothing says
+    which place each one has in what the module returns, so none is marked.
+    """
+    left: dict[tuple[str, str], dict[Any, None]] = {}  # by call: what leaves it
+    for node in nodes:
+        for call in _calls_of(node):
+            sources = left.setdefault(call, {})
+            if isinstance(node.meta.get("val"), Tensor) and any(call not in _calls_of(user) for user in _users(node)):
+                sources[_source(node)] = None
+    places: dict[Any, list[int]] = {}
+    for place, sources in enumerate(left.values()):
+        if len(sources) == 1:
+            places.setdefault(next(iter(sources)), []).append(place)
+    calls = tuple((_START.sub("", path, count=1), int(key.partition("@")[0])) for key, path in left)
+    for node in nodes:
+        node.meta[_MARK] = (node.name, calls, tuple(places.get(_source(node), ())))
+
+
+def _calls_of(node: Any) -> list[tuple[str, str]]:
+    """Return the calls of modules that a node belongs to: the key and the path of each."""
+    return [(key, path) for key, (path, _) in calls_around(node).items() if key.partition("@")[0].isdecimal()]
+
+
+def _users(node: Any) -> list[Any]:
+    """Return what uses a node in the forward pass, except for what changes a buffer."""
+    return [user for user in node.users if user.op == "output" or (is_forward(user) and user.target is not _COPY)]
+
+
+def _source(node: Any) -> Any:
+    """Return the first node that had all values of a node, and no others."""
+    while node.op == "call_function" and node.target in _SAME_VALUES:
+        node = node.args[0]
+    return node

@@ -8,7 +8,7 @@ import of this module, and so `hookcore.watch`, says which name is missing. `hoo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -387,3 +387,60 @@ def has_graphs(code: CodeType) -> bool:
 def reset_code(code: CodeType) -> None:
     """Make Dynamo compile this code again at its next call."""
     _C._dynamo.eval_frame.reset_code(code)
+
+
+# The joint graph of a forward and a backward pass, before AOTAutograd splits it.
+
+
+def joint_settings() -> Any | None:
+    """Return torch's settings that name what sees a joint graph; None if this release has no such setting."""
+    try:
+        from torch._functorch import config
+    except ImportError:
+        return None
+    return config if all(hasattr(config, name) for name in ("joint_custom_pass", "enable_autograd_cache")) else None
+
+
+def kept_nodes(function: Any) -> list[Any] | None:
+    """Return the nodes whose tensors a compiled function keeps for its backward pass, in order; None if unknown.
+
+    They are unknown if the function came from torch's cache, or if its backward pass was compiled at once. If tensors
+    of a class of their own go in or out, such as a DTensor, the graph has their parts, which are left out.
+    """
+    graph = getattr(getattr(function, "_lazy_backward_info", None), "bw_module", None)
+    if graph is None or getattr(function, "maybe_subclass_metadata", None) is not None:
+        return None
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return [
+        node
+        for node in given
+        if isinstance(node.meta.get("val"), Tensor) and not str(node.target).startswith("tangents")
+    ]
+
+
+def is_compiled_function(node: Any) -> bool:
+    """Return whether a node of the autograd graph is the backward pass of a compiled function."""
+    return hasattr(function_of(node), "_lazy_backward_info")
+
+
+def is_forward(node: Any) -> bool:
+    """Return whether a node of a joint graph belongs to the forward pass, as far as torch says so."""
+    return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
+
+
+def calls_around(node: Any) -> dict[str, tuple[str, Any]]:
+    """Return the calls of modules that a node of a forward pass belongs to, from the outermost one, with their paths.
+
+    The keys are the identities of the modules, with a number from the second call on.
+    """
+    calls: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {} if is_forward(node) else {}
+    return calls
+
+
+def all_saved_by_function(node: Any) -> Sequence[Tensor | None]:
+    """Return all tensors that the node of an `autograd.Function` keeps. Raises LookupError as `saved_by` does."""
+    for kept in node._raw_saved_tensors:
+        if (hook := getattr(kept, "unpack_hook", None)) is not None:
+            raise LookupError(getattr(hook, "__module__", ""))
+    saved: Sequence[Tensor | None] = node.saved_tensors
+    return saved

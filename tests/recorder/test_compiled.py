@@ -476,14 +476,216 @@ def test_a_torch_that_cannot_look_inside_captures_the_boundary_and_says_so(monke
     assert not any(coverage.values())
 
 
-def norms_seen(model: nn.Module, compiled: Callable[[], nn.Module], batches: list[Tensor]) -> dict[Tap, float]:
+def norms_seen(
+    model: nn.Module, compiled: Callable[[], nn.Module], batches: list[Tensor], how: str = "inside"
+) -> dict[Tap, float]:
     """Return the store's norms of a training that was watched before it was compiled."""
-    with watch(model, compiled="inside") as watcher:
+    with watch(model, compiled=how) as watcher:
         train(compiled(), batches)
         assert watcher.flush()
         assert watcher.error_count == 0
     latest = watcher.store.latest(stat="norm")
     return dict(zip(latest.taps, latest.values[:, 0].tolist(), strict=True))
+
+
+# --- Materialized: hookcore.watch(compiled="materialized") ------------------------------------------------------------
+
+
+class Named(nn.Module):
+    """A block whose layer has the name of a layer of the model, and whose frame may be compiled by itself."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.first, self.breaks = nn.Linear(6, 6), breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.sigmoid(self.first(x))
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return hidden * 2 + x
+
+
+class SameNames(nn.Module):
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(Named(breaks) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(torch.tanh(self.first(x)))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Broken(SameNames):
+    """Blocks with a break, so that each of them is compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(breaks=True)
+
+
+class Mixed(nn.Module):
+    """Lower precision, dropout, a part that is checkpointed, and a layer that returns two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.drop, self.norm = nn.Linear(6, 8), nn.Dropout(0.5), nn.LayerNorm(8)
+        self.part = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.split = Halves()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.norm(self.drop(torch.relu(self.wide(x))))
+            left, right = self.split(checkpoint(self.part, x, use_reentrant=False))
+        return left.float() * right.float()
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(x[:, :4]), torch.tanh(x[:, 4:])
+
+
+MODELS |= {
+    "same names": (SameNames, lambda: torch.randn(4, 6)),
+    "broken": (Broken, lambda: torch.randn(4, 6)),
+    "mixed": (Mixed, lambda: torch.randn(4, 6)),
+}
+MATERIALIZED = [
+    on("aot_eager", "mlp", "wrapped"),
+    on("aot_eager", "convolutions", "in place"),
+    on("aot_eager", "gpt", "full graph"),
+    on("aot_eager", "same names", "part"),
+    on("aot_eager", "broken", "wrapped"),
+    on("aot_eager", "mixed", "part in place"),
+    *(on("inductor", name, "wrapped") for name in ("mlp", "convolutions", "gpt", "broken", "mixed")),
+]
+
+
+def changing_batches(name: str) -> list[Tensor]:
+    """Return batches of three sizes, so that some graphs have dynamic shapes."""
+    return [batch[:size] for batch, size in zip(make(name)[1], (2, 2, 1, 2, 1), strict=True)]
+
+
+@needs_inside
+@pytest.mark.parametrize(("name", "way", "backend"), MATERIALIZED)
+def test_reading_what_a_graph_keeps_changes_neither_bits_nor_graphs(name: str, way: str, backend: str) -> None:
+    results, counts = [], []
+    for how in (None, "materialized"):
+        begin_afresh()
+        model, batches = make(name, way)[0], changing_batches(name)
+        torch.manual_seed(1)
+        if how is None:
+            results.append(train(compile_model(model, way, backend), batches))
+        else:
+            with watch(model, compiled=how, kinds=("output", "output_grad", "param_grad")) as watcher:
+                results.append(train(compile_model(model, way, backend), batches))
+                assert watcher.error_count == 0
+        counts.append(counted())
+    assert equal(*results)
+    assert_as_counted(counts[0])
+
+
+@needs_inside
+@pytest.mark.parametrize(("name", "way", "backend"), [each for each in MATERIALIZED if each.values[0] != "mixed"])
+def test_what_a_graph_keeps_has_the_numbers_of_the_uncompiled_model(name: str, way: str, backend: str) -> None:
+    model, batches = make(name, way)
+    expected = norms_seen(model, lambda: model, batches[:2])
+    model, batches = make(name, way)
+    seen = norms_seen(model, lambda: compile_model(model, way, backend), batches[:2], "materialized")
+    assert seen == pytest.approx({tap: expected[tap] for tap in seen}, rel=1e-3)
+    inside = [tap for tap in seen if tap.kind == "output" and tap.module not in ("", "core", "scale")]
+    assert len(inside) >= {"mlp": 2, "gpt": 5, "convolutions": 1, "same names": 3, "broken": 0}[name]
+
+
+@needs_inside
+def test_a_graph_that_begins_inside_a_region_is_not_taken_for_that_of_the_region() -> None:
+    model, batches = make("broken")
+    with watch(model, compiled="materialized") as watcher:
+        train(compile_model(model, "wrapped", "aot_eager"), batches[:2])
+        assert watcher.flush()
+        captured = {tap.module for tap in watcher.store.taps(kind="output").taps}
+        coverage = {each.path: each.reason for each in watcher.coverage()}
+    assert not captured & {"blocks.0", "blocks.1", "blocks.0.first", "blocks.1.first"}
+    assert "begins at a module inside" in coverage[""]
+
+
+@needs_inside
+def test_blocks_that_share_a_graph_each_have_their_own_numbers() -> None:
+    batch = torch.randint(0, 16, (2, 5))
+
+    def norms(compiled: bool) -> dict[Tap, float]:
+        torch.manual_seed(0)
+        model = Gpt(depth=3)
+        with watch(model, compiled="materialized" if compiled else "boundary") as watcher:
+            for block in model.blocks if compiled else ():
+                block.compile(backend="aot_eager", fullgraph=True)
+            train(model, [batch])
+            assert watcher.flush()
+        latest = watcher.store.latest(stat="norm")
+        return dict(zip(latest.taps, latest.values[:, 0].tolist(), strict=True))
+
+    expected, seen = norms(compiled=False), norms(compiled=True)
+    assert counted()[0] == 1
+    kept = {tap for tap in seen if tap.kind == "output" and tap.module.endswith(".norm")}
+    assert sorted(tap.module for tap in kept) == ["blocks.0.norm", "blocks.1.norm", "blocks.2.norm"]
+    assert {tap: seen[tap] for tap in kept} == pytest.approx({tap: expected[tap] for tap in kept}, rel=1e-5)
+
+
+@needs_inside
+def test_a_module_that_returns_several_tensors_and_what_runs_again_are_said_not_to_be_kept() -> None:
+    model, batches = make("mixed")
+    with watch(model, compiled="materialized") as watcher:
+        train(compile_model(model, "wrapped", "aot_eager"), batches[:2])
+        assert watcher.flush()
+        coverage = {each.path: each for each in watcher.coverage()}
+    for path in ("split", "part.1"):
+        assert not coverage[path].captured
+        assert "doesn't keep its output" in coverage[path].reason
+
+
+@needs_inside
+def test_a_graph_made_before_the_watch_is_not_made_again_and_said_to_be_unknown() -> None:
+    model, batches = make("gpt")
+    compiled = compile_model(model, "wrapped", "aot_eager")
+    train(compiled, batches[:1])
+    count = counted()
+    with watch(model, compiled="materialized") as watcher:
+        train(compiled, batches[1:3])
+        assert watcher.flush()
+        assert [tap.module for tap in watcher.store.taps(kind="output").taps] == [""]
+        assert "made before hookcore watched" in {each.path: each.reason for each in watcher.coverage()}[""]
+    assert_as_counted(count)
+
+
+@needs_inside
+def test_torchs_settings_for_joint_graphs_are_restored_and_a_callback_of_the_user_still_sees_them() -> None:
+    settings = internals.joint_settings()
+    assert settings is not None
+    seen: list[Any] = []
+
+    def see(graph: Any, inputs: Any) -> Any:
+        seen.append(inputs)
+        return graph
+
+    with settings.patch(joint_custom_pass=see):
+        before = settings.enable_autograd_cache
+        model, batches = make("mlp")
+        with watch(model, compiled="materialized"), watch(Mlp(), compiled="materialized"):
+            train(compile_model(model, "wrapped", "aot_eager"), batches[:1])
+        assert len(seen) == 1
+        assert (settings.joint_custom_pass, settings.enable_autograd_cache) == (see, before)
+
+
+@pytest.mark.parametrize("settings", [{"attach": "module"}, {}])
+def test_where_kept_outputs_cannot_be_read_the_boundary_is_captured_and_an_event_says_so(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(internals, "SEES_INSIDE", bool(settings))
+    with watch(Mlp(), compiled="materialized", **settings) as watcher:
+        assert watcher.flush()
+    (event,) = [event for event in watcher.store.events() if event.name == "inside-infeasible"]
+    assert "compiled='materialized' needs" in event.message
 
 
 # --- Regions --------------------------------------------------------------------------------------------------------

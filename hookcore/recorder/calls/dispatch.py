@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookcore.hooks.backward import forward_segment, take_call, why_unknown
+from hookcore.hooks.inside import Materialized
 from hookcore.hooks.internals import (
     REHEARSAL,
     DisableTorchFunction,
@@ -29,6 +30,11 @@ from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
 MAX_MODEL_DEPTH: Final = 4
+NOT_KEPT: Final = "the compiled graph doesn't keep its output"
+UNNAMED: Final = (
+    "of a compiled graph in it, only the boundary is captured: the graph was made before hookcore watched, or in "
+    "another thread, or it begins at a module inside"
+)
 ONLY_IN_BACKWARD: Final = "called only inside a backward pass, which counts as a checkpoint's recomputation"
 
 
@@ -209,6 +215,37 @@ class Dispatcher:
             self.saw_output(plan, output)
         if plan.is_model:
             self.names.leaves()
+
+    def saw_kept(self, plan: Plan, output: Any, materialized: Materialized, first_node: int) -> None:
+        """Report what a compiled region that returned has kept of the outputs of the modules in it."""
+        if tracing_state() or plan.root.rehearses or current_graph_task() != -1 or transform() is not None:
+            return
+        try:
+            with DisableTorchFunction():
+                region, outputs = plan.ref(), [tensor for _, tensor in find_tensors(output)]
+                if region is None:
+                    return
+                unnamed = materialized.unnamed
+                for module, kept in materialized.read(region, outputs, first_node):
+                    inner = self.plans.by_id.get(id(module))
+                    if inner is not None and inner is not plan and inner.wants_output:
+                        self._saw_inner_call(inner, kept)
+                if materialized.unnamed > unnamed:
+                    plan.note_reason(UNNAMED)
+        except Exception as error:
+            self.errors.record("what a compiled graph keeps", error, plan)
+
+    def _saw_inner_call(self, plan: Plan, output: Tensor | None) -> None:
+        plan.history.seen = True
+        phase = plan.root.phase(True)
+        self._saw_eval = self._saw_eval or phase == "eval"
+        number = plan.counts.add(phase)
+        if output is None:
+            plan.note_reason(NOT_KEPT)
+            return
+        call = Call(plan, [("", output)], number, phase, traced=True)
+        for observer in self._observers:
+            observer.saw_outputs(call)
 
     def saw_output(self, plan: Plan, output: Any) -> None:
         """Report any kind of output."""

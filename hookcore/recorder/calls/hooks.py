@@ -22,7 +22,8 @@ from hookcore.hooks.compiled import (
     unwrap,
 )
 from hookcore.hooks.handle import InertInCopies
-from hookcore.hooks.internals import DisableTorchFunction
+from hookcore.hooks.inside import Materialized
+from hookcore.hooks.internals import DisableTorchFunction, next_node_number
 from hookcore.hooks.modules import KeywordHook, hold_headroom, release_headroom
 from hookcore.recorder.calls.coverage import hidden_roots
 from hookcore.recorder.calls.dispatch import Dispatcher
@@ -332,8 +333,11 @@ class ProcessAttachment:
     function calls a model: Dynamo guards on their number, so without them the function would be compiled again.
     """
 
-    def __init__(self, dispatcher: Dispatcher, models: Models, passes: SeesPending) -> None:
-        self._dispatcher = dispatcher
+    def __init__(
+        self, dispatcher: Dispatcher, models: Models, passes: SeesPending, materialized: Materialized | None
+    ) -> None:
+        self._dispatcher, self._materialized = dispatcher, materialized
+        self._first_node = 0  # of the autograd graph that a running region makes
         self._current, self._passes = dispatcher.current, passes
         self._models = models
         self._handles: list[hooks.HookHandle] = []
@@ -579,9 +583,13 @@ class ProcessAttachment:
             return
         if plan is not None:
             self._models.make_boundary(plan)
+        if self._materialized is not None and next_node_number is not None:
+            self._first_node = next_node_number()
         self._aside.enter(module)
 
     def _saw_region(self, module: nn.Module, args: Any, output: Any) -> None:
         plan = self._dispatcher.plans.by_id.get(id(unwrap(module)))
         if plan is not None:
             self._dispatcher.saw_region(plan, output)
+            if self._materialized is not None:
+                self._dispatcher.saw_kept(plan, output, self._materialized, self._first_node)

@@ -15,7 +15,7 @@ from hookcore.hooks import internals
 from hookcore.hooks.backward import BackwardObserver, observe_backward
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.handle import ObserverHandle
-from hookcore.hooks.inside import Inside
+from hookcore.hooks.inside import Inside, Materialized
 from hookcore.hooks.loading import UNSEEN, observe_loading
 from hookcore.hooks.modules import hold_headroom, release_headroom
 from hookcore.hooks.optimizers import StepObserver, observe_steps
@@ -43,10 +43,13 @@ from hookcore.records.vocabulary import counted
 
 def feasible(settings: Settings) -> tuple[Settings, str]:
     """Return the settings that this release of torch allows, and why they are not the given ones."""
-    if settings.compiled != "inside" or internals.SEES_INSIDE:
+    if settings.compiled == "materialized" and settings.attach == "module":
+        why = "compiled='materialized' needs attach='global'"
+    elif settings.compiled != "boundary" and not internals.SEES_INSIDE:
+        needed = ".".join(map(str, internals.INSIDE_FROM))
+        why = f"compiled='{settings.compiled}' needs torch {needed} or newer, and this is {torch.__version__}"
+    else:
         return settings, ""
-    needed = ".".join(map(str, internals.INSIDE_FROM))
-    why = f"compiled='inside' needs torch {needed} or newer, and this is {torch.__version__}"
     return replace(settings, compiled="boundary"), f"{why}: of compiled regions, only the boundaries are captured"
 
 
@@ -178,6 +181,7 @@ class Placement:
         self._loading = Loading(context, dispatcher.times, samples)
         self._attachment: Attachment | None = None
         self.holding: Holding | None = None  # with hooks on the process only
+        self._materialized: Materialized | None = None
         self._closed: Attachment | None = None  # the last one, in circles until the recorder is taken apart
         self._handles: list[hooks.HookHandle | ObserverHandle[Any]] = []
 
@@ -205,7 +209,9 @@ class Placement:
             return inside
         if self._context.settings.attach == "module":
             return ModuleAttachment(self._dispatcher, self._models, passes)
-        return ProcessAttachment(self._dispatcher, self._models, passes)
+        if self._context.settings.compiled == "materialized":
+            self._materialized = Materialized()
+        return ProcessAttachment(self._dispatcher, self._models, passes, self._materialized)
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -213,6 +219,8 @@ class Placement:
         if self._attachment is not None:
             self._attachment.close()
             self._closed, self._attachment = self._attachment, None
+        if self._materialized is not None:
+            self._materialized.close()
         if self.holding is not None:
             self.holding.close()
             self.holding = None
