@@ -216,8 +216,9 @@ def _define_ops() -> None:
     if _library is not None:
         return
     library: Any = torch.library.Library("hookcore", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("saw_output(Tensor output, Tensor address, str index, bool requires_grad) -> Tensor")
-    library.define("saw_gradient(Tensor gradient, Tensor address, Tensor ticket, str index) -> ()")
+    tags = [torch.Tag.cudagraph_unsafe]  # a replay of a CUDA graph would leave them out, so inductor splits it there
+    library.define("saw_output(Tensor output, Tensor address, str index, bool requires_grad) -> Tensor", tags=tags)
+    library.define("saw_gradient(Tensor gradient, Tensor address, Tensor ticket, str index) -> ()", tags=tags)
     library.impl("saw_output", _run_saw_output, "CompositeExplicitAutograd")
     library.impl("saw_gradient", _run_saw_gradient, "CompositeExplicitAutograd")
     torch.library.register_fake("hookcore::saw_output", _fake_saw_output, lib=library)

@@ -425,7 +425,7 @@ def is_compiled_function(node: Any) -> bool:
 
 def is_forward(node: Any) -> bool:
     """Return whether a node of a joint graph belongs to the forward pass, as far as torch says so."""
-    return node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
+    return bool(node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward")
 
 
 def calls_around(node: Any) -> dict[str, tuple[str, Any]]:

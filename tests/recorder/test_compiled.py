@@ -987,6 +987,61 @@ def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(bac
     assert_same_tensors(recording.tensors, expected)
 
 
+def test_inductor_puts_no_op_into_a_cuda_graph_whose_replay_would_leave_it_out() -> None:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.utils import is_cudagraph_unsafe_fx_node
+
+    model, batches = make("mlp")
+    found: dict[str, set[bool]] = {}
+
+    def compiler(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        for node in graph.graph.nodes:
+            if str(node.target).startswith("hookcore."):
+                found.setdefault(str(node.target), set()).add(is_cudagraph_unsafe_fx_node(node))
+        return make_boxed_func(graph.forward)
+
+    inside, recording, _ = watch_inside(model)
+    train(compile_model(model, "wrapped", aot_autograd(fw_compiler=compiler)), batches[:1])
+    inside.close()
+    assert recording.tensors
+    assert found == {"hookcore.saw_output.default": {True}, "hookcore.saw_gradient.default": {True}}
+
+
+class Routed(nn.Module):
+    """A part that is checkpointed and returns two tensors, of which only the second one gets a gradient."""
+
+    def __init__(self, saves_memory: bool) -> None:
+        super().__init__()
+        self.first, self.part, self.last = nn.Linear(4, 4), self.Part(), nn.Linear(4, 4)
+        self.saves_memory = saves_memory
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.inner(x)
+            return logits, logits.softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        _, shares = checkpoint(self.part, x, use_reentrant=False) if self.saves_memory else self.part(x)
+        return self.last(shares * x)
+
+
+@needs_inside
+def test_outputs_of_a_checkpointed_part_keep_their_call_if_only_some_of_them_have_gradients() -> None:
+    def norms(saves_memory: bool) -> dict[Tap, float]:
+        torch.manual_seed(0)
+        model, batch = Routed(saves_memory), torch.randn(3, 4)
+        compiled = compile_model(model, "full graph", "aot_eager") if saves_memory else model
+        return norms_seen(model, lambda: compiled, [batch])
+
+    assert norms(saves_memory=True) == pytest.approx(norms(saves_memory=False), rel=1e-3)
+
+
 @pytest.mark.rota
 @pytest.mark.rota
 @pytest.mark.parametrize("backend", BACKENDS)

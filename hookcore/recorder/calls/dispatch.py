@@ -102,7 +102,9 @@ class Dispatcher:
         """Restart the count of training calls of every module: a backward pass has ended, or a step begins."""
         for plan in [*self.plans.by_id.values(), *self.plans.named]:
             counts = plan.counts  # as `Counts.begin_pass` does, without a call for each module
-            counts.training = counts.recomputed = 0
+            counts.training = 0
+            if counts.recomputed:
+                counts.recomputed.clear()
             if counts.pending:
                 counts.pending.clear()
 

@@ -37,7 +37,7 @@ class Counts:
         self.evaluation = 0  # since the step began
         self.micro_batch: int | None = None  # of a pipeline, that the module runs or ran last
         self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
-        self.recomputed = 0  # calls that a checkpoint repeated
+        self.recomputed: dict[str, int] = {}  # calls that a checkpoint repeated in a compiled graph, by output
         self.runs_in = 0  # the thread in which a model was called and has not returned
         self._first_index: str | None = None  # of a traced output; its calls are counted
 
@@ -59,9 +59,12 @@ class Counts:
         return self.training - 1
 
     def repeat_traced(self, index: str) -> int:
-        """Return which call a checkpoint repeats in a compiled graph. It repeats them in reverse order."""
-        self.recomputed += self._stands_for_call(index)
-        return max(0, self.training - self.recomputed)
+        """Return which call a checkpoint repeats in a compiled graph. It repeats them in reverse order.
+
+        Each output counts by itself, because a graph repeats only those whose gradients it needs.
+        """
+        self.recomputed[index] = self.recomputed.get(index, 0) + 1
+        return max(0, self.training - self.recomputed[index])
 
     def _stands_for_call(self, index: str) -> bool:
         if self._first_index is None:
@@ -74,7 +77,9 @@ class Counts:
 
     def begin_pass(self) -> None:
         """Count the calls in training from zero again: the backward pass of those before has ended, or never comes."""
-        self.training = self.recomputed = 0
+        self.training = 0
+        if self.recomputed:
+            self.recomputed.clear()
         if self.pending:
             self.pending.clear()
 
