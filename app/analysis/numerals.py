@@ -63,7 +63,8 @@ def why_not(cast: CastTo) -> str:
     parts += [f"{percent(cast.saturated[0])} are too large"] if cast.saturated[0] else []
     noise = f"the noise is {percent(cast.noise)}"
     if cast.most_noise > 2 * cast.noise:
-        noise = f"without the largest 1%, which set the scale, the noise is {percent(cast.most_noise)}"
+        rest = f"without the largest {100 * (1 - cast.most):.2g}%, which set the scale,"
+        noise = f"{rest} the noise is {percent(cast.most_noise)}"
     return "; ".join(filter(None, (", ".join(parts), noise)))
 
 

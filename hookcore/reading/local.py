@@ -379,8 +379,8 @@ def _cast_to(cast: Cast, is_scaled: bool) -> answers.CastTo:
     lost, has_infinite = cast.underflow[0] + cast.saturated[0], cast.saturated[0] > 0 and not is_scaled
     fits = max(cast.noise, cast.most_noise) <= MOST_NOISE and lost <= MOST_LOST and not has_infinite
     underflow, subnormal, saturated = map(_estimate, (cast.underflow, cast.subnormal, cast.saturated))
-    error, noise, most_noise = Number(cast.error), Number(cast.noise), Number(cast.most_noise)
-    return answers.CastTo(underflow, subnormal, saturated, error, noise, most_noise, _estimate(cast.limits), fits)
+    error, noise, most_noise, most = map(Number, (cast.error, cast.noise, cast.most_noise, cast.most))
+    return answers.CastTo(underflow, subnormal, saturated, error, noise, most_noise, most, _estimate(cast.limits), fits)
 
 
 def _estimate(three: tuple[float, float, float]) -> answers.Estimate:

@@ -247,6 +247,7 @@ _POINTS: Final = np.arange(1, 17) * 0.6180339887 % 1.0  # of a bin, at which a c
 _SIGMAS: Final = 3.0  # of what sampling may have changed
 _LEAST: Final = 2.0**-149  # the smallest magnitude below the range
 MOST: Final = 0.99  # of a tensor's values: without those that may be outliers
+APART: Final = 16.0  # the least factor between two groups of values
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +305,7 @@ class Cast:
     error: float  # the mean relative error of a value
     noise: float  # the root mean square of the errors, relative to that of the values
     most_noise: float  # the same without the largest values, which may have most of the power
+    most: float  # the share of the values that this is about
     limits: tuple[float, float, float]  # magnitudes that become zero, that are subnormal, and that fit
 
 
@@ -369,10 +371,24 @@ class Magnitudes:
         lost = np.where(is_fine, unit / np.sqrt(12), np.abs(rounded - values))
         error = float((np.where(is_fine, unit / 4, lost) / values).mean(axis=1) @ self.counts) / self.total
         before = np.cumsum(self.counts) - self.counts
-        most = np.clip(MOST * self.total - before, 0.0, self.counts)
+        share = self.most
+        most = np.clip(share * self.total - before, 0.0, self.counts)
         noise, most_noise = (_relative(lost, values, counts) for counts in (self.counts, most))
         zero, normal, largest = (each / scale for each in to.limits)
-        return Cast(underflow, subnormal, saturated, error, noise, most_noise, (zero, normal, largest))
+        return Cast(underflow, subnormal, saturated, error, noise, most_noise, share, (zero, normal, largest))
+
+    @property
+    def most(self) -> float:
+        """The share of the values without the largest ones: without 1 %, or without a group far above the others.
+
+        Between two groups, hardly any value lies within a factor of 16. The group below has at least half of the
+        values, and the one above at least as many as may lie between them.
+        """
+        ends = np.cumsum(self.counts) / self.total
+        above = np.searchsorted(self.high, APART * self.high, side="right") - 1  # the last bin in between
+        between = ends[above] - ends
+        parts = (between <= 1 - MOST) & (ends >= 0.5) & (ends[above] <= MOST)
+        return float(ends[np.argmin(np.where(parts, between, np.inf))]) if parts.any() else MOST
 
     def _share(
         self, usual: NDArray[np.float64], surely: NDArray[np.bool_], maybe: NDArray[np.bool_]

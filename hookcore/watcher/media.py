@@ -134,6 +134,9 @@ def _levels_of(values: NDArray[Any]) -> NDArray[np.uint8]:
     return np.rint(values * (255.0 / most)).astype(np.uint8)
 
 
+_NUMBERED: Final = 20  # columns; numbers of more would overlap
+
+
 @dataclass(frozen=True, slots=True)
 class Squares:
     """A figure of numbers with their colors, as Plotly reads it: a row and a column for each name. NaN stays empty."""
@@ -161,7 +164,8 @@ class Squares:
             "margin": {"l": 40, "r": 10, "t": 40, "b": 40},
             "height": 140 + 22 * len(self.rows),
         }
-        return {"data": [{**trace, "texttemplate": "%{text}", "hoverongaps": False}], "layout": layout}
+        fits = {"texttemplate": "%{text}"} if len(self.columns) <= _NUMBERED else {}
+        return {"data": [{**trace, **fits, "hoverongaps": False}], "layout": layout}
 
     def to_json(self) -> str:
         """Return the same as JSON."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers import PrecisionTap
 from hookcore.reading.local import StoreReader
 from tests.harness import seed_all, watch
+from tests.lanes import examples
 
 
 class Outliers(nn.Module):
@@ -80,6 +84,44 @@ def test_a_few_large_values_that_hide_in_the_noise_that_the_others_are_lost_are_
     assert cast.most_noise > 0.5
     zero, normal, largest = cast.limits
     assert (normal / zero, largest / zero) == pytest.approx((15.0, 464 * 2**10), rel=1e-9)
+
+
+class OnePicture(nn.Module):
+    """Makes one picture of a batch of eight far larger than the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.cat([torch.full((1, 1, 1, 1), 1e11), torch.ones(len(x) - 1, 1, 1, 1)])
+
+
+@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
+def test_values_that_are_lost_because_many_others_are_far_larger_are_found(format: str) -> None:
+    seed_all()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), OnePicture(), nn.Conv2d(8, 2, 3))
+    with watch(model, sketch_values=None) as watcher:
+        model(torch.randn(8, 3, 12, 12)).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.0).step()
+    cast = tap_of(StoreReader(watcher.store), "max", "2 output").formats[format]
+    assert not cast.fits
+    assert cast.noise < 0.1, "the large picture keeps its digits"
+    assert cast.most_noise > 0.5
+    assert cast.most == pytest.approx(7 / 8, abs=0.03)
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(0, 2**32 - 1), st.floats(0.1, 4.0), st.sampled_from(["normal", "lognormal", "uniform", "student"]))
+def test_values_of_one_kind_are_one_group_however_far_they_spread(seed: int, spread: float, kind: str) -> None:
+    made = np.random.default_rng(seed)
+    drawn = {
+        "normal": made.normal(size=4000),
+        "lognormal": np.exp(spread * made.normal(size=4000)) * made.choice([-1, 1], 4000),
+        "uniform": made.uniform(-1, 1, 4000),
+        "student": made.standard_t(1 + spread, 4000),
+    }[kind].astype(np.float32)
+    model = nn.Sequential(nn.Identity(), nn.Linear(1, 1))
+    with watch(model, sketch_values=None) as watcher:
+        model(torch.from_numpy(drawn)[:, None]).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.0).step()
+    assert tap_of(StoreReader(watcher.store), "max", "0 output").formats["e4m3"].most == 0.99
 
 
 def test_small_values_that_become_zero_next_to_larger_ones_are_no_reason_to_stay() -> None:

@@ -106,7 +106,10 @@ class CastTo(Answer, frozen=True):
     saturated: Annotated[Estimate, Meta(description="share above the largest value of the format")]
     error: Annotated[Number, Meta(description="mean relative error of a value")]
     noise: Annotated[Number, Meta(description="root mean square of the errors, relative to that of the values")]
-    most_noise: Annotated[Number, Meta(description="noise of all values but the largest 1 %")]
+    most_noise: Annotated[
+        Number, Meta(description="noise without the largest 1 % of the values, or a group far above the others")
+    ]
+    most: Annotated[Number, Meta(description="the share of the values that `most_noise` is about")]
     limits: Annotated[
         tuple[Number, Number, Number],
         Meta(description="magnitudes up to which values become zero, below which subnormal, and above which too large"),
