@@ -4,6 +4,7 @@ python -m benchmarks.overhead                                  # four models, ab
 python -m benchmarks.overhead --model mlp --model narrow       # some of them
 python -m benchmarks.overhead --model resnet-gpu --model gpt-gpu   # on a GPU
 python -m benchmarks.overhead --variant every --threads 1 --clock cpu   # on a machine that others use too
+python -m benchmarks.overhead --model gpt --parts   # what each measurement of its own adds to a step that has it
 
 Every variant trains the same model in turns of a few steps. A turn's time is compared with that of the untouched
 turn of the same round, and the median of these ratios is shown with its quartiles. "untouched, again" is the
@@ -18,7 +19,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,6 +33,7 @@ from torch.optim import optimizer as torch_optimizers
 import hookcore
 from benchmarks.models import GPU_MODELS, MODELS, Training
 from benchmarks.timing import Length, Seconds, Spread, describe_machine, no_collection, take_turns
+from hookcore.probes import MicroBatches, attention, logit_lens, outliers, spectrum
 
 UNTOUCHED: Final = "untouched"
 FLOOR: Final = "floor"
@@ -48,6 +50,9 @@ EVERY_STEP: Final[dict[str, Any]] = {
     "budget": None,
     "server": None,
 }
+
+
+NONE: Final[dict[str, Any]] = {}
 
 
 class Variant:
@@ -117,8 +122,12 @@ class Floor(ModuleHooks):
 class Watched(Variant):
     """One watcher for the whole run. Between its turns, none of its hooks is registered."""
 
-    def __init__(self, model: nn.Module, pause: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, model: nn.Module, pause: bool = False, probes: Mapping[str, Mapping[str, Any]] = NONE, **settings: Any
+    ) -> None:
         self.watcher = hookcore.watch(model, **settings)
+        for name, probe in probes.items():
+            self.watcher.probe(name, **probe)
         if pause:
             self.watcher.pause()
         self._aside = ExitStack()
@@ -188,6 +197,54 @@ VARIANTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
     "paused": ("paused", lambda training: Watched(training.model, pause=True, server=None)),
     "closed": ("closed", Closed),
 }
+
+
+# What is measured by itself only in rare steps, or on request: here in each step, and one at a time. A probe of one of
+# hookcore's functions that hardly looks at anything takes the place of the one that comes by itself.
+CAPTURED: Final[dict[str, Any]] = {"every": 1, "budget": None, "server": None, "state_every": 10**9}
+RARE: Final[dict[str, Any]] = CAPTURED | {"state_every": 1}
+ACTIVATIONS: Final = ("output", "output_grad")
+NOWHERE: Final[dict[str, Any]] = {"include": "is:root", "every": 10**9}
+WITHOUT: Final = {each.__name__: {"function": each, **NOWHERE} for each in (attention, outliers)}
+
+
+def _probed(function: Any, include: str, **how: Any) -> Callable[[Training], Variant]:
+    probes = WITHOUT | {
+        getattr(function, "__name__", "lens"): {"function": function, "include": include, "every": 1, **how}
+    }
+    return lambda training: Watched(training.model, probes=probes, **CAPTURED)
+
+
+def _with_lens(training: Training) -> Variant:
+    model: Any = training.model
+    return _probed(logit_lens(model.norm, model.head), "type:Block")(training)
+
+
+PARTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
+    "activations": (
+        "activations and their gradients",
+        lambda training: Watched(training.model, probes=WITHOUT, **CAPTURED, kinds=ACTIVATIONS),
+    ),
+    "stream": (
+        "the same, with residual streams",
+        lambda training: Watched(training.model, probes=WITHOUT, **RARE, kinds=ACTIVATIONS),
+    ),
+    "captured": (
+        "captured: with gradients of weights",
+        lambda training: Watched(training.model, probes=WITHOUT, **CAPTURED),
+    ),
+    "state": (
+        "captured, with streams and optimizer state",
+        lambda training: Watched(training.model, probes=WITHOUT, **RARE),
+    ),
+    "outliers": ("captured, with outliers of blocks", _probed(outliers, "type:Block")),
+    "attention": ("captured, with heads of attention", _probed(attention, "*")),
+    "lens": ("captured, with a logit lens of blocks", _with_lens),
+    "spectrum": ("captured, with spectra of weights", _probed(spectrum, "type:Linear", kinds="param")),
+    "micro": ("captured, with micro-batches", _probed(MicroBatches, "*")),
+    "rare": ("captured, with all that is rare", lambda training: Watched(training.model, **RARE)),
+}
+VARIANTS |= PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +415,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--variant", action="append", choices=VARIANTS, help="only this one, untouched and the floor; may be repeated"
     )
+    parser.add_argument("--parts", action="store_true", help="what each measurement adds, instead; for gpt")
     parser.add_argument("--seconds", type=float, default=80.0, help="time for each model, about (default: 80)")
     parser.add_argument("--rounds", type=int, help="so many rounds instead")
     parser.add_argument("--threads", type=int, help="torch's threads")
@@ -380,7 +438,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
-    wanted = {UNTOUCHED, FLOOR, *chosen.variant} if chosen.variant else set(VARIANTS)
+    wanted = {UNTOUCHED, FLOOR, *chosen.variant} if chosen.variant else set(VARIANTS) - set(PARTS)
+    wanted = {UNTOUCHED, "again", DEFAULT, *PARTS} if chosen.parts else wanted
     variants = [name for name in VARIANTS if name in wanted]
     machine = describe_machine()
     print(f"{machine}; clock: {chosen.clock}")
