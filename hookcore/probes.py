@@ -438,6 +438,9 @@ MAX_SCORES: Final = 2**20  # at a time
 MAX_MAP: Final = 15 * 2**20  # weights of attention maps
 
 
+Modify = Callable[..., Tensor]  # (score,) sample, head, query, key
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -448,22 +451,26 @@ def attention(
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    score_mod: Modify | None = None,
+    mask_mod: Modify | None = None,
 ) -> dict[str, Tensor]:
     """Return numbers of each head, from a fixed sample of 16 queries in each of 4 samples, spread evenly.
 
     `query`, `key`, and `value` are [sample, head, token, width], as for `scaled_dot_product_attention`; a head of keys
     may serve several of queries. A `mask` is True where a query sees a key, or it is added to the logits. `window` is
     how many keys before and after its own place a query sees (-1: all), and a logit x becomes
-    `softcap * tanh(x / softcap)`. Queries that see fewer than two keys don't count. Dropout is left out.
+    `softcap * tanh(x / softcap)`. `score_mod` and `mask_mod` are functions as `flex_attention` takes them, but they get
+    tensors of several indices, so they must work element by element. Queries that see fewer than two keys don't count.
+    Dropout is left out.
 
-    - `largest_logit`: the largest product of a query and a key, times the scale; before mask and cap.
+    - `largest_logit`: the largest product of a query and a key, times the scale; before mask, cap, and `score_mod`.
     - `entropy`: as a share of the largest possible: 0 looks at one token only, 1 at all alike.
     - `log_sum_exp`: of the logits, as the softmax sees them.
     - `first_token`: the weight of the first key.
     - `distance`: the mean number of tokens between a query and what it looks at; only with as many keys as queries.
     - `output`: the root mean square of what the head returns, as a multiple of the mean over heads.
     """
-    what = _Attention(query, key, value, mask, is_causal, scale, window, softcap)
+    what = _Attention(query, key, value, mask, is_causal, scale, window, softcap, score_mod, mask_mod)
     step = -(-query.shape[2] // QUERIES)
     part = what.part(slice(None, None, -(-len(query) // SAMPLES)), slice(step - 1, None, step))
     size = max(16, MAX_SCORES // max(1, part.rows.shape[0] * query.shape[1] * len(part.places)))
@@ -471,6 +478,27 @@ def attention(
     for start in range(0, key.shape[2], size):
         running.add(start, min(start + size, key.shape[2]))
     return running.numbers()
+
+
+def attention_weights(weights: Tensor) -> dict[str, Tensor]:
+    """Return those numbers of `attention` that the weights show, [sample, head, query, key], from the same queries.
+
+    - `entropy`: as a share of the largest possible. If no sampled query looks at a later key, only the keys up to its
+      own place count for that; other masks aren't known, so the keys that they hide count, too.
+    - `first_token`, `distance`: as `attention` says.
+    """
+    queries, keys = weights.shape[2:]
+    step = -(-queries // QUERIES)
+    rows = weights[:: -(-len(weights) // SAMPLES), :, step - 1 :: step]
+    rows = rows if rows.dtype is torch.float64 else rows.float()
+    places = torch.arange(queries, device=rows.device)[step - 1 :: step]
+    ahead = torch.arange(keys, device=rows.device) - places[:, None]
+    is_causal = (rows.masked_fill(ahead <= 0, 0.0) == 0).all() & (queries == keys)
+    seen = torch.where(is_causal, places + 1, keys)
+    counts = (seen > 1).expand(rows.shape[:3])
+    entropy = torch.special.entr(rows).sum(-1) / seen.clamp(min=2).to(rows.dtype).log()
+    found = {"entropy": _average(entropy, counts).clamp(0.0, 1.0), "first_token": _average(rows[..., 0], counts)}
+    return found | ({"distance": _average((rows * ahead.abs()).sum(-1), counts)} if queries == keys else {})
 
 
 def attention_map(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
@@ -502,6 +530,8 @@ class _Attention:
         scale: float | None = None,
         window: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
+        score_mod: Modify | None = None,
+        mask_mod: Modify | None = None,
     ) -> None:
         shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
         fits = all(len(shape) == 4 and all(shape) for shape in shapes) and shapes[1][:3] == shapes[2][:3]
@@ -513,7 +543,7 @@ class _Attention:
         self.query, self.key, self.value, self.is_causal, self.window = query, key, value, is_causal, window
         self.scale = query.shape[3] ** -0.5 if scale is None else scale
         self.mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
-        self.softcap = softcap
+        self.softcap, self.score_mod, self.mask_mod = softcap, score_mod, mask_mod
 
     def part(self, samples: slice, queries: slice) -> _Part:
         """Return some queries of some samples."""
@@ -528,7 +558,7 @@ class _Part:
         chosen = of.query[samples, :, queries].to(wide) * of.scale
         self.of, self.key, self.value = of, of.key[samples], of.value[samples]
         self.places = torch.arange(of.query.shape[2], device=chosen.device)[queries]
-        self.rows = self.together(chosen)
+        self.rows, self.samples = self.together(chosen), torch.arange(len(of.query), device=chosen.device)[samples]
         self.mask = None if of.mask is None else _cut(_cut(of.mask, 0, samples), 2, queries)
 
     def together(self, tensor: Tensor) -> Tensor:
@@ -544,6 +574,8 @@ class _Part:
         products = self.apart(self.rows @ self.key[:, :, start:stop].to(self.rows.dtype).mT)
         cap, (before, after) = self.of.softcap, self.of.window
         scores = cap * torch.tanh(products / cap) if cap else products
+        if self.of.score_mod is not None:
+            scores = self.modified("score_mod", self.of.score_mod, start, stop, scores)
         ahead = self.ahead(start, stop)
         visible = ahead <= 0 if self.of.is_causal else torch.ones_like(ahead, dtype=torch.bool)
         visible = visible & (ahead >= -before) if before >= 0 else visible
@@ -554,7 +586,25 @@ class _Part:
                 scores = scores + mask.to(scores.dtype)
                 mask = mask > torch.finfo(mask.dtype).min / 2  # some mask with the smallest number instead of -inf
             visible = visible & mask
+        if self.of.mask_mod is not None:
+            visible = visible & self.modified("mask_mod", self.of.mask_mod, start, stop)
         return products, scores, visible.expand_as(scores)
+
+    def modified(self, name: str, function: Modify, start: int, stop: int, *scores: Tensor) -> Tensor:
+        """Return what a function of the user's makes of each score, or says of each pair of a query and a key."""
+        heads, keys = (
+            torch.arange(*ends, device=self.places.device) for ends in ((self.of.query.shape[1],), (start, stop))
+        )
+        places = self.samples[:, None, None, None], heads[:, None, None], self.places[:, None], keys
+        shape = len(self.samples), len(heads), len(self.places), len(keys)
+        found = function(*scores, *places)
+        try:
+            return found.expand(shape)
+        except (AttributeError, RuntimeError):
+            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ArgumentError(
+                f"{name} returned {what} for indices of the shape {shape}: it must work element by element"
+            ) from None
 
     def ahead(self, start: int, stop: int) -> Tensor:
         """Return how far keys are behind queries, negative if they come before."""

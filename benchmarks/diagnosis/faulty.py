@@ -18,6 +18,7 @@ from .models import (
     Gated,
     Mixture,
     Squeezed,
+    Stepwise,
     Stream,
     attentive,
     constant,
@@ -358,6 +359,13 @@ FAULTY: Final = {
         "2",
         at=AT,
         probes=(HEADS,),
+    ),
+    "attention to one token, step by step": Case(
+        lambda: _at(_grow_queries, attentive(Stepwise), rate=1e-6, wrong=0.9),
+        ("attention-entropy-collapse",),
+        "2",
+        at=AT,
+        settings={"state_every": 10},
     ),
     "logits of causal attention that grow": Case(
         lambda: _at(_grow_queries, attentive(Fused, is_causal=True), rate=1e-6, wrong=0.9),

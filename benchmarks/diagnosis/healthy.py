@@ -20,6 +20,7 @@ from .models import (
     Gated,
     Mixture,
     Recurrent,
+    Stepwise,
     Stream,
     Unused,
     Words,
@@ -243,6 +244,9 @@ HEALTHY: Final = {
     "fused attention, probed": Case(lambda: classifier(attentive(Fused), 5e-3, _ADAM), steps=300, probes=(HEADS,)),
     "causal attention, probed": Case(
         lambda: classifier(attentive(Fused, is_causal=True), 2e-2, _ADAM), steps=300, probes=(HEADS,)
+    ),
+    "causal attention step by step": Case(
+        lambda: classifier(attentive(Stepwise, is_causal=True), 2e-2, _ADAM), steps=300, settings={"state_every": 10}
     ),
     "large logits from the start, probed": Case(
         lambda: classifier(_with_large_logits(), 1e-3, _ADAM), steps=300, probes=(HEADS,)

@@ -380,6 +380,19 @@ class Fused(nn.Module):
         return values + mixed.transpose(1, 2).flatten(2)
 
 
+class Stepwise(Fused):
+    """The same attention, operator by operator."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        queries, keys, read = (
+            each(values).unflatten(-1, (2, -1)).transpose(1, 2) for each in (self.queries, self.keys, self.values)
+        )
+        logits = queries @ keys.mT * queries.shape[-1] ** -0.5
+        if self.options.get("is_causal"):
+            logits = logits.masked_fill(torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        return values + (logits.softmax(-1) @ read).transpose(1, 2).flatten(2)
+
+
 class Stream(nn.Module):
     """Blocks with skip connections; the normalized output of the last one is classified."""
 

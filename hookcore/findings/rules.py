@@ -527,8 +527,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "warning",
                 "Attention collapse",
                 "Every head of a layer looks at little more than one token, but didn't at first, in each of the newest "
-                "results. It is a note if the loss fell. Needs fused attention, which is measured by itself, or a "
-                "probe with `hookcore.probes.attention_entropy`.",
+                "results. It is a note if the loss fell. Needs attention that is fused or computed step by step, which "
+                "is measured by itself, or a probe with `hookcore.probes.attention_entropy`.",
             ),
             _rule(
                 "attention-logit-growth",
@@ -543,7 +543,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "info",
                 "Only the first token",
                 "A head looks at little more than the first token, but didn't at first, in each of the newest results. "
-                "Trained language models have such heads, which then do nothing. Needs fused attention.",
+                "Trained language models have such heads, which then do nothing. Needs attention that is fused or "
+                "computed step by step.",
             ),
             _rule(
                 "dead-heads",

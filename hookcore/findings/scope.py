@@ -266,7 +266,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     **dict.fromkeys(("gradient-underflow", "float8-clipped")),  # a training without float16 or float8 lacks nothing
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
-    "attention-entropy-collapse": _probed("attention-entropy-collapse", "fused attention, or "),
+    "attention-entropy-collapse": _probed("attention-entropy-collapse", "attention that is measured, or "),
     **{rule: _probed(rule, "fused attention, or ") for rule in OF_HEADS},
     **dict.fromkeys(("dead-expert", "router-collapse", "uneven-expert-ranks")),  # without a router, nothing lacks
     "outlier-channel": None,  # nor without blocks

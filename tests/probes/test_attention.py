@@ -294,8 +294,8 @@ def test_a_probe_looks_at_attention_as_often_as_wished_where_it_is_wished(attach
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Stack(dropout_p=0.1), "step by step"),
-        (lambda: nn.MultiheadAttention(32, 4, batch_first=True), "step by step"),
+        (lambda: nn.MultiheadAttention(32, 4, batch_first=True), "step by step, and its weights aren't"),
+        (lambda: Linearized(), "step by step"),
         (lambda: torch.compile(Attention(), backend="aot_eager"), "compiled"),
     ],
 )
@@ -311,6 +311,100 @@ def test_attention_that_cannot_be_seen_is_said_to_be_unknown(make: Callable[[], 
         watcher.flush()
         assert not probed(watcher)
         assert any(told in each for each in unknown(watcher))
+
+
+class Stepwise(Attention):
+    """The same attention as someone writes it, operator by operator."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        query, key, value = self.qkv(values).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        logits = torch.einsum("shqw,shkw->shqk", query, key) * 8**-0.5
+        if cap := self.options.get("softcap"):
+            logits = cap * torch.tanh(logits / cap)
+        if self.options["is_causal"]:
+            logits = logits.masked_fill(torch.ones(12, 12, dtype=torch.bool).triu(1), -torch.inf)
+        if (mask := self.options.get("mask")) is not None:
+            logits = logits + mask
+        weights = nn.functional.softmax(logits, dim=-1, dtype=self.options.get("wide", torch.float32)).to(value.dtype)
+        self.given = (weights.detach(), query.detach(), key.detach())
+        weights = nn.functional.dropout(weights, self.options.get("dropout", 0.0))
+        return self.out((weights @ value).transpose(1, 2).flatten(2))
+
+
+class Linearized(nn.Module):
+    """A layer called attention whose softmax weights no product: it gates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_gate = GateOfAttention()
+
+    def forward(self, values: Tensor) -> Tensor:
+        gated: Tensor = self.attention_gate(values)
+        return gated
+
+
+class GateOfAttention(nn.Module):
+    """A gate over channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, values: Tensor) -> Tensor:
+        gate: Tensor = self.layer(values).softmax(-1)
+        return gate * values
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True},
+        {"is_causal": False},
+        {"is_causal": True, "softcap": 1.5, "dropout": 0.2},
+        {"is_causal": False, "mask": torch.where(torch.arange(12) < 9, 0.0, torch.finfo(torch.float32).min)},
+        {"is_causal": True, "wide": torch.float64},
+    ],
+)
+def test_the_weights_of_attention_that_is_computed_step_by_step_are_measured(options: dict[str, Any]) -> None:
+    seed_all()
+    model, twin = Stepwise(**options), Stepwise(**options)
+    twin.load_state_dict(model.state_dict())
+    with watch(model, state_every=1) as watcher:
+        torch.manual_seed(5)
+        train(model, 2)
+        watcher.flush()
+        found = {name: watcher.reader().channels(f"(root) probe [attention {name}]") for name in STEPWISE}
+        assert {each.partition("attention ")[2] for each in probed(watcher)} == {f"{name}]" for name in STEPWISE}
+        assert not unknown(watcher)
+        assert not watcher.errors
+    torch.manual_seed(5)
+    train(twin, 2)
+    assert digest(twin.state_dict()) == digest(model.state_dict())
+    weights = model.given[0].double()
+    assert torch.equal(weights, twin.given[0].double())
+    seen = torch.arange(1.0, 13.0).clamp(min=2) if options["is_causal"] else torch.full((12,), 12.0)
+    counts = slice(1 if options["is_causal"] else 0, None)  # the first query sees one key
+    ahead = (torch.arange(12) - torch.arange(12)[:, None]).abs()
+    expected = {
+        "entropy": (torch.special.entr(weights).sum(-1) / seen.double().log())[..., counts].mean((0, 2)),
+        "first_token": weights[..., counts, 0].mean((0, 2)),
+        "distance": (weights * ahead).sum(-1)[..., counts].mean((0, 2)),
+    }
+    for name, values in expected.items():
+        assert found[name].values[:, -1].tolist() == pytest.approx(values.tolist(), rel=1e-4)
+
+
+STEPWISE = ("entropy", "first_token", "distance")
+
+
+def test_of_many_queries_and_samples_the_same_are_looked_at_as_of_fused_attention() -> None:
+    seed_all()
+    query, key, value = torch.randn(3, 9, 4, 70, 8, dtype=torch.float64)
+    for is_causal in (True, False):
+        fused = attention(query, key, value, is_causal=is_causal)
+        weights = materialized(query, key, value, {"is_causal": True} if is_causal else {})[1]
+        for name, values in hookcore.probes.attention_weights(weights).items():
+            torch.testing.assert_close(values, fused[name], rtol=1e-9, atol=1e-12)
 
 
 class FlashAttnFunc(torch.autograd.Function):
@@ -432,10 +526,11 @@ MODELS = {
     "GPT2": ("GPT2LMHeadModel", "GPT2Config", "transformer.h.{}.attn"),
     "Llama": ("LlamaForCausalLM", "LlamaConfig", "model.layers.{}.self_attn"),
     "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", "model.layers.{}.self_attn"),
-    "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", ""),  # by no fused operator
+    "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", "model.layers.{}.self_attn"),  # by no fused operator
     "Mistral": ("MistralForCausalLM", "MistralConfig", "model.layers.{}.self_attn"),
     "Bert": ("BertForMaskedLM", "BertConfig", "bert.encoder.layer.{}.attention.self"),
 }
+EAGER = [(name, "eager") for name in ("GPT2", "Gemma2", "Llama", "Bert")]
 
 
 def make_model(name: str, how: str = "sdpa") -> Any:
@@ -471,28 +566,16 @@ def train_language(model: nn.Module, watched: bool, **options: Any) -> tuple[str
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"Gemma2"}))
-def test_attention_of_transformers_is_measured_and_no_bit_changes(name: str) -> None:
+@pytest.mark.parametrize(("name", "how"), [*((each, "sdpa") for each in sorted(MODELS.keys() - {"Gemma2"})), *EAGER])
+def test_attention_of_transformers_is_measured_and_no_bit_changes(name: str, how: str) -> None:
     seed_all()
-    plain = train_language(make_model(name), watched=False)
+    plain = train_language(make_model(name, how), watched=False)
     seed_all()
-    seen = train_language(make_model(name), watched=True)
+    seen = train_language(make_model(name, how), watched=True)
     assert seen[:2] == plain[:2]
-    path = MODELS[name][2]
-    expected = {f"{path.format(layer)} probe [heads {each}]" for layer in (0, 1) for each in ATTENTION_NUMBERS}
+    path, numbers = MODELS[name][2], ATTENTION_NUMBERS if how == "sdpa" else STEPWISE
+    expected = {f"{path.format(layer)} probe [heads {each}]" for layer in (0, 1) for each in numbers}
     assert seen[2] == {key: [0, 2] for key in expected}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_attention_with_a_soft_cap_that_transformers_computes_step_by_step_is_unknown() -> None:
-    seed_all()
-    plain = train_language(make_model("Gemma2", "eager"), watched=False)
-    seed_all()
-    seen = train_language(make_model("Gemma2", "eager"), watched=True)
-    assert seen[:2] == plain[:2]
-    assert not seen[2]
-    assert any("step by step" in each for each in seen[3])
 
 
 @pytest.mark.slow
@@ -508,3 +591,47 @@ def test_a_training_leaves_no_graph_and_no_hook_behind() -> None:
         assert not [each for each in gc.get_objects() if type(each).__name__.startswith("ScaledDotProduct")]
         watcher.flush()
     assert process_state() == before
+
+
+# Functions of FlexAttention.
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_functions_of_flex_attention_change_the_numbers_as_they_change_its_result(kv_heads: int) -> None:
+    flex = import_module("torch.nn.attention.flex_attention")
+    seed_all()
+    query = torch.randn(3, 4, 40, 8, dtype=torch.float64)
+    key, value = torch.randn(2, 3, kv_heads, 40, 8, dtype=torch.float64)
+    slopes, document = torch.tensor([0.5, 0.25, 0.1, 0.0], dtype=torch.float64), torch.arange(40).expand(3, 40) // 17
+
+    def lean(score: Tensor, sample: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return torch.tanh(score / 2) * 2 - slopes[head] * (row - column).abs()
+
+    def within(sample: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return (document[sample, row] == document[sample, column]) & (row >= column)
+
+    found = attention(query, key, value, score_mod=lean, mask_mod=within)
+    places = torch.arange(3)[:, None, None, None], torch.arange(4)[:, None, None], torch.arange(40)[:, None]
+    visible = within(*places, torch.arange(40)).expand(3, 4, 40, 40)
+    scores = query @ key.repeat_interleave(4 // kv_heads, 1).mT * 8**-0.5
+    scores = lean(scores, *places, torch.arange(40)).masked_fill(~visible, -torch.inf)
+    rows = slice(2, None, 3)
+    weights, seen = scores.softmax(-1)[:, :, rows], visible[:, :, rows].sum(-1)
+    counts = seen > 1
+    entropy = torch.special.entr(weights).sum(-1) / seen.clamp(min=2).double().log()
+    expected = (entropy * counts).sum((0, 2)) / counts.sum((0, 2))
+    torch.testing.assert_close(found["entropy"], expected)
+    sums = (scores[:, :, rows].logsumexp(-1).masked_fill(~counts, 0.0)).sum((0, 2)) / counts.sum((0, 2))
+    torch.testing.assert_close(found["log_sum_exp"], sums)
+    mask = flex.create_block_mask(within, 3, None, 40, 40, device="cpu")
+    mixed = flex.flex_attention(query, key, value, score_mod=lean, block_mask=mask, enable_gqa=kv_heads < 4)
+    mine = scores.softmax(-1) @ value.repeat_interleave(4 // kv_heads, 1)
+    torch.testing.assert_close(mine, mixed, rtol=1e-6, atol=1e-6)
+    assert attention_map(query, key, value, score_mod=lean, mask_mod=within)[:, :, rows] == pytest.approx(weights)
+
+
+def test_a_function_that_does_not_work_element_by_element_is_refused() -> None:
+    query = torch.randn(1, 2, 6, 4)
+    with pytest.raises(ArgumentError, match=r"score_mod returned .* for indices of the shape \(1, 2, 6, 6\)"):
+        attention(query, query, query, score_mod=lambda score, *_: score.sum(-1, keepdim=True)[..., [0] * 5])

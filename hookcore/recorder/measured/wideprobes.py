@@ -26,7 +26,7 @@ from hookcore.hooks.internals import (
 from hookcore.hooks.tensors import hook_leaves
 from hookcore.observe.copies import is_capturing
 from hookcore.observe.plain import generators_kept, unseen
-from hookcore.probes import attention, attention_map
+from hookcore.probes import attention, attention_map, attention_weights
 from hookcore.recorder.calls.plans import Call, Plan, PlanTable
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import Root
@@ -289,6 +289,18 @@ FLASH: Final = "FlashAttn"  # those of the package flash-attn
 _FLASH_FUNCTIONS: Final = frozenset(  # of its release 2, for batches of sequences that are equally long
     f"flash_attn.flash_attn_interface.FlashAttn{what}Func" for what in ("", "QKVPacked", "KVPacked")
 )
+# Attention that is computed step by step keeps its weights: a softmax of a product, given to another product.
+_PRODUCT: Final = "BmmBackward0"
+_SOFTMAX: Final = ("SoftmaxBackward0", "SafeSoftmaxBackward0")
+_BETWEEN: Final = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("Expand", "View", "UnsafeView", "ReshapeAlias", "Clone", "NativeDropout", "Mul", "Div", "ToCopy", "Add"),
+        *("Permute", "Transpose", "Unsqueeze", "MaskedFill", "Where", "Tanh", "Squeeze", "Slice"),
+    )
+)
+MAX_BETWEEN: Final = 16  # nodes
+_EXACT: Final = "its weights are computed step by step, so a module may return them: request its output instead"
 _UNEVEN: Final = "it is causal with more keys than queries, or fewer: which belong together isn't known"
 _COMPILED: Final = "CompiledFunction"
 _TOP_LEFT: Final = ("ForCpu", "Efficient")  # these number queries and keys from the first ones on
@@ -297,8 +309,8 @@ _PACKED: Final = (
     "whether they are"
 )
 _SEPARATE: Final = (
-    "it isn't computed by a fused operator of scaled_dot_product_attention, but step by step, or by an operator of "
-    "another package, or from queries, keys, and values that need no gradient: see hookcore.probes.attention"
+    "it is computed neither by a fused operator of scaled_dot_product_attention nor step by step, with a softmax "
+    "between two products, or from queries, keys, and values that need no gradient: see hookcore.probes.attention"
 )
 _UNREPEATED: Final = (
     "it ran in a checkpoint, and hookcore didn't see it run again: the module was called several times in a step, or "
@@ -402,6 +414,8 @@ class AttentionCalls:
             names.add(name := node.name())
             if name.startswith((FUSED, FLASH)):
                 found[node_number(node)] = node
+            elif name == _PRODUCT and (softmax := _softmax_before(node)) is not None and node_number(softmax) >= first:
+                found[node_number(softmax)] = softmax
             waiting += [behind for behind, _ in node.next_functions if behind is not None and behind.next_functions]
         own = [found[number] for number in sorted(found) if (thread, number) not in self._known]
         self._known.update((thread, number) for number in found)
@@ -434,10 +448,13 @@ class AttentionCalls:
             self._take(call, probes if done not in self._done else (), given, place)
             self._done.add(done)  # the first micro-batch of a step stands for it
             for request in wanted:
-                self._snapshots.copies.take(request, attention_map(**given))
+                if "weights" in given:
+                    request.hint = _EXACT
+                else:
+                    self._snapshots.copies.take(request, attention_map(**given))
 
     def _take(self, call: Call, probes: Sequence[Looking], given: dict[str, Any], place: str) -> None:
-        numbers = attention(**given) if probes else {}
+        numbers = {} if not probes else (attention_weights if "weights" in given else attention)(**given)
         for probe in probes:
             for name, values in numbers.items():
                 tap = Tap(call.plan.path, PROBE, f"{probe.name} {name}{place}", call.number)
@@ -454,10 +471,42 @@ class AttentionCalls:
 
 def _given_to(node: Any) -> dict[str, Any] | str:
     """Return what an operator of attention got, or why that isn't known."""
+    name = node.name()
     try:
-        return _given_to_flash(node) if node.name().startswith(FLASH) else _given_to_fused(node)
+        if name in _SOFTMAX:
+            return _made_by(node)
+        return _given_to_flash(node) if name.startswith(FLASH) else _given_to_fused(node)
     except LookupError as error:
         return CHECKPOINT if str(error) == CHECKPOINT else _PACKED
+
+
+def _softmax_before(product: Any) -> Any:
+    """Return the softmax whose result a product of matrices was given, if that is one of a product itself."""
+    node = product.next_functions[0][0]
+    for _ in range(MAX_BETWEEN):
+        if node is None or node.name() in _SOFTMAX:
+            break
+        node = node.next_functions[0][0] if node.name() in _BETWEEN and node.next_functions else None
+    if node is None or node.name() not in _SOFTMAX:
+        return None
+    waiting, seen = [node.next_functions[0][0]], 0
+    while waiting and seen < MAX_BETWEEN:
+        each, seen = waiting.pop(), seen + 1
+        if each is not None and each.name() == _PRODUCT:
+            return node
+        if each is not None and each.name() in _BETWEEN:
+            waiting += [behind for behind, _ in each.next_functions]
+    return None
+
+
+def _made_by(softmax: Any) -> dict[str, Any] | str:
+    """Return the weights of attention that is computed step by step, or why they aren't known."""
+    weights, dim = saved_by(softmax, "result"), option_of(softmax, "dim")
+    if weights is None or weights.dim() != 4 or dim not in (-1, 3, 2**64 - 1):
+        return "it is computed step by step, and its weights aren't [sample, head, query, key]"
+    if type(weights) is not Tensor or not weights.numel():
+        return SHARDED if type(weights).__name__ == "DTensor" else "its weights aren't a plain tensor"
+    return {"weights": weights.detach()}
 
 
 def _given_to_flash(node: Any) -> dict[str, Any] | str:
