@@ -17,7 +17,7 @@ import numpy as np
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import rule_about
 from hookcore.reading import Client, answers
-from hookcore.records import ROOT, SEVERITIES, Kind, Value
+from hookcore.records import ROOT, Kind, Value, worst_first
 from hookcore.records.vocabulary import CAPSULE_MISSED, KIND_TITLES, SEVERITY_WORDS, STATE_WORDS, counted
 from hookcore.store import of_all_values
 
@@ -163,14 +163,13 @@ def explain(client: Client, run: str | None = None, incident: str | None = None)
 
 
 def _worst(found: answers.Incidents) -> answers.Incident | None:
-    """Return the worst incident, and the earliest of equal ones. Those that nobody has dealt with come first."""
+    """Return the incident that the page Problems has first."""
 
-    def rank(each: answers.Incident) -> tuple[bool, int, bool, int]:
-        # A bad loss is the consequence, and the problem that began first is nearest to the cause.
-        severity = SEVERITIES.index(each.severity)
-        return each.acknowledged or each.muted, severity, each.rule == "loss", each.earliest_step
+    def key(each: answers.Incident) -> tuple[bool, int, int, bool]:
+        is_quiet = each.acknowledged or each.muted
+        return worst_first(each.severity, each.earliest_step, is_of_loss=each.rule == "loss", is_quiet=is_quiet)
 
-    return min(found, key=rank, default=None)
+    return min(found, key=key, default=None)
 
 
 def _notes(findings: answers.Findings) -> list[str]:

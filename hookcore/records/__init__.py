@@ -56,6 +56,16 @@ STATS: Final = ("count", "nan", "inf", "zero", "mean", "std", "min", "max", "rms
 STAT_COLUMN: Final[dict[str, int]] = {name: column for column, name in enumerate(STATS)}
 
 
+def worst_first(
+    severity: Severity, step: int, *, is_of_loss: bool = False, is_quiet: bool = False
+) -> tuple[bool, int, int, bool]:
+    """Return the key that sorts problems: what nobody has dealt with, then by severity, then by the first step.
+
+    Of one step, a bad loss is the consequence.
+    """
+    return is_quiet, SEVERITIES.index(severity), step, is_of_loss
+
+
 @dataclass(frozen=True, slots=True)
 class Tap:
     """One observed tensor stream.

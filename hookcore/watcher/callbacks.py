@@ -21,7 +21,7 @@ from hookcore.errors import ArgumentError, StopTraining
 from hookcore.platform import lock_file
 from hookcore.reading.replaying import FAILED, Kept, Replaying, events_of
 from hookcore.recorder.clock.clock import Boundary
-from hookcore.records import SEVERITIES, Event, Severity
+from hookcore.records import SEVERITIES, Event, Severity, worst_first
 from hookcore.records.vocabulary import counted
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Terminal:
             self._say(f"{self.crash} - {self._page()}")
         if not problems:
             return
-        problems.sort(key=lambda each: (SEVERITIES.index(each.severity), each.first_step))
+        problems.sort(key=lambda each: worst_first(each.severity, each.earliest_step, is_of_loss=each.rule == "loss"))
         self._say(f"{counted(len(problems), 'problem')} - {self._page()}")
         for each in problems[:MAX_PROBLEMS]:
             self._say(f"  {each.severity}: {each.sentence}")

@@ -26,7 +26,15 @@ from tests.waiting import wait_for
 
 def an_incident(number: int, severity: str = "error", muted: bool = False) -> Any:
     sentence = f"Problem {number} began at step {number}."
-    return SimpleNamespace(id=f"id-{number}", severity=severity, sentence=sentence, first_step=number, muted=muted)
+    return SimpleNamespace(
+        id=f"id-{number}",
+        severity=severity,
+        sentence=sentence,
+        first_step=number,
+        earliest_step=number,
+        rule="nonfinite",
+        muted=muted,
+    )
 
 
 @pytest.fixture

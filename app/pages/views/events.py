@@ -12,7 +12,7 @@ import numpy as np
 from hookcore.findings import Finding, Rule, rule_about
 from hookcore.findings.finding import OF_LOSS, OF_TIME
 from hookcore.reading import Mute, Reader, answers
-from hookcore.records import ROOT, SEVERITIES, Kind, Severity, Tap
+from hookcore.records import ROOT, SEVERITIES, Kind, Severity, Tap, worst_first
 from hookcore.records.vocabulary import NONFINITE_STEP, TRACEBACK
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
@@ -223,14 +223,13 @@ def annotation_lines(run: Run, first: int | None = None, last: int | None = None
 
 
 def incident_lines(run: Run, first: int | None, last: int) -> list[Line]:
-    """Return the incidents that touch some steps, the worst first, as they were known at the last of these steps."""
+    """Return the incidents that touch some steps, as they were known at the last of these steps."""
     muting = run.edits.quiet.muting(run.store)
-    found = [
+    return [
         _line_of_incident(run, incident.as_of(last), _match_of(muting(incident.rule, incident.culprit.tap.module)))
         for incident in reversed(run.store.incidents())
         if incident.touches(first, last)
     ]
-    return sorted(found, key=lambda line: (SEVERITIES.index(line.severity), line.is_of_loss))
 
 
 def _line_of_incident(run: Run, incident: Incident, muted: str | None) -> Line:
@@ -262,9 +261,11 @@ def problem_lines(run: Run, first: int | None = None, last: int | None = None) -
 
 def problems_among(lines: Iterable[Line]) -> list[Line]:
     """Return the problems and notes among lines, in the order of `problem_lines`."""
-    lines = [line for line in lines if line.is_problem]
-    # Of one step, a bad loss is the consequence.
-    return sorted(lines, key=lambda line: (line.is_quiet, SEVERITIES.index(line.severity), line.step, line.is_of_loss))
+
+    def key(line: Line) -> tuple[bool, int, int, bool]:
+        return worst_first(line.severity, line.earliest, is_of_loss=line.is_of_loss, is_quiet=line.is_quiet)
+
+    return sorted((line for line in lines if line.is_problem), key=key)
 
 
 def all_lines(run: Run, first: int | None = None, last: int | None = None) -> list[Line]:
