@@ -27,19 +27,17 @@ import hookcore
 from hookcore.delivery.dashboard.private import PrivateFolder
 from hookcore.delivery.dashboard.process import make_private
 
-# All modules of a page as one script.
+# All modules of a page as one script, and what is imported late.
 #
 # The files stay small modules for reading, checking, and testing, and nothing is built in advance. A browser that loads
 # some seventy modules level by level shows its first numbers half a second later (`benchmarks.browser`, load).
 #
 # Each module becomes a function that is called once, after those that it imports from, and returns its exports. The
-# modules use only the few forms of import and export below, without cycles; anything else is an error. Comments are
-# left
-# out, except for those at the end of a line.
+# modules use only the few forms of import and export below, without cycles; anything else is an error. Comments and
+# indentation are left out.
 #
-# What a page needs only after a click is imported by `import("./path.js")`. It is a script of its own, with what it
-# needs
-# besides the modules of the page, which it imports from the page's script. So no module exists twice.
+# What a page doesn't need at once is imported by `import("./path.js")`, also by a module that is itself imported late.
+# Modules that the page's script doesn't have are put together by who needs them, so each is in exactly one script.
 
 _WRAPPED: Final = re.compile(r"^(import|export) \{\n([^{}]*?),?\n\} from", re.MULTILINE)
 _IMPORT: Final = re.compile(r'^import \{ ([\w, ]+) \} from "(\.[^"]+)";$')
@@ -47,45 +45,79 @@ _PASSED_ON: Final = re.compile(r'^export \{ (\w+(?:, \w+)*) \} from "(\.[^"]+)";
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+).*)$")
 _OTHER: Final = re.compile(r"^(?:import\b(?!\()|export\b)")
 _LATE: Final = re.compile(r'\bimport\("(\.[^"]+)"\)')
-# Comments for readers and tsc: from /** to */, and lines of //. No string in a script contains the former.
-_COMMENT: Final = re.compile(r"/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|^[ \t]*//[^\n]*(?:\n|\Z)", re.MULTILINE)
+_KEPT_LATE: Final = re.compile(r'\bimport\("([^".][^"]*)"\)')
+# Comments for readers and tsc: from /** to */, lines of //, and // at the end of a line. No string has the first.
+_COMMENT: Final = re.compile(
+    r"/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|^[ \t]*//[^\n]*(?:\n|\Z)|[ \t]+// [^\n'\"`]*$", re.MULTILINE
+)
+_INDENT: Final = re.compile(r"^[ \t]+|\n(?=\n)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A module with everything it needs. `read` returns the text of a module by its path."""
+    """The modules of a page as scripts. `read` returns the text of a module by its path."""
 
     first: str
     read: Callable[[str], str]
     texts: dict[str, str] = field(default_factory=dict)  # of each module, after those that it imports from
-    late: set[str] = field(default_factory=set)  # the modules that are imported by `import()`
-    exports: dict[str, list[str]] = field(default_factory=dict)  # the names that each module exports
+    needs: dict[str, set[str]] = field(default_factory=dict)  # the modules that each one imports from
+    late: list[str] = field(default_factory=list)  # the modules that are imported by `import()`
+    places: dict[str, str] = field(default_factory=dict)  # the late script of each module; "" is the page's own
 
     @property
-    def script(self) -> str:
-        """All of it as one script."""
-        shared = [f"export {{ {', '.join(map(_variable, self.texts))} }};"] if self.late else []
-        return "\n".join([*self.texts.values(), *shared])
+    def parts(self) -> set[str]:
+        """The names of the late scripts: each is that of its last module."""
+        return {*self.places.values()} - {""}
 
-    def part(self, name: str) -> str:
-        """Return a module that is imported late as a script. Its path is below the name of this script."""
-        known = set(self.texts)
-        whole = Joined(name, self.read, dict(self.texts), exports=dict(self.exports))
-        if name not in known:
-            _add(name, whole, ())
-        if whole.late:
-            raise ValueError(f"{name}: what is imported late imports {', '.join(whole.late)} late: import it at once")
-        own = "\n".join(text for each, text in whole.texts.items() if each not in known)
-        used = [each for each in self.texts if each == name or re.search(rf"\b{_variable(each)}\b", own)]
-        page = "../" * (name.count("/") + 1) + posixpath.basename(self.first)
-        taken = f'import {{ {", ".join(map(_variable, used))} }} from "{page}";\n' if used else ""
-        return f"{taken}{own}\nexport const {{ {', '.join(whole.exports[name])} }} = {_variable(name)};"
+    def script(self, part: str = "") -> str:
+        """Return the page's script, or a late one, whose path is below the name of the page's."""
+        names = [name for name in self.texts if self.places[name] == part]
+        own = _KEPT_LATE.sub(lambda found: self._late(found[1], part), "\n".join(self.texts[name] for name in names))
+        taken = dict[str, list[str]]()
+        for name, place in self.places.items():
+            if place != part and re.search(rf"(?<!\.)\b{_variable(name)}\b", own):
+                taken.setdefault(place, []).append(_variable(name))
+        imports = [
+            f'import {{ {", ".join(each)} }} from "{self._from(part, place)}";' for place, each in taken.items() if part
+        ]
+        exports = [f"export {{ {', '.join(map(_variable, names))} }};"] if self.late else []
+        return "\n".join((*imports, own, *exports))
+
+    def _late(self, name: str, part: str) -> str:
+        place = self.places[name]
+        if place in ("", part):
+            return f"Promise.resolve({_variable(name)})"
+        return f'import("{self._from(part, place)}").then((part) => part.{_variable(name)})'
+
+    def _from(self, part: str, place: str) -> str:
+        """Return the path from one script to another."""
+        page = posixpath.basename(self.first)
+        target = f"{page.removesuffix('.js')}/{place}" if place else page
+        return "../" * (part.count("/") + 1) + target if part else f"./{target}"
+
+    def reach(self, name: str) -> set[str]:
+        """Return a module and all that it needs at once."""
+        found, ahead = set[str](), [name]
+        while ahead:
+            each = ahead.pop()
+            if each not in found:
+                found.add(each)
+                ahead += self.needs[each]
+        return found
 
 
 def join(first: str, read: Callable[[str], str]) -> Joined:
-    """Return a module and everything it needs. `read` returns the text of a module by its path."""
+    """Return a module and everything it needs, at once and late. `read` returns the text of a module by its path."""
     joined = Joined(first, read)
     _add(first, joined, ())
+    for name in joined.late:  # grows meanwhile
+        if name not in joined.texts:
+            _add(name, joined, ())
+    at_once = joined.reach(first)
+    reaches = {name: joined.reach(name) for name in joined.late}
+    users = {name: frozenset(late for late in joined.late if name in reaches[late]) for name in joined.texts}
+    last = {users[name]: name for name in joined.texts if name not in at_once}
+    joined.places.update((name, "" if name in at_once else last[users[name]]) for name in joined.texts)
     return joined
 
 
@@ -93,15 +125,19 @@ def _add(name: str, into: Joined, within: tuple[str, ...]) -> None:
     if name in within:
         raise ValueError(f"modules import each other: {' -> '.join((*within, name))}")
     body, exports = [], []
+    needs = into.needs.setdefault(name, set())
 
     def late(found: re.Match[str]) -> str:
         other = _path(name, found[1])
-        into.late.add(other)
-        return f'import("./{posixpath.basename(into.first).removesuffix(".js")}/{other}")'
+        if other not in into.late:
+            into.late.append(other)
+        return f'import("{other}")'
 
-    for line in _WRAPPED.sub(_on_one_line, _COMMENT.sub("", into.read(name))).splitlines():
+    text = _INDENT.sub("", _WRAPPED.sub(_on_one_line, _COMMENT.sub("", into.read(name))))
+    for line in text.splitlines():
         if found := _IMPORT.match(line) or _PASSED_ON.match(line):
             other = _path(name, found[2])
+            needs.add(other)
             if other not in into.texts:
                 _add(other, into, (*within, name))
             if line.startswith("export"):
@@ -116,8 +152,7 @@ def _add(name: str, into: Joined, within: tuple[str, ...]) -> None:
         else:
             body.append(_LATE.sub(late, line))
     returned = f"return {{ {', '.join(exports)} }};"
-    into.exports[name] = [export.partition(":")[0] for export in exports]
-    into.texts[name] = "\n".join((f"// {name}", f"const {_variable(name)} = (() => {{", *body, returned, "})();"))
+    into.texts[name] = "\n".join((f"const {_variable(name)} = (() => {{", *body, returned, "})();"))
 
 
 def _path(name: str, relative: str) -> str:
@@ -230,8 +265,8 @@ def _files() -> frozenset[Path]:
 def read(name: str) -> Asset | None:
     """Return a file by its path below `static`, or None. Compressed once, not for every request.
 
-    `joined/flow.js` is `js/pages/flow.js` with what it imports, `joined/flow/js/drawer/drawer.js` is what that
-    page imports late, and `joined/workers/` has those of web workers.
+    `joined/flow.js` is `js/pages/flow.js` with what it imports, `joined/flow/js/drawer/drawer.js` is a part that
+    it imports late, and `joined/workers/` has those of web workers.
     """
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     is_text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
@@ -253,11 +288,9 @@ def _content_of(name: str) -> bytes | None:
     late = re.fullmatch(r"joined/(\w+)/(js/.+\.js)", name)
     source = f"js/{whole[1] or 'pages/'}{whole[2]}" if whole else f"js/pages/{late[1]}.js" if late else name
     path = FOLDER / source
-    if path not in _files() or (late and late[2] not in _joined(source).late):
+    if path not in _files() or (late and late[2] not in _joined(source).parts):
         return None
-    if late:
-        return _joined(source).part(late[2]).encode()
-    return _joined(source).script.encode() if whole else path.read_bytes()
+    return _joined(source).script(late[2] if late else "").encode() if late or whole else path.read_bytes()
 
 
 def read_all() -> None:
@@ -267,7 +300,7 @@ def read_all() -> None:
         read(path.relative_to(FOLDER).as_posix())
     for path in FOLDER.glob("js/pages/*.js"):
         read(f"joined/{path.name}")
-        for late in _joined(f"js/pages/{path.name}").late:
+        for late in _joined(f"js/pages/{path.name}").parts:
             read(f"joined/{path.stem}/{late}")
     for path in FOLDER.glob("js/workers/*.js"):
         read(f"joined/workers/{path.name}")

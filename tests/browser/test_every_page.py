@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from playwright.sync_api import expect
 
 from .conftest import Open, Paths
 from .site import Site
@@ -84,3 +87,17 @@ def test_on_a_phone_the_header_is_one_row_and_no_format_of_precision_is_cut(visi
         tab.goto(paths("ended")["precision"])
         table = tab.page.locator("#layers .wide")
         assert table.evaluate("(element) => element.scrollWidth <= element.clientWidth")
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_on_a_phone_the_current_tab_is_in_sight_also_without_a_script(
+    visit: Open, paths: Paths, has_script: bool
+) -> None:
+    if not has_script and os.environ.get("TEST_BROWSER") == "firefox":
+        pytest.skip("Firefox has no scroll-initial-target")
+    with visit(size=(390, 844), java_script_enabled=has_script) as tab:
+        for page in ("precision", "hooks", "tensors", "settings"):
+            tab.goto(paths("ended")[page])
+            for row in ("nav.side", ".tabs"):
+                for current in tab.page.locator(f"{row} [aria-current]").all():
+                    expect(current).to_be_in_viewport(ratio=0.95)

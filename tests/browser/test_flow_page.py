@@ -15,9 +15,9 @@ from .conftest import Open, Paths
 from .site import Site
 
 DRAWN = """() => new Promise((done) => {
-  const { canvas } = { canvas: document.querySelector('#flow .heat-picture') };
   const look = () => {
-    if (!canvas.width || !canvas.height) return setTimeout(look, 50);
+    const canvas = document.querySelector('#flow .heat-picture'); // loaded when it comes near
+    if (!canvas?.width || !canvas.height) return setTimeout(look, 50);
     const pixels = new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer);
     return new Set(pixels).size > 40 ? done(true) : setTimeout(look, 50);
   };

@@ -155,6 +155,7 @@ def test_a_tensor_is_selected_by_kind_and_place_and_the_url_says_so(visit: Open,
         expect(page.locator("#layer-tools [name=index]")).to_have_value("weight")
         page.locator("#layer-tools [name=index]").select_option("bias")
         assert "kind=param_grad&index=bias" in page.url
+        page.locator("#distributions").scroll_into_view_if_needed()
         expect(page.locator("#distributions h3")).to_have_text(["bias gradient"])
         page.reload()
         expect(page.locator("#layer-tools [name=index]")).to_have_value("bias")

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { INFINITE, MISSING, NAN } from "../../app/static/js/canvas/columns.js";
-import { cellsOf } from "../../app/static/js/compare/charts.js";
+import { cellsOf } from "../../app/static/js/compare/differences.js";
 
 test("cells become columns, and NaN and missing values stay different", () => {
   const bits = cellsOf(

@@ -1,8 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Along } from "../../app/static/js/along.js";
+import { Painter } from "../../app/static/js/canvas/colors.js";
 import { badness, Columns, MISSING, NAN, stopAt } from "../../app/static/js/canvas/columns.js";
-import { Grid, Painter, relativeTo, usualOf } from "../../app/static/js/heat/grid.js";
+import { Grid, relativeTo, usualOf } from "../../app/static/js/heat/grid.js";
 import { Heat } from "../../app/static/js/heat/heat.js";
 import { shortened, tableOf } from "../../app/static/js/heat/picture.js";
 import {

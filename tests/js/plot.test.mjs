@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { hasPython, pythonOf } from "../../app/static/js/card.js";
-import { csvOf, fileName, jsonOf } from "../../app/static/js/plot/files.js";
+import { csvOf, fileName, hasPython, jsonOf, pythonOf } from "../../app/static/js/actions.js";
 import { Axis, axisOf, colorOf, faint, LineFigure, stretches, tracesOf } from "../../app/static/js/plot/lines.js";
 import { drawn } from "../../app/static/js/plot/thin.js";
 import { heldWords, nearest, stepsAt, summaryOf, tableOf, valueWords } from "../../app/static/js/plot/words.js";

@@ -12,7 +12,7 @@ test("each preference has its first option until another is chosen, and after a 
   prefs.set("colors", "cividis");
   prefs.reset();
   end();
-  assert.equal(prefs.get("colors"), PREFERENCES.colors.choices[0][0]);
+  assert.equal(prefs.get("colors"), PREFERENCES.colors[0]);
   assert.deepEqual(told, ["colors", "colors"]);
 });
 

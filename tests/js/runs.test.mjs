@@ -1,16 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { shorten } from "../../app/static/js/format.js";
-import { colorsOfGroups, HUES, huesOf } from "../../app/static/js/runs/charts.js";
-import {
-  axisOf,
-  parallel,
-  resultAxis,
-  resultsOf,
-  scatter,
-  telling,
-  wordsOf,
-} from "../../app/static/js/runs/coordinates.js";
+import { colorsOfGroups, HUES, huesOf, resultsOf, telling } from "../../app/static/js/runs/charts.js";
+import { axisOf, parallel, resultAxis, scatter, wordsOf } from "../../app/static/js/runs/coordinates.js";
 
 const COLORS = { quiet: "#777", ink: "#000", line: "#ccc", card: "#fff" };
 
@@ -144,6 +136,14 @@ test("groups of numbers share a color scale, and other groups have separate hues
   assert.equal(scale.get("0.1"), "#6062d6");
   assert.deepEqual([...colorsOfGroups(["b", "a"]).values()], HUES.slice(0, 2));
   assert.equal(huesOf(Array.from({ length: 11 }, (_, place) => `run ${place}`)).get("run 10"), HUES[0]);
+});
+
+test("groups of numbers keep their colors when a run with another number joins", () => {
+  const before = colorsOfGroups(["1", "0.1", "10"]);
+  const after = colorsOfGroups(["1", "0.01", "0.1", "3", "5", "10", "100"], before);
+  for (const group of ["0.1", "1", "10"]) assert.equal(after.get(group), before.get(group), group);
+  assert.equal(new Set(after.values()).size, 8);
+  assert.equal(after.get("3"), "#7f8b4f"); // in the middle of 1 and 10
 });
 
 test("a run keeps its color while others come and go, and a new one gets a color that no other has", () => {

@@ -11,6 +11,7 @@ import pytest
 from hookcore_app import assets, pages
 from hookcore_app.assets import join
 
+MAX_PAGE = 60_000  # compressed bytes of the page's script, without Plotly
 PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))
 
 
@@ -18,12 +19,12 @@ def run(files: dict[str, str], folder: Path) -> str:
     """Run the joined script of main.js, and return its output."""
     whole = join("main.js", files.__getitem__)
     script = folder / "main.js"
-    script.write_text(whole.script)
+    script.write_text(whole.script())
     (folder / "package.json").write_text('{"type": "module"}')
-    for name in whole.late:
+    for name in whole.parts:
         part = folder / "main" / name
         part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(whole.part(name))
+        part.write_text(whole.script(name))
     done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60, check=False)
     assert not done.stderr, done.stderr
     return done.stdout
@@ -73,9 +74,26 @@ def test_a_module_that_is_imported_late_shares_all_others_with_the_page(tmp_path
     }
     assert run(files, tmp_path).splitlines() == ["2 // b// b true", "3"]
     whole = join("main.js", files.__getitem__)
-    assert "Comments" not in whole.script
-    assert "as it is" in whole.part("of/late.js")
-    assert "const once_js" not in whole.part("of/late.js")
+    assert "Comments" not in whole.script()
+    assert "as it is" not in whole.script("of/late.js")
+    assert "const once_js" not in whole.script("of/late.js")
+
+
+def test_modules_that_are_imported_late_share_one_copy_of_what_the_page_does_not_have(tmp_path: Path) -> None:
+    files = {
+        "main.js": 'import("./one.js").then(async (one) => {\n  const two = await import("./of/two.js");\n'
+        "  console.log(one.push(), await two.push());\n});",
+        "one.js": 'import { list } from "./of/shared.js";\nexport function push() {\n  return list.push(1);\n}',
+        "of/two.js": 'import { list } from "./shared.js";\nexport async function push() {\n'
+        '  const { third } = await import("./three.js");\n  return list.push(third(await import("../one.js")));\n}',
+        "of/three.js": 'import { list } from "./shared.js";\nexport function third(one) {\n'
+        "  return one.push() + list.length;\n}",
+        "of/shared.js": "export const list = [];",
+    }
+    assert run(files, tmp_path) == "1 3\n"
+    whole = join("main.js", files.__getitem__)
+    assert whole.parts == {"one.js", "of/two.js", "of/three.js", "of/shared.js"}
+    assert "const of_shared_js" not in whole.script() + whole.script("one.js") + whole.script("of/three.js")
 
 
 @pytest.mark.parametrize(
@@ -100,10 +118,17 @@ def test_the_script_of_each_page_is_complete(page: Path, tmp_path: Path) -> None
     script.write_bytes(found.content)
     done = subprocess.run(["node", "--check", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    for name in join(f"js/pages/{page.name}", lambda name: (assets.FOLDER / name).read_text()).late:
+    for name in join(f"js/pages/{page.name}", lambda name: (assets.FOLDER / name).read_text()).parts:
         part = assets.read(f"joined/{page.stem}/{name}")
         assert part is not None
         assert len(part.content) > 100
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_the_script_of_each_page_is_small_because_the_rest_is_imported_late(page: Path) -> None:
+    found = assets.read(f"joined/{page.name}")
+    assert found is not None
+    assert len(found.squeezed) <= MAX_PAGE
 
 
 def test_an_unknown_page_has_no_script() -> None:

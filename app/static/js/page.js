@@ -15,7 +15,7 @@ import { Clock, PACKED } from "./timeline/clock.js";
 import { Notes } from "./timeline/notes.js";
 import { LIVE_STEPS, PATHS } from "./vocabulary.js";
 
-/** @import { RunNews } from "./answers.js" */
+/** @typedef {import("./answers.js").RunNews} RunNews */
 
 /** @typedef {ReturnType<typeof create>} Page */
 

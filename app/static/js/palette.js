@@ -1,14 +1,15 @@
-/** The palette: everything that the page can do or lead to, found by typing. */
+/** The palette: everything that the page can do or lead to, found by typing; and the list of its keys. Loaded when
+ * opened. */
 import { get } from "./api.js";
-import { coded, h } from "./dom.js";
+import { coded, h, makeButton } from "./dom.js";
 import { count, moduleName } from "./format.js";
-import { keyCaps } from "./keys.js";
 import { MAX_PATTERN } from "./limits.js";
 import { isPassing } from "./live/refresh.js";
 import { openDialog } from "./popup.js";
 import { visit } from "./timeline/links.js";
 
-/** @import { Page } from "./page.js" */
+/** @import { Keys } from "./keys.js"
+ * @import { Page } from "./page.js" */
 
 /** An entry: its name, other words that find it, its description or keys, and its action.
  * @typedef {{name: string, words?: string, hint?: string, keys?: string, go: () => void}} Entry */
@@ -299,4 +300,49 @@ async function helpOf(text) {
   topics ??= readTopics();
   topics.catch(() => (topics = null)); // asked again with the next text
   return { title: "Help", entries: rank(text, await topics, MAX_RUNS) };
+}
+
+/** @type {Record<string, string>} */
+const SIGNS = { ArrowLeft: "\u2190", ArrowRight: "\u2192", ArrowUp: "\u2191", ArrowDown: "\u2193", Escape: "Esc" };
+
+/** @param {string} key @returns {Node[]} */
+function keyCaps(key) {
+  const parts = key.split(" ").map((press) =>
+    press
+      .split("+")
+      .filter(Boolean)
+      .map((part) =>
+        h("kbd", {}, SIGNS[part] ?? (part.length === 1 && press.startsWith("Ctrl+") ? part.toUpperCase() : part)),
+      ),
+  );
+  return parts.flatMap((press, place) => [...(place ? [document.createTextNode(" then ")] : []), ...press]);
+}
+
+/** @param {Keys} keys */
+export function showKeys(keys) {
+  const open = document.querySelector("dialog.keylist");
+  if (open) return /** @type {HTMLDialogElement} */ (open).close();
+  const groups = [...keys.groups].map(([group, lines]) =>
+    h(
+      "section",
+      {},
+      h("h3", {}, group),
+      h(
+        "dl",
+        {},
+        ...lines.flatMap(({ keys: each, words }) => [
+          h("dt", {}, ...each.flatMap((key, place) => [...(place ? [" or "] : []), ...keyCaps(key)])),
+          h("dd", {}, words),
+        ]),
+      ),
+    ),
+  );
+  const close = makeButton("Close", () => dialog.close());
+  const help = h("a", { href: "help#keys-list" }, "More help");
+  const dialog = openDialog(
+    { class: "keylist", "aria-labelledby": "keylist-title" },
+    h("h2", { id: "keylist-title" }, "Keyboard shortcuts"),
+    h("div", { class: "columns" }, ...groups),
+    h("p", { class: "toolbar" }, close, help),
+  );
 }

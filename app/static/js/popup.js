@@ -57,6 +57,50 @@ export async function attempt(failed, work) {
   }
 }
 
+/** Loads a part of the page that is needed now; null if that fails, which the reader is told. @template T
+ * @param {() => Promise<T>} part @returns {Promise<T | null>} */
+export function load(part) {
+  return part().catch(() => {
+    toast("A part of the page could not be loaded. Reload the page.", { kind: "error" });
+    return null;
+  });
+}
+
+/** Loads what the reader has opened. Keys that are pressed meanwhile are for that: they arrive once it is there.
+ * @template T @param {() => Promise<T>} part @returns {Promise<T | null>} */
+export async function loadOpened(part) {
+  const held = /** @type {KeyboardEvent[]} */ ([]);
+  const hold = (/** @type {KeyboardEvent} */ event) => {
+    event.preventDefault();
+    event.stopPropagation();
+    held.push(event);
+  };
+  addEventListener("keydown", hold, { capture: true });
+  const loaded = await load(part);
+  setTimeout(() => {
+    removeEventListener("keydown", hold, { capture: true });
+    held.forEach(pressAgain);
+  }); // after it was opened
+  return loaded;
+}
+
+/** @param {KeyboardEvent} event */
+function pressAgain({ key, ctrlKey, metaKey, altKey, shiftKey }) {
+  const on = document.activeElement ?? document.body;
+  if (
+    (on instanceof HTMLInputElement || on instanceof HTMLTextAreaElement) &&
+    key.length === 1 &&
+    !ctrlKey &&
+    !metaKey
+  ) {
+    on.setRangeText(key, on.selectionStart ?? 0, on.selectionEnd ?? 0, "end");
+    on.dispatchEvent(new Event("input", { bubbles: true }));
+  } else {
+    const pressed = { key, ctrlKey, metaKey, altKey, shiftKey, bubbles: true, cancelable: true };
+    on.dispatchEvent(new KeyboardEvent("keydown", pressed));
+  }
+}
+
 /** @param {string} text @param {{undo?: () => void, done?: () => void, kind?: "error", link?: {words: string, href:
  * string}}} [how] `done` is called if it was not undone: when the message or the page closes */
 export function toast(text, { undo, done, kind, link } = {}) {

@@ -1,101 +1,31 @@
-/** What the reader prefers, kept in this browser. One table; the settings page and its export come from it. */
+/** What the reader prefers, kept in this browser. The page Settings has the words. */
 import { setForm } from "./format.js";
 import { Emitter } from "./state.js";
 
 const KEPT = "hookcore-prefs";
 
-/** @typedef {{words: string, help: string, choices: [string, string][]}} Preference the first choice is the default */
-
-/** @type {Record<string, Preference>} */
+/** The values of each preference; the first one is the default. @type {Record<string, string[]>} */
 export const PREFERENCES = {
-  density: {
-    words: "Density",
-    help: "Row height of tables.",
-    choices: [
-      ["comfortable", "comfortable"],
-      ["compact", "compact"],
-    ],
-  },
-  numbers: {
-    words: "Numbers",
-    help: "Number format on all pages.",
-    choices: [
-      ["auto", "0.01235, and 1.235e-5 when small"],
-      ["short", "short: 0.012, 1.2e-5"],
-      ["scientific", "always 1.235e-2"],
-      ["long", "eight digits"],
-    ],
-  },
-  colors: {
-    words: "Color map",
-    help: "For heatmaps and histograms. NaN, infinities, and steps that were not captured have their own colors.",
-    choices: [
-      ["viridis", "viridis"],
-      ["cividis", "cividis (safe for all types of color vision)"],
-    ],
-  },
-  rate: {
-    words: "Updates",
-    help: "How often live pages refresh. Slower updates use less CPU.",
-    choices: [
-      ["10", "10 a second"],
-      ["20", "20 a second"],
-      ["4", "4 a second"],
-      ["1", "1 a second"],
-    ],
-  },
-  window: {
-    words: "Steps shown",
-    help: "Steps shown when you open a run that is still training. A finished run is shown from its first step.",
-    choices: [
-      ["500", "500 steps"],
-      ["200", "200 steps"],
-      ["1000", "1,000 steps"],
-      ["2000", "2,000 steps"],
-    ],
-  },
-  by: {
-    words: "Axis of charts",
-    help: "Captured steps stand side by side, with a mark where steps were left out; by step, those stay empty.",
-    choices: [
-      ["captured", "captured steps"],
-      ["step", "all steps"],
-      ["time", "time"],
-      ["samples", "samples"],
-    ],
-  },
-  smooth: {
-    words: "Smoothing",
-    help: "Half-life in steps. The raw line stays visible behind the smoothed one.",
-    choices: [
-      ["0", "off"],
-      ["5", "5 steps"],
-      ["20", "20 steps"],
-      ["100", "100 steps"],
-    ],
-  },
-  keys: {
-    words: "Single-letter shortcuts",
-    help: "Turn off if they clash with voice control or a screen reader.",
-    choices: [
-      ["on", "on"],
-      ["off", "off"],
-    ],
-  },
+  density: ["comfortable", "compact"],
+  numbers: ["auto", "short", "scientific", "long"],
+  colors: ["viridis", "cividis"],
+  rate: ["10", "20", "4", "1"],
+  window: ["500", "200", "1000", "2000"],
+  by: ["captured", "step", "time", "samples"],
+  smooth: ["0", "5", "20", "100"],
+  keys: ["on", "off"],
 };
 
 /** The default of a preference. @param {string} name */
 function first(name) {
-  return PREFERENCES[name].choices[0][0];
+  return PREFERENCES[name][0];
 }
 
 /** What of `given` is a preference with a value that it may have.
  * @param {any} stored @returns {Record<string, string>} */
 export function readPrefs(stored) {
   const values = stored !== null && typeof stored === "object" ? stored : {};
-  const allowed = Object.entries(PREFERENCES).filter(([name, { choices }]) =>
-    choices.some(([value]) => value === values[name]),
-  );
+  const allowed = Object.entries(PREFERENCES).filter(([name, choices]) => choices.includes(values[name]));
   return Object.fromEntries(allowed.map(([name]) => [name, values[name]]));
 }
 

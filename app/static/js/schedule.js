@@ -54,6 +54,12 @@ export class Schedule {
     this.#watch.observe(element);
   }
 
+  /** Resolves when an element comes into view, or near it: until then, what draws it isn't loaded.
+   * @param {Element} element @returns {Promise<unknown>} */
+  whenSeen(element) {
+    return new Promise((seen) => this.watch(element, () => seen(null)));
+  }
+
   /** @param {Element} element */
   isSeen(element) {
     return this.#seen.get(element) ?? true;

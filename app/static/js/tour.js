@@ -55,25 +55,21 @@ function stopOf(text) {
   return Number.isInteger(number) && number >= 1 && number <= STOPS.length ? number - 1 : null;
 }
 
-/** @param {Page} page */
-export function startTour(page) {
-  let shown = /** @type {HTMLElement | null} */ (null);
-  const show = () => {
-    const hadFocus = shown?.contains(document.activeElement);
-    shown?.remove();
-    shown = null;
-    for (const each of document.querySelectorAll(".tour-target")) each.classList.remove("tour-target");
-    const at = stopOf(page.state.get("tour"));
-    if (at !== null) shown = draw(page, at);
-    else if (hadFocus) byId("main").focus({ preventScroll: true });
-  };
-  page.state.on("tour", show);
-  page.keys.add("y", "take the tour of five steps", () => go(page, 0), { group: "Everywhere" });
-  show();
+let shown = /** @type {HTMLElement | null} */ (null);
+
+/** Shows the stop that the address is at. @param {Page} page */
+export function showTour(page) {
+  const hadFocus = shown?.contains(document.activeElement);
+  shown?.remove();
+  shown = null;
+  for (const each of document.querySelectorAll(".tour-target")) each.classList.remove("tour-target");
+  const at = stopOf(page.state.get("tour"));
+  if (at !== null) shown = draw(page, at);
+  else if (hadFocus) byId("main").focus({ preventScroll: true });
 }
 
 /** @param {Page} page @param {number} at */
-function go(page, at) {
+export function goTo(page, at) {
   const { place } = STOPS[at];
   const tour = String(at + 1);
   if (page.name === place) page.state.set({ tour }, { push: true });
@@ -85,8 +81,8 @@ function draw(page, at) {
   const { target, title, text } = STOPS[at];
   const end = () => page.state.set({ tour: "" });
   const last = at === STOPS.length - 1;
-  const next = makeButton(last ? "Done" : "Next", () => (last ? end() : go(page, at + 1)), { class: "button main" });
-  const back = makeButton("Back", () => go(page, at - 1));
+  const next = makeButton(last ? "Done" : "Next", () => (last ? end() : goTo(page, at + 1)), { class: "button main" });
+  const back = makeButton("Back", () => goTo(page, at - 1));
   const card = h(
     "section",
     { class: "tour card", role: "dialog", "aria-labelledby": "tour-title", "aria-describedby": "tour-text" },

@@ -1,6 +1,5 @@
 /** Charts on a canvas: sharp, redrawn when their size or colors change, read by pointer and by arrow keys. */
 import { h } from "../dom.js";
-import { imageOf } from "../plot/files.js";
 import { hideTip, showTip } from "../popup.js";
 import { prefs } from "../prefs.js";
 import { Emitter } from "../state.js";
@@ -350,4 +349,11 @@ export class CanvasChart extends Emitter {
     clearTimeout(this.#reading);
     this.canvas.remove();
   }
+}
+
+/** @param {HTMLCanvasElement} canvas @returns {Promise<Blob>} a PNG */
+export async function imageOf(canvas) {
+  const blob = await new Promise((/** @type {BlobCallback} */ done) => canvas.toBlob(done, "image/png"));
+  if (!blob) throw new Error("the browser could not create the image");
+  return blob;
 }

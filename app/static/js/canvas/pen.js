@@ -1,13 +1,26 @@
 /** Draws marks on a canvas or as SVG, and pictures of a chart with its title above. */
 
-import { imageOf } from "../plot/files.js";
 import { colors, SANS } from "../theme.js";
-import { penOf } from "./chart.js";
-
-/** @import { Mark } from "../heat/picture.js" */
+import { imageOf, penOf } from "./chart.js";
 
 const MONO = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
 const SIZE = { sans: 11, mono: 10 };
+
+/** @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string} | {kind: "text",
+ * x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean, bold?:
+ * boolean}} Mark */
+
+/** @param {number} x @param {number} y @param {number} w @param {number} h @param {string} fill @param {string} [hatch]
+ * @returns {Mark} */
+export function rect(x, y, w, h, fill, hatch) {
+  return { kind: "rect", x, y, w, h, fill, ...(hatch === undefined ? {} : { hatch }) };
+}
+
+/** @param {number} x @param {number} y its middle @param {string} text @param {string} fill
+ * @param {"left" | "right" | "center"} align @param {{mono?: boolean, bold?: boolean}} [how] @returns {Mark} */
+export function words(x, y, text, fill, align, how) {
+  return { kind: "text", x, y, text, fill, align, ...how };
+}
 
 /** @param {CanvasRenderingContext2D} context @param {readonly Mark[]} marks */
 export function drawMarks(context, marks) {

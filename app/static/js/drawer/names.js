@@ -1,35 +1,11 @@
-/** The names of layers open the drawer, which is loaded once everything else is there, or at the click. */
+/** The names of layers open the drawer, which is loaded when it is opened first. */
 import { byId, onClick } from "../dom.js";
-import { toast } from "../popup.js";
+import { loadOpened } from "../popup.js";
 import { added, sharedOf } from "../timeline/links.js";
 
 /** @import { Drawer, Layer } from "./drawer.js"
  * @import { Row } from "../heat/rows.js"
  * @import { Page } from "../page.js" */
-
-const QUIET_MS = 1000; // after the page has loaded
-
-/** Returns a function that resolves to the module, or to null if it can't be loaded, which it tells the reader.
- * @template T @param {() => Promise<T>} load @returns {() => Promise<T | null>} */
-function late(load) {
-  /** @type {Promise<T> | null} */
-  let loading = null;
-  const get = () => {
-    loading ??= load().catch((error) => {
-      loading = null; // another click tries again
-      throw error;
-    });
-    return loading;
-  };
-  addEventListener("load", () => setTimeout(() => get().catch(() => {}), QUIET_MS), { once: true });
-  return () =>
-    get().catch(() => {
-      toast("A part of the page could not be loaded. Reload the page.", { kind: "error" });
-      return null;
-    });
-}
-
-const drawers = late(() => import("./drawer.js"));
 
 /** Calls `open` at a plain click on a link to a layer, and follows the link if it returns false. Other clicks follow it
  * as well: with Ctrl, in the middle, on a button, and in the drawer.
@@ -43,16 +19,63 @@ export function listenToNames(page, open) {
   });
 }
 
+/** The drawer before and after it is loaded. */
+export class LateDrawer {
+  /** @type {Drawer | null} */
+  #drawer = null;
+  /** @type {Promise<void> | null} */
+  #loading = null;
+  /** What it shows once it is there, and what gets the focus back. @type {Parameters<Drawer["open"]> | null} */
+  #wanted = null;
+  #takesFocus = false;
+
+  /** @param {Page} page @param {() => void} onClose the reader closed it */
+  constructor(page, onClose) {
+    this.page = page;
+    this.onClose = onClose;
+  }
+
+  get closed() {
+    return this.#drawer?.closed ?? this.#wanted === null;
+  }
+
+  /** @param {Parameters<Drawer["open"]>} wanted */
+  open(...wanted) {
+    this.#wanted = wanted;
+    if (this.#drawer) this.#drawer.open(...wanted);
+    else this.#loading ??= this.#load();
+  }
+
+  close() {
+    this.#wanted = null;
+    this.#drawer?.close();
+  }
+
+  focus() {
+    this.#takesFocus = true;
+    this.#drawer?.focus();
+  }
+
+  async #load() {
+    const part = await loadOpened(() => import("./drawer.js"));
+    this.#loading = null; // another click tries again
+    if (!part) return;
+    this.#drawer = new part.Drawer(this.page, byId("drawer"), this.onClose);
+    if (!this.#wanted) return;
+    this.#drawer.open(...this.#wanted);
+    if (this.#takesFocus) this.#drawer.focus();
+  }
+}
+
 /** The drawer of a page that has no other use for a click on a layer. */
 export class LayerNames {
-  /** Made when it is opened first. @type {Drawer | null} */
-  #drawer = null;
   /** What was clicked. @type {HTMLElement | null} */
   #from = null;
 
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
+    this.drawer = new LateDrawer(page, () => page.state.set({ drawer: "" }));
     listenToNames(page, (layer, link) => {
       this.open(layer, link);
       return true;
@@ -66,23 +89,14 @@ export class LayerNames {
     const { state } = this.page;
     this.#from = from ?? /** @type {HTMLElement | null} */ (document.activeElement);
     state.set({ drawer: written(layer) }, { push: state.get("drawer") === "" });
-    this.#drawer?.focus();
+    this.drawer.focus();
     from?.scrollIntoView({ block: "nearest" }); // a narrower page may have moved it
   }
 
   #show() {
     const layer = read(new URLSearchParams(this.page.state.get("drawer")));
-    if (!layer) return this.#drawer?.close();
-    if (this.#drawer) this.#drawer.open(layer, this.#from);
-    else void this.#make();
-  }
-
-  async #make() {
-    const module = await drawers();
-    if (!module || this.#drawer) return;
-    this.#drawer = new module.Drawer(this.page, byId("drawer"), () => this.page.state.set({ drawer: "" }));
-    this.#show(); // for the current address
-    if (this.#from && !this.#drawer.closed) this.#drawer.focus();
+    if (layer) this.drawer.open(layer, this.#from);
+    else this.drawer.close();
   }
 
   /** What a heatmap of layers does at a click on a name, and at one that asks for another tab. */

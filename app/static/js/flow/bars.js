@@ -1,14 +1,13 @@
 /** The bars of one step as data: where layers share a pixel the worst of them; as marks, a table, and pictures. */
 import { pixelRatio } from "../canvas/chart.js";
 import { INFINITE, MAGNITUDE, MANTISSA, MISSING, startOf, worstOf } from "../canvas/columns.js";
-import { drawMarks, svgOf as svgOfMarks, titledPng, titledSvg } from "../canvas/pen.js";
+import { drawMarks, rect, svgOf as svgOfMarks, titledPng, titledSvg, words } from "../canvas/pen.js";
 import { moduleName, number } from "../format.js";
-import { rect, words } from "../heat/picture.js";
 import { groupsOf } from "../heat/rows.js";
 import { sharedBy, shortPath } from "../paths.js";
 
 /** @import { Profile } from "./profile.js"
- * @import { Mark } from "../heat/picture.js" */
+ * @import { Mark } from "../canvas/pen.js" */
 
 /** @typedef {[number, number]} Decades */
 

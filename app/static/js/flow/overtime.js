@@ -1,4 +1,5 @@
-/** The layers over the steps, and the line of the layer that was picked. */
+/** What the page Flow shows over steps: all layers, the line of the one that was picked, and the updates of parameters.
+ * Loaded when it comes into view. */
 import { byId, tell } from "../dom.js";
 import { count, moduleName } from "../format.js";
 import { Heat } from "../heat/heat.js";
@@ -8,13 +9,12 @@ import { MAX_LIVE_ROWS } from "../limits.js";
 import { Feed } from "../live/subscription.js";
 import { LineChart } from "../plot/plot.js";
 import { ROOT } from "../vocabulary.js";
+import { NONE } from "./profile.js";
+
 /** @import { Columns } from "../canvas/columns.js"
  * @import { HeatOptions } from "../heat/heat.js"
  * @import { Row } from "../heat/rows.js"
  * @import { Page } from "../page.js" */
-
-/** The module of the address if none is picked: "" is the root, and no module has this path. */
-export const NONE = ".";
 
 /** The pinned modules. @param {string} text @returns {string[]} */
 export function pinsOf(text) {
@@ -35,7 +35,7 @@ const SORTED_MS = 1000; // rows that move more often cannot be read
 
 /** @typedef {(layer: {module: string, type?: string}) => boolean} Fits */
 
-export class OverTime {
+class OverTime {
   /** @type {any} */
   #timer = null;
   #why = "";
@@ -135,7 +135,7 @@ export class OverTime {
 
 const SHOWN_MS = 500;
 
-export class PickedLine {
+class PickedLine {
   /** @type {LineChart | null} */
   #chart = null;
   #shownAt = -Infinity;
@@ -202,6 +202,64 @@ export class PickedLine {
       mine.map((row) => lineOf(columns, row, labelOf(rows[row]) + (columns.areMerged ? `, ${mergedWords(heat)}` : ""))),
       `${name} ${kind} ${stat}`,
     );
+  }
+}
+
+class Ratio {
+  #why = "";
+
+  /** @param {Page} page @param {Partial<HeatOptions> & {fits: Fits}} options */
+  constructor(page, { fits, ...options }) {
+    this.fits = fits;
+    this.empty = byId("ratio-empty");
+    const shown = { title: "Update-to-weight ratio", kind: "update", stat: "ratio" };
+    this.heat = new Heat(page, byId("ratio"), { ...shown, ...options });
+    new Feed(page, this.heat, () => ({ kind: "update", stat: "ratio", rows: "fit:10000" }), {
+      rows: ({ why = "" }) => {
+        this.#why = why;
+        this.choose();
+      },
+    });
+  }
+
+  /** Shows the matching rows, or why there are none. */
+  choose() {
+    const { rows, plot } = this.heat;
+    const shown = [...rows.keys()].filter((row) => this.fits(rows[row]));
+    this.heat.setOrder(shown);
+    this.empty.hidden = shown.length > 0;
+    plot.hidden = !shown.length;
+    if (shown.length) return;
+    const words = rows.length ? "No parameter matches the filter." : this.#why;
+    // the server's own words end with a link
+    if (!this.empty.textContent?.startsWith(words)) this.empty.textContent = words;
+  }
+}
+
+export class Maps {
+  /** @param {Page} page
+   * @param {{fits: Fits, pick: (module: string) => void, ofHeatmap: Partial<HeatOptions>}} options */
+  constructor(page, { fits, pick, ofHeatmap }) {
+    const onPick = (/** @type {Row} */ row) => pick(row.module);
+    this.overTime = new OverTime(page, { fits, onPick, onRows: () => this.line.show(), ofHeatmap });
+    this.line = new PickedLine(page, this.overTime.heat);
+    this.ratio = new Ratio(page, { fits, onPick, ...ofHeatmap });
+    page.state.on("module", () => {
+      this.overTime.heat.draw();
+      this.ratio.heat.draw();
+    });
+  }
+
+  /** Shows what matches the filter now. */
+  choose() {
+    this.overTime.choose();
+    this.ratio.choose();
+  }
+
+  /** The modules in the order that is seen. */
+  get modules() {
+    const { order, rows } = this.overTime.heat;
+    return Array.from(order, (row) => rows[row].module);
   }
 }
 

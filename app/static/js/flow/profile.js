@@ -23,10 +23,13 @@ import {
 } from "./bars.js";
 
 /** @import { Box } from "./bars.js"
- * @import { Mark } from "../heat/picture.js"
+ * @import { Mark } from "../canvas/pen.js"
  * @import { Row } from "../heat/rows.js"
  * @import { Frame } from "../live/stream.js"
  * @import { Page } from "../page.js" */
+
+/** The module of the address if none is picked: "" is the root, and no module has this path. */
+export const NONE = ".";
 
 const TITLES = ["Activations", "Gradients"];
 const LINES = ["line1", "line2"];

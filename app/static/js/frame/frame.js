@@ -2,15 +2,12 @@
 import { ApiError, reach } from "../api.js";
 import { byId, copyText } from "../dom.js";
 import { count, stepWords } from "../format.js";
-import { showKeys } from "../keys.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
-import { openPalette } from "../palette.js";
-import { toast } from "../popup.js";
+import { loadOpened, toast } from "../popup.js";
 import { setTheme, theme } from "../theme.js";
 import { keepSteps } from "../timeline/links.js";
 import { Timeline } from "../timeline/timeline.js";
-import { startTour } from "../tour.js";
 import { THEMES } from "../vocabulary.js";
 import { Status } from "./status.js";
 
@@ -23,11 +20,11 @@ function addNavigation(page) {
   for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav.side a[data-key]"))) {
     page.keys.add(`g ${link.dataset.key}`, link.dataset.title ?? "", () => link.click(), { group: "Go to" });
   }
-  // On a phone, the entries are in a scrolling row: scroll to the entry of this page.
-  const nav = /** @type {HTMLElement | null} */ (document.querySelector("nav.side"));
-  const current = /** @type {HTMLElement | null} */ (nav?.querySelector("[aria-current]"));
-  if (nav && current)
-    nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+  // On a phone, the entries and the tabs are in scrolling rows. Browsers that lack scroll-initial-target need this.
+  for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("nav.side, .tabs"))) {
+    const current = /** @type {HTMLElement | null} */ (row.querySelector("[aria-current]"));
+    if (current) row.scrollLeft = current.offsetLeft - row.offsetLeft - (row.clientWidth - current.offsetWidth) / 2;
+  }
   keepSteps(page);
   startFind(page);
 }
@@ -101,11 +98,7 @@ const PAUSE_MS = 5000; // between requests for the whole page, until it has a ti
 export function startFrame(page) {
   startTheme(page);
   addNavigation(page);
-  const keys = byId("keys");
-  keys.hidden = false;
-  keys.addEventListener("click", () => showKeys(page.keys));
   startPalette(page);
-  page.keys.add("?", "keyboard shortcuts", () => showKeys(page.keys), { group: "Everywhere" });
   if (page.run !== null) {
     addStepping(page);
     startTour(page);
@@ -117,14 +110,28 @@ export function startFrame(page) {
   new Status(page).start();
 }
 
+const palette = () => loadOpened(() => import("../palette.js"));
+const tour = () => loadOpened(() => import("../tour.js"));
+
 /** @param {Page} page */
 function startPalette(page) {
-  const button = byId("palette");
-  button.hidden = false;
-  button.addEventListener("click", () => openPalette(page));
-  page.keys.add("Ctrl+k", "find an action, a page, a layer, or a run", () => openPalette(page), {
-    group: "Everywhere",
-  });
+  const group = { group: "Everywhere" };
+  const find = async () => (await palette())?.openPalette(page);
+  const list = async () => (await palette())?.showKeys(page.keys);
+  for (const [id, open] of Object.entries({ palette: find, keys: list })) {
+    byId(id).hidden = false;
+    byId(id).addEventListener("click", open);
+  }
+  page.keys.add("Ctrl+k", "find an action, a page, a layer, or a run", find, group);
+  page.keys.add("?", "keyboard shortcuts", list, group);
+}
+
+/** @param {Page} page */
+function startTour(page) {
+  const show = async () => (await tour())?.showTour(page);
+  page.state.on("tour", show);
+  page.keys.add("y", "take the tour of five steps", async () => (await tour())?.goTo(page, 0), { group: "Everywhere" });
+  if (page.state.get("tour")) void show();
 }
 
 /** @param {Page} page */

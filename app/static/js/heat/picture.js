@@ -1,16 +1,17 @@
 /** A heatmap as a picture: its marks as data, which a canvas and an SVG draw the same; and its export. */
 import { cssOf, STEPS } from "../canvas/colors.js";
 import { MISSING } from "../canvas/columns.js";
-import { drawMarks, svgOf as svgOfMarks, titledPng, titledSvg } from "../canvas/pen.js";
+import { drawMarks, rect, svgOf as svgOfMarks, titledPng, titledSvg, words } from "../canvas/pen.js";
 import { count, moduleName, number } from "../format.js";
 import { sharedBy, shortPath } from "../paths.js";
 import { ticks } from "../scale.js";
 import { axisName, boxOf, groupsOf, labelOf, onsets, xOf } from "./rows.js";
 
 /** @import { Along } from "../along.js"
- * @import { Palette } from "../canvas/colors.js"
+ * @import { Painter, Palette } from "../canvas/colors.js"
  * @import { Columns } from "../canvas/columns.js"
- * @import { Grid, Painter } from "./grid.js"
+ * @import { Mark } from "../canvas/pen.js"
+ * @import { Grid } from "./grid.js"
  * @import { Heat } from "./heat.js"
  * @import { Layout, Row } from "./rows.js"
  * @import { Scale } from "../scale.js"
@@ -22,22 +23,6 @@ const SHADES = 48;
 const STEP_TICK_PX = 90;
 const SPLIT_PX = 6; // narrower columns are not split by lines
 const NOTCH_PX = 3;
-
-/** @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string} | {kind: "text",
- * x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean, bold?:
- * boolean}} Mark */
-
-/** @param {number} x @param {number} y @param {number} w @param {number} h @param {string} fill @param {string} [hatch]
- * @returns {Mark} */
-export function rect(x, y, w, h, fill, hatch) {
-  return { kind: "rect", x, y, w, h, fill, ...(hatch === undefined ? {} : { hatch }) };
-}
-
-/** @param {number} x @param {number} y its middle @param {string} text @param {string} fill
- * @param {"left" | "right" | "center"} align @param {{mono?: boolean, bold?: boolean}} [how] @returns {Mark} */
-export function words(x, y, text, fill, align, how) {
-  return { kind: "text", x, y, text, fill, align, ...how };
-}
 
 /** @param {string} text @param {number} width @param {number} [shared] how many names all paths begin with */
 export function shortened(text, width, shared = 0) {

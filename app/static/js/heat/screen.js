@@ -1,13 +1,13 @@
 /** What a heatmap shows on the screen: its cells, which are drawn in a few milliseconds, its cursor, and its zoom. */
 import { Along } from "../along.js";
 import { Brush, CanvasChart, fitCanvas, reportDrawn } from "../canvas/chart.js";
-import { paletteOf } from "../canvas/colors.js";
+import { Painter, paletteOf } from "../canvas/colors.js";
 import { worse } from "../canvas/columns.js";
 import { h, isAside } from "../dom.js";
 import { count, counted, isLocal, number, stepWords } from "../format.js";
 import { Range, Scale } from "../scale.js";
 import { colors } from "../theme.js";
-import { Grid, Painter, relativeTo, usualOf } from "./grid.js";
+import { Grid, relativeTo, usualOf } from "./grid.js";
 import { cellValue, drawScene, mergedAs, shownValue, Texture, widthOf } from "./picture.js";
 import { boxOf, labelOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "./rows.js";
 

@@ -35,7 +35,6 @@ export class Distributions {
 
   /** @param {Tap[]} taps */
   show(taps) {
-    byId("distributions").hidden = !taps.length;
     if (taps.map((tap) => tap.number).join() === this.#shown.map(({ tap }) => tap.number).join()) return;
     for (const { map, card, figure } of this.#shown) {
       map.close();

@@ -1,7 +1,6 @@
 /** What the boxes are worth at the shown step: their values, gradients, colors, and where NaN begins. */
-import { cssOf, paletteOf } from "../canvas/colors.js";
+import { cssOf, Painter, paletteOf } from "../canvas/colors.js";
 import { Columns, INFINITE, isBad, MANTISSA, MISSING } from "../canvas/columns.js";
-import { Painter } from "../heat/grid.js";
 import { MAX_LIVE_ROWS } from "../limits.js";
 import { Feed } from "../live/subscription.js";
 import { Range, Scale } from "../scale.js";

@@ -1,11 +1,12 @@
 /** Two runs side by side. The server finds where they differ; this draws the charts and handles picking. */
 import { get } from "../api.js";
-import { Differences, makeLoss, Overlay } from "../compare/charts.js";
+import { makeLoss, Overlay } from "../compare/charts.js";
 import { byId, reveal } from "../dom.js";
 import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
+import { load } from "../popup.js";
 import { RunsClock } from "../timeline/runsclock.js";
 
 /** @import { Message, RunNews } from "../answers.js"
@@ -57,7 +58,16 @@ function startPictures() {
   page.follow.saw(Number(held.last ?? 0));
   const pick = (/** @type {string} */ module) => state.set({ module });
   const [figure, lines] = ["differences", "layer-lines"].map((id) => document.getElementById(id));
-  const differences = figure && new Differences(page, figure, asked, sides[0].id, pick);
+  /** @type {Refresh | null} */
+  let map = null;
+  if (figure)
+    page.schedule.whenSeen(figure).then(async () => {
+      const part = await load(() => import("../compare/differences.js"));
+      if (!part) return;
+      const differences = new part.Differences(page, figure, asked, sides[0].id, pick);
+      map = new Refresh((signal) => differences.load(signal));
+      void map.now();
+    });
   const clock = new RunsClock(page);
   const ofRuns = { ...page, clock };
   const overlay = lines && new Overlay(ofRuns, lines, sides, asked);
@@ -80,9 +90,7 @@ function startPictures() {
     showPicked();
     void layer.now();
   };
-  const pictures = new Refresh((signal) =>
-    Promise.all([differences?.load(signal), learn(signal).then(() => showLoss(signal))]),
-  );
+  const loss = new Refresh((signal) => learn(signal).then(() => showLoss(signal)));
   const parts = new Parts(page, "compare", { query: sameRuns, max: MAX_MS });
   byId("compared").addEventListener("renewed", () => {
     // What is compared only now has no figure yet.
@@ -90,18 +98,17 @@ function startPictures() {
     showPicked();
   });
   state.on("module", showLayer);
-  state.on("by", () => {
+  const again = () => {
     void layer.now();
-    void pictures.now();
-  });
+    void loss.now();
+    void map?.now();
+  };
+  state.on("by", again);
   clock.on("learned", () => {
     const why = document.getElementById("axis-why");
     if (why) why.textContent = clock.why;
   });
-  page.follow.on("change", () => {
-    void layer.now();
-    void pictures.now();
-  });
+  page.follow.on("change", again);
   byId("compared").addEventListener("click", (/** @type {MouseEvent} */ event) => {
     const row = /** @type {HTMLElement} */ (event.target).closest("a.pick")?.closest("tr");
     if (!row || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -109,8 +116,8 @@ function startPictures() {
     pick(row.dataset.module ?? "");
   });
   showLayer();
-  void pictures.now();
-  if (held.live === "yes") follow(sides, [pictures, layer, parts]);
+  void loss.now();
+  if (held.live === "yes") follow(sides, [loss, { soon: () => map?.soon() }, layer, parts]);
 }
 
 /** The query of the page, with the runs that it shows: those that it would choose now may be others. */

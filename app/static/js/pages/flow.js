@@ -2,13 +2,13 @@
 import { byId, write } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { NONE, OverTime, PickedLine } from "../flow/overtime.js";
-import { Profile } from "../flow/profile.js";
+import { NONE, Profile } from "../flow/profile.js";
 import { count, counted, moduleName } from "../format.js";
-import { Heat } from "../heat/heat.js";
 import { listenToLinks, Parts } from "../live/parts.js";
-import { Feed } from "../live/subscription.js";
 import { open } from "../page.js";
+import { load } from "../popup.js";
+
+/** @import { Maps } from "../flow/overtime.js" */
 
 const page = open({
   kind: "output_grad",
@@ -35,8 +35,8 @@ const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includ
 const pick = (module) => state.set({ module: state.get("module") === module ? NONE : module });
 
 const { ofHeatmap } = new LayerNames(page);
-const overTime = new OverTime(page, { fits, onPick: (row) => pick(row.module), onRows: () => line.show(), ofHeatmap });
-const line = new PickedLine(page, overTime.heat);
+/** @type {Maps | null} */
+let maps = null;
 
 const profile = new Profile(page, byId("profile"), {
   fits,
@@ -44,30 +44,10 @@ const profile = new Profile(page, byId("profile"), {
   onLayers: () => sayCount(),
 });
 
-const ratio = new Heat(page, byId("ratio"), {
-  title: "Update-to-weight ratio",
-  kind: "update",
-  stat: "ratio",
-  onPick: (row) => pick(row.module),
-  ...ofHeatmap,
+page.schedule.whenSeen(byId("flow")).then(async () => {
+  const part = await load(() => import("../flow/overtime.js"));
+  if (part) maps = new part.Maps(page, { fits, pick, ofHeatmap });
 });
-const ratioEmpty = byId("ratio-empty");
-let noRatio = "";
-new Feed(page, ratio, () => ({ kind: "update", stat: "ratio", rows: "fit:10000" }), {
-  rows: ({ why }) => showRatio(why),
-});
-
-function showRatio(why = noRatio) {
-  noRatio = why;
-  const rows = [...ratio.rows.keys()].filter((row) => fits(ratio.rows[row]));
-  ratio.setOrder(rows);
-  ratioEmpty.hidden = rows.length > 0;
-  ratio.plot.hidden = !rows.length;
-  if (rows.length) return;
-  const words = ratio.rows.length ? "No parameter matches the filter." : noRatio;
-  // the server's own words end with a link
-  if (!ratioEmpty.textContent?.startsWith(words)) ratioEmpty.textContent = words;
-}
 
 function sayCount() {
   // What the server found stays until it is known here as well.
@@ -94,8 +74,7 @@ function sayCount() {
 /** Other layers are found. */
 function filter() {
   profile.filter();
-  overTime.choose();
-  showRatio();
+  maps?.choose();
 }
 
 state.on("type", filter);
@@ -103,16 +82,11 @@ const parts = new Parts(page, "flow");
 parts.follow(undefined, { held: true });
 for (const name of ["f", "type", "act", "grad", "row"]) state.on(name, () => parts.now());
 listenToLinks(page);
-state.on("module", () => {
-  overTime.heat.draw();
-  ratio.draw();
-});
 filter();
 
 /** The next layer, in the order that is seen. @param {number} by */
 function walk(by) {
-  const { heat } = overTime;
-  const names = [...new Set(Array.from(heat.order, (row) => heat.rows[row].module))];
+  const names = [...new Set(maps?.modules ?? profile.layers.map(({ module }) => module))];
   if (!names.length) return;
   const place = names.indexOf(state.get("module"));
   const next = names[place < 0 ? 0 : Math.min(names.length - 1, Math.max(0, place + by))];

@@ -1,6 +1,6 @@
 /** The Histograms page: which layers, in which order, and in which view. */
 import { ApiError } from "../api.js";
-import { pixelRatio } from "../canvas/chart.js";
+import { imageOf, pixelRatio } from "../canvas/chart.js";
 import { makeBar, paintBar, swatch } from "../canvas/colors.js";
 import { Card } from "../card.js";
 import { byId, h, makeButton } from "../dom.js";
@@ -11,7 +11,6 @@ import { SHARES } from "../histograms/paint.js";
 import { addDrift, layersOf, modulesOf, ordered, Wall } from "../histograms/wall.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
-import { imageOf } from "../plot/files.js";
 import { toast } from "../popup.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";

@@ -1,16 +1,18 @@
 /** The Layer page: everything about one module, live. */
 import { get, only } from "../api.js";
-import { ChannelView } from "../layer/channels.js";
+import { byId } from "../dom.js";
 import { Charts } from "../layer/charts.js";
 import { addKeys, startChoice, startPickers } from "../layer/choice.js";
-import { Distributions } from "../layer/distributions.js";
 import { distributionsOf, plansOf } from "../layer/plan.js";
 import { MAX_PAGE } from "../limits.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
+import { load } from "../popup.js";
 
-/** @import { Tap } from "../layer/plan.js" */
+/** @import { ChannelView } from "../layer/channels.js"
+ * @import { Distributions } from "../layer/distributions.js"
+ * @import { Tap } from "../layer/plan.js" */
 
 const page = open({
   kind: "",
@@ -40,20 +42,41 @@ function start(module) {
   /** @type {number | null} */
   let known = null;
   const charts = new Charts(page);
-  const distributions = new Distributions(page, module);
-  const channels = new ChannelView(page);
+  /** @type {Distributions | null} */
+  let distributions = null;
+  /** @type {ChannelView | null} */
+  let channels = null;
   const parts = new Parts(page, "layer");
   const showPickers = startPickers(page, () => taps);
   const show = () => {
     const { kind, index, call, phase } = page.state.values;
     showPickers();
     charts.show(plansOf(taps, { kind, index, call, phase }));
-    distributions.show(distributionsOf(taps, { kind, index, call, phase }));
+    const shown = distributionsOf(taps, { kind, index, call, phase });
+    byId("distributions").hidden = !shown.length;
+    distributions?.show(shown);
+  };
+  // Once the charts above them have their places, these are loaded as they come into view.
+  let isBegun = false;
+  const begin = () => {
+    if (isBegun) return;
+    isBegun = true;
+    page.schedule.whenSeen(byId("channels")).then(async () => {
+      const part = await load(() => import("../layer/channels.js"));
+      channels = part && new part.ChannelView(page);
+      channels?.look();
+    });
+    page.schedule.whenSeen(byId("distributions")).then(async () => {
+      const part = await load(() => import("../layer/distributions.js"));
+      distributions = part && new part.Distributions(page, module);
+      show();
+    });
   };
   const ask = async (/** @type {AbortSignal} */ signal) => {
     taps = await tapsOf(module, signal);
     show();
-    channels.look();
+    channels?.look();
+    begin();
   };
   const look = new Refresh(ask, { failed: (error) => charts.fail(error) });
   addKeys(page);

@@ -1,7 +1,6 @@
 /** The page Model: the model as a picture, played over the steps, with a drawer for one of its boxes. */
 import { byId } from "../dom.js";
-import { Drawer } from "../drawer/drawer.js";
-import { listenToNames } from "../drawer/names.js";
+import { LateDrawer, listenToNames } from "../drawer/names.js";
 import { listenToLinks, Parts } from "../live/parts.js";
 import { addControls, addKeys } from "../model/controls.js";
 import { Picture } from "../model/picture.js";
@@ -9,7 +8,7 @@ import { open } from "../page.js";
 
 const page = open({ kind: "", stat: "norm", y: "log", folds: "", box: "", speed: "8", smooth: "0", row: "0" });
 const picture = new Picture(page, byId("model"));
-const drawer = new Drawer(page, byId("drawer"), () => picture.select(null));
+const drawer = new LateDrawer(page, () => picture.select(null));
 const parts = new Parts(page, "model");
 
 addControls(picture);

@@ -4,9 +4,10 @@ import { listenToSeen } from "../alerts/controls.js";
 import { byId } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
-import { ModelPicture, ScalarChart } from "../overview/charts.js";
+import { ScalarChart } from "../overview/charts.js";
 import { create, start } from "../page.js";
 import { fetchPlotly } from "../plot/library.js";
+import { load } from "../popup.js";
 
 const PATIENCE_MS = 1500;
 
@@ -22,7 +23,15 @@ fetchPlotly(); // while the heatmap's first numbers come
 const parts = new Parts(page, "overview");
 startParts();
 const names = new LayerNames(page);
-if (model) new ModelPicture(page, model, names);
+if (model) void showModel(model);
+
+/** @param {HTMLElement} element */
+async function showModel(element) {
+  const typed = new Promise((found) => page.state.on("f", found));
+  await Promise.race([page.schedule.whenSeen(element), typed]);
+  const part = await load(() => import("../overview/picture.js"));
+  if (part) new part.ModelPicture(page, element, names);
+}
 
 function startParts() {
   parts.follow(undefined, { held: true });

@@ -2,8 +2,7 @@
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { colors, onTheme } from "../theme.js";
-import { blobOf } from "./files.js";
-import { CONFIG, plotly } from "./library.js";
+import { blobOf, CONFIG, plotly } from "./library.js";
 
 /** @import { Page } from "../page.js" */
 

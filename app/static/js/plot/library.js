@@ -42,3 +42,11 @@ export function plotly() {
   });
   return loading;
 }
+
+/** The bytes of a data: address. @param {string} url */
+export function blobOf(url) {
+  const [head, body] = [url.slice(5, url.indexOf(",")), url.slice(url.indexOf(",") + 1)];
+  const text = head.endsWith(";base64") ? atob(body) : null;
+  const bytes = text === null ? decodeURIComponent(body) : Uint8Array.from(text, (sign) => sign.charCodeAt(0));
+  return new Blob([bytes], { type: head.split(";")[0].split(",")[0] });
+}

@@ -4,21 +4,48 @@ import { byId, h, tell, write } from "../dom.js";
 import { count, counted, shorten, titled } from "../format.js";
 import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
-import { FreeChart } from "../plot/free.js";
 import { LineChart } from "../plot/plot.js";
+import { load } from "../popup.js";
 import { RunsClock } from "../timeline/runsclock.js";
 import { GRADIENT_NORM } from "../vocabulary.js";
-import { parallel, resultsOf, scatter, telling } from "./coordinates.js";
 /** @import { Overlay, OverlayLine, Run } from "../answers.js"
  * @import { Page } from "../page.js"
  * @import { Line } from "../plot/thin.js"
- * @import { Setting } from "./coordinates.js" */
+ */
+
+/** @typedef {boolean | number | string | null | undefined} Value */
+
+/** A setting that differs, with its values by run. @typedef {{name: string, values: Record<string, Value>}} Setting */
+
+/** The settings that tell runs apart in a picture: at least two of the runs have different ones, besides those that
+ * have none. @param {Setting[]} settings @returns {Setting[]} */
+export function telling(settings) {
+  return settings.filter(
+    ({ values }) =>
+      new Set(
+        Object.values(values)
+          .filter((value) => value !== null && value !== undefined)
+          .map(String),
+      ).size > 1,
+  );
+}
+
+/** The names of results, those that most runs have first. @param {Run[]} runs @returns {string[]} */
+export function resultsOf(runs) {
+  /** @type {Map<string, number>} */
+  const many = new Map();
+  for (const run of runs) for (const name of Object.keys(run.results)) many.set(name, (many.get(name) ?? 0) + 1);
+  return [...many.keys()].sort((a, b) => (many.get(b) ?? 0) - (many.get(a) ?? 0) || rank(a) - rank(b));
+}
+
+/** @param {string} name */
+function rank(name) {
+  return name === "recent_loss" ? 0 : /acc|score|metric/i.test(name) ? 1 : /loss/i.test(name) ? 2 : 3;
+}
 
 /** Ten hues that are distinguishable on light and dark backgrounds, also for most color-blind readers. */
 export const HUES = "#2f7ed8 #e07b17 #1f9d55 #b0479c #d03b3b #16a2b8 #8d6e1f #7b61d9 #7a8794 #c2558a".split(" ");
-const LOW = [96, 98, 214];
-const MIDDLE = [28, 155, 135];
-const HIGH = [226, 122, 22];
+const [LOW, MIDDLE, HIGH, GRAY] = ["#6062d6", "#1c9b87", "#e27a16", "#808080"];
 
 /** A color for each key: that which it had before unless an earlier key has it too, else a rare one.
  * @param {string[]} keys @param {Map<string, string>} [before] @returns {Map<string, string>} */
@@ -36,25 +63,36 @@ export function huesOf(keys, before = new Map()) {
   return hues;
 }
 
-/** Colors of groups: a scale for numbers, else hues.
- * @param {string[]} groups @param {Map<string, string>} [before] @returns {Map<string, string>} */
-export function colorsOfGroups(groups, before) {
+/** Colors of groups: a scale for numbers, else hues. Numbers keep theirs: a new one gets a color between those of its
+ * neighbors, or a grayer one than the last. @param {string[]} groups @param {Map<string, string>} [before] of the same
+ * setting @returns {Map<string, string>} */
+export function colorsOfGroups(groups, before = new Map()) {
   const named = groups.filter(Boolean);
   const numbers = named.map(Number);
   if (named.length < 3 || numbers.some((value) => !Number.isFinite(value))) return huesOf(groups, before);
   const order = [...named].sort((a, b) => Number(a) - Number(b));
-  const last = order.length - 1;
-  return new Map([
-    ...order.map((group, place) => /** @type {[string, string]} */ ([group, onScale(place / last)])),
-    ["", HUES[8]],
-  ]);
+  const kept = [...before].filter(([group, color]) => order.includes(group) && !HUES.includes(color));
+  const colors = new Map(kept.length < 2 ? [] : kept);
+  for (const [place, group] of order.entries()) {
+    if (colors.has(group)) continue;
+    const least = order.slice(place).find((other) => colors.has(other));
+    const ends = [order[place - 1], least].flatMap((other) => colors.get(other ?? "") ?? []);
+    const isNew = kept.length > 1;
+    colors.set(group, isNew ? mixed(ends[0], ends[1] ?? GRAY, 0.5) : onScale(place / (order.length - 1)));
+  }
+  return colors.set("", HUES[8]);
 }
 
 /** @param {number} share from 0 to 1 */
 function onScale(share) {
-  const [from, to, part] = share < 0.5 ? [LOW, MIDDLE, share * 2] : [MIDDLE, HIGH, share * 2 - 1];
-  const mixed = from.map((value, place) => Math.round(value + (to[place] - value) * part));
-  return `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+  return share < 0.5 ? mixed(LOW, MIDDLE, share * 2) : mixed(MIDDLE, HIGH, share * 2 - 1);
+}
+
+/** @param {string} one #rrggbb @param {string} other @param {number} share of the other */
+function mixed(one, other, share) {
+  const [from, to] = [one, other].map((color) => [1, 3, 5].map((at) => Number.parseInt(color.slice(at, at + 2), 16)));
+  const parts = from.map((value, place) => Math.round(value + (to[place] - value) * share));
+  return `#${parts.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 }
 
 const POINTS = 400;
@@ -76,7 +114,7 @@ export class RunCharts {
   /** @type {Run[]} */
   #runs = [];
   /** Of runs by their id, and of groups by their value. */
-  #colors = { runs: new Map(), groups: new Map() };
+  #colors = { by: "", runs: new Map(), groups: new Map() };
   /** The color that each run had last. @type {Map<string, string>} */
   #hues = new Map();
   #tapsOf = "";
@@ -106,8 +144,10 @@ export class RunCharts {
       y: this.axis,
       query: () => ({ path: "overlay", query: this.#asked() }),
     });
-    this.parallel = new FreeChart(page, byId("parallel"), { title: "Settings and results of runs", onPick });
-    this.scatter = new FreeChart(page, byId("scatter"), { title: "A setting against a result", onPick });
+    this.pictures = page.schedule.whenSeen(byId("parallel")).then(async () => {
+      const part = await load(() => import("./coordinates.js"));
+      return part && new part.SettingCharts(page, onPick);
+    });
     const failed = (/** @type {unknown} */ error) => this.overlay.fail(error, this.#about);
     this.refresh = new Refresh((signal) => this.#load(signal), { max: MAX_MS, failed });
     for (const [id, name] of Object.entries({ metric: "metric", result: "result", setting: "setting" })) {
@@ -170,15 +210,17 @@ export class RunCharts {
   /** A color for each run or group, which stays while others come and go. */
   #color() {
     const shown = this.#colors;
-    if (this.page.state.get("group")) {
-      const groups = colorsOfGroups([...new Set(this.#wanted.map(({ group }) => group))], shown.groups);
-      this.#colors = { runs: new Map(this.#wanted.map(({ run, group }) => [run, groups.get(group)])), groups };
+    const by = this.page.state.get("group");
+    if (by) {
+      const before = shown.by === by ? shown.groups : undefined;
+      const groups = colorsOfGroups([...new Set(this.#wanted.map(({ group }) => group))], before);
+      this.#colors = { by, runs: new Map(this.#wanted.map(({ run, group }) => [run, groups.get(group)])), groups };
       return;
     }
     const ids = this.#wanted.map(({ run }) => run).sort();
     const runs = huesOf([...ids.filter((run) => shown.runs.has(run)), ...ids], this.#hues);
     this.#hues = new Map([...this.#hues, ...runs]);
-    this.#colors = { runs, groups: new Map() };
+    this.#colors = { by, runs, groups: new Map() };
   }
 
   #asked() {
@@ -364,13 +406,11 @@ export class RunCharts {
     for (const each of document.querySelectorAll("#parallel, #scatter, #open-group")) // they compare runs
       each.toggleAttribute("hidden", isOne);
     if (isOne) return;
-    const there = settings.length > 0;
-    const why = "The runs have the same configuration. Give each its own: hookcore.watch(model, config={...}).";
+    const why = settings.length
+      ? ""
+      : "The runs have the same configuration. Give each its own: hookcore.watch(model, config={...}).";
     const setting = this.#settingIn(settings);
-    if (there) this.parallel.show(parallel(shown));
-    else this.parallel.say(why);
-    if (there && result && setting) this.scatter.show(scatter(shown, setting));
-    else this.scatter.say(there ? "The runs logged no result." : why);
+    void this.pictures.then((pictures) => pictures?.show(shown, setting, why));
   }
 }
 

@@ -1,48 +1,23 @@
-/** Runs as lines over their settings, and as points of one setting against a result: figures for Plotly. Pure. */
+/** Runs as lines over their settings, and as points of one setting against a result. Loaded when in sight. */
 import { numberOf } from "../api.js";
+import { byId } from "../dom.js";
 import { count, number, shorten, titled } from "../format.js";
+import { FreeChart } from "../plot/free.js";
 import { escaped } from "../plot/library.js";
 import { ticks as evenly, Scale } from "../scale.js";
 import { SANS } from "../theme.js";
 
 /** @import { Run } from "../answers.js"
- * @import { Figure } from "../plot/free.js" */
+ * @import { Page } from "../page.js"
+ * @import { Figure } from "../plot/free.js"
+ * @import { Setting, Value } from "./charts.js" */
 
-/** @typedef {boolean | number | string | null | undefined} Value */
-
-/** A setting that differs, with its values by run. @typedef {{name: string, values: Record<string, Value>}} Setting */
 /** @typedef {{name: string, kind: "linear" | "log" | "words", ticks: {at: number, text: string}[],
  *   at: (value: Value) => number | null}} Axis `at` is from 0 to 1, null for a missing value */
 
 const LOG_FROM = 20; // the largest value in units of the smallest, from which on an axis is logarithmic
 const MAX_WORDS = 12; // on an axis
 const APART = 0.06; // between the numbers on an axis, so that each can be read
-
-/** The settings that tell runs apart in a picture: at least two of the runs have different ones, besides those that
- * have none. @param {Setting[]} settings @returns {Setting[]} */
-export function telling(settings) {
-  return settings.filter(
-    ({ values }) =>
-      new Set(
-        Object.values(values)
-          .filter((value) => value !== null && value !== undefined)
-          .map(String),
-      ).size > 1,
-  );
-}
-
-/** The names of results, those that most runs have first. @param {Run[]} runs @returns {string[]} */
-export function resultsOf(runs) {
-  /** @type {Map<string, number>} */
-  const many = new Map();
-  for (const run of runs) for (const name of Object.keys(run.results)) many.set(name, (many.get(name) ?? 0) + 1);
-  return [...many.keys()].sort((a, b) => (many.get(b) ?? 0) - (many.get(a) ?? 0) || rank(a) - rank(b));
-}
-
-/** @param {string} name */
-function rank(name) {
-  return name === "recent_loss" ? 0 : /acc|score|metric/i.test(name) ? 1 : /loss/i.test(name) ? 2 : 3;
-}
 
 /** A result of a run; NaN also if it is not finite, and null if the run has none. @param {Run} run
  * @param {string} name */
@@ -327,4 +302,20 @@ function base(colors, width, height) {
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.line, font: { color: colors.ink } },
     dragmode: false,
   };
+}
+
+export class SettingCharts {
+  /** @param {Page} page @param {(run: string) => void} onPick */
+  constructor(page, onPick) {
+    this.parallel = new FreeChart(page, byId("parallel"), { title: "Settings and results of runs", onPick });
+    this.scatter = new FreeChart(page, byId("scatter"), { title: "A setting against a result", onPick });
+  }
+
+  /** @param {Shown} shown @param {Setting | undefined} setting @param {string} why there is nothing to show */
+  show(shown, setting, why) {
+    if (why) this.parallel.say(why);
+    else this.parallel.show(parallel(shown));
+    if (!why && shown.result && setting) this.scatter.show(scatter(shown, setting));
+    else this.scatter.say(why || "The runs logged no result.");
+  }
 }

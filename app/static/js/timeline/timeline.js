@@ -2,9 +2,8 @@
 import { byId, h, onClick, reveal, tell } from "../dom.js";
 import { count, stepWords } from "../format.js";
 import { Parts } from "../live/parts.js";
-import { hideTip, showTip } from "../popup.js";
+import { hideTip, loadOpened, showTip } from "../popup.js";
 import { movedBy, nextMark, readStep, Strip } from "./captured.js";
-import { writeNote } from "./notes.js";
 
 /** @import { Page } from "../page.js" */
 
@@ -191,9 +190,11 @@ export class Timeline {
     if (this.page.mayChange) keys.add("m", "annotate this step", () => this.#annotate(), group);
   }
 
-  #annotate() {
+  async #annotate() {
     const { step } = this.page.follow;
-    if (step !== null) writeNote(this.page, step, () => this.parts.now(["line"]));
+    if (step === null) return;
+    const part = await loadOpened(() => import("./writing.js"));
+    part?.writeNote(this.page, step, () => this.parts.now(["line"]));
   }
 
   #reach() {
