@@ -412,14 +412,17 @@ class FlashAttnFunc(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, how: dict[str, Any]) -> Tensor:
-        ctx.save_for_backward(query, key, value)
-        ctx.softmax_scale, ctx.causal, ctx.window_size = 0.3, True, (5, 0)
-        ctx.softcap, ctx.alibi_slopes = 2.0, how.get("slopes")
+        ctx.save_for_backward(query, key, value, *how.get("more", ()))
+        ctx.softmax_scale, ctx.causal, ctx.window_size = 0.3, True, how.get("window", (5, 0))
+        ctx.softcap = 2.0
+        for name in ("alibi_slopes", "attention_chunk", "mask_mod"):  # each release keeps some of them
+            if name in how:
+                setattr(ctx, name, how[name])
         return query * 1.0
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return *[torch.ones_like(each) for each in ctx.saved_tensors], None
+        return *[torch.ones_like(each) for each in ctx.saved_tensors[:3]], None
 
 
 class Flash(nn.Module):
@@ -439,9 +442,14 @@ class Flash(nn.Module):
 @pytest.mark.parametrize(
     ("module", "how", "told"),
     [
-        ("flash_attn.flash_attn_interface", {}, ""),
-        ("flash_attn.flash_attn_interface", {"slopes": torch.ones(4)}, "ALiBi slopes"),
-        ("flash_attn.cute.interface", {}, "another release"),
+        ("flash_attn.flash_attn_interface", {"alibi_slopes": None}, ""),
+        ("flash_attn.flash_attn_interface", {"alibi_slopes": torch.ones(4)}, "ALiBi slopes"),
+        ("flash_attn_interface", {"attention_chunk": 0}, ""),
+        ("flash_attn_3.flash_attn_interface", {"attention_chunk": 4}, "chunks"),
+        ("flash_attn.cute.interface", {"more": 7 * [None], "window": (5, None), "mask_mod": None}, ""),
+        ("flash_attn.cute.interface", {"more": 6 * [None] + [torch.ones(4)], "mask_mod": None}, "a sink"),
+        ("flash_attn.cute.interface", {"more": 7 * [None], "mask_mod": print}, "functions of its own"),
+        ("another_flash", {}, "another release"),
     ],
 )
 def test_what_flash_attn_keeps_is_read(
@@ -456,7 +464,9 @@ def test_what_flash_attn_keeps_is_read(
             assert not found
             assert any(told in each for each in unknown(watcher))
             return
-        options = {"scale": 0.3, "is_causal": True, "window": (5, 0), "softcap": 2.0}
+        before, after = how.get("window", (5, 0))
+        window = before, -1 if after is None else after
+        options = {"scale": 0.3, "is_causal": True, "window": window, "softcap": 2.0}
         assert len(found) == len(ATTENTION_NUMBERS)
         for name, values in attention(*model.given, **options).items():
             series = watcher.reader().series(f"(root) probe [attention {name}]", "max")

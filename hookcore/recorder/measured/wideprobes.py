@@ -286,9 +286,13 @@ MAX_NODES: Final = 20_000  # of one call
 MAX_FRUITLESS: Final = 2  # steps in which no attention was found in a module, until it isn't looked at anymore
 FUSED: Final = "ScaledDotProduct"  # how the names of their nodes begin
 FLASH: Final = "FlashAttn"  # those of the package flash-attn
-_FLASH_FUNCTIONS: Final = frozenset(  # of its release 2, for batches of sequences that are equally long
-    f"flash_attn.flash_attn_interface.FlashAttn{what}Func" for what in ("", "QKVPacked", "KVPacked")
+_FLASH_FUNCTIONS: Final = frozenset(  # of its releases 2 and 3, for batches of sequences that are equally long
+    f"{module}.FlashAttn{what}Func"
+    for module in ("flash_attn.flash_attn_interface", "flash_attn_interface", "flash_attn_3.flash_attn_interface")
+    for what in ("", "QKVPacked", "KVPacked")
 )
+_FLASH_4: Final = "flash_attn.cute.interface.FlashAttnFunc"  # of its release 4
+_FLASH_4_MORE: Final = (3, 8, 9)  # what it keeps of another query, an index of keys, and a sink, if there are some
 # Attention that is computed step by step keeps its weights: a softmax of a product, given to another product.
 _PRODUCT: Final = "BmmBackward0"
 _SOFTMAX: Final = ("SoftmaxBackward0", "SafeSoftmaxBackward0")
@@ -511,17 +515,23 @@ def _made_by(softmax: Any) -> dict[str, Any] | str:
 
 def _given_to_flash(node: Any) -> dict[str, Any] | str:
     name = f"{(function := function_of(node)).__module__}.{function.__name__}"
-    if name not in _FLASH_FUNCTIONS:
+    if name not in _FLASH_FUNCTIONS and name != _FLASH_4:
         return f"{name} isn't read: its sequences are packed, or it is another release's"
-    tensors = [each.detach().transpose(1, 2) for each in saved_by_function(node, 3) if each is not None]
-    query, key, value = tensors
-    before, after = node.window_size
+    kept = saved_by_function(node, 10 if name == _FLASH_4 else 3)
+    more = [kept[place] for place in _FLASH_4_MORE if place < len(kept)]
+    more += [getattr(node, each, None) for each in ("score_mod", "mask_mod", "block_sparse_tensors_bwd")]
+    if any(each is not None for each in (*more, getattr(node, "attention_chunk", 0) or None)):
+        return "it has functions of its own, chunks, a sink, or another query, which aren't read"
+    if len(kept) < 3 or any(each is None or each.dtype.itemsize == 1 for each in kept[:3]):
+        return "it doesn't keep its queries and keys, or keeps them in float8, whose scales aren't known"
+    query, key, value = (each.detach().transpose(1, 2) for each in kept[:3] if each is not None)
+    before, after = (-1 if each is None else each for each in node.window_size)
     if (node.causal or before >= 0 or after >= 0) and query.shape[2] != key.shape[2]:
         return _UNEVEN
-    if node.alibi_slopes is not None:
+    if getattr(node, "alibi_slopes", None) is not None:
         return "it has ALiBi slopes, which aren't read"
     how = {"is_causal": bool(node.causal), "scale": node.softmax_scale, "window": (before, after)}
-    return {"query": query, "key": key, "value": value, "softcap": node.softcap, **how}
+    return {"query": query, "key": key, "value": value, "softcap": node.softcap or 0.0, **how}
 
 
 def _given_to_fused(node: Any) -> dict[str, Any] | str:
