@@ -103,5 +103,6 @@ def late_device(monkeypatch: pytest.MonkeyPatch, lateness: int = LATENESS) -> It
             patches.setattr(module, "is_elsewhere", lambda tensor: True)
         patches.setattr(sentinel, "start_reading", partial(Reading, device))
         patches.setattr(module_of("FoundLoss"), "_number", number_of)
+        patches.setattr(module_of("FoundLoss"), "product_of", lambda *values: None)
         patches.setattr(module_of("Steady"), "product_of", lambda *_: None)
         yield device

@@ -366,7 +366,9 @@ def test_what_a_device_computes_is_reported_later_with_its_step(monkeypatch: pyt
     monkeypatch.setattr(module_of("Sentinel"), "is_elsewhere", lambda tensor: True)
     monkeypatch.setattr(module_of("Sentinel"), "start_reading", _LateReading)
     monkeypatch.setattr(_LateReading, "done", False)
+    monkeypatch.setattr(module_of("Sentinel"), "is_finite", lambda tensor: False)
     monkeypatch.setattr(module_of("FoundLoss"), "_number", _LateNumber)
+    monkeypatch.setattr(module_of("FoundLoss"), "product_of", lambda *values: None)
     model = _net(BACKWARD["the root of zero"], (5,))
     with _watched(model) as watcher:
         _train(model, 9)

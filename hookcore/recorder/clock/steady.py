@@ -399,6 +399,8 @@ class Steady:
                     self._errors.record("notes of steps", error)
             if self._logged:
                 self._give_logged()
+        if stops and len(self._queue.frames) >= MAX_BATCH:
+            self._queue.urgent.set()
 
     def note_logged(self, numbers: dict[str, Any], is_late: Callable[[str], bool]) -> bool:
         """Keep numbers that the script logs for the frame of their step, if the track runs and can go on.
@@ -482,8 +484,6 @@ class Steady:
             logged = [self._logged.pop(number, None) for number in numbers]
             rest = logged, names, parts if wanted else [None] * many, notes.scales
             self._queue.frames.extend(zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True))
-            if len(self._queue.frames) >= MAX_BATCH:
-                self._queue.urgent.set()
         self._cadence.skipped.extend(notes.elapsed_s)
         self._optimizers.last_captured = False
         self._current.number = step

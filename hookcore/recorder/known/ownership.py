@@ -211,7 +211,7 @@ class Ownership:
         active = [keys for owner, keys in stepped if owner.steps >= MIN_STEPS and step - owner.last_step <= ACTIVE]
         twice = [each for each, tensor in mine if sum(id(tensor) in keys for keys in active) > 1]
         everyone = [each for each, _ in mine]
-        cut_off = _cut_off([pair for pair in mine if id(pair[1]) in inside], holders_of(everyone))
+        cut_off = _cut_off([pair for pair in mine if id(pair[1]) in inside], everyone)
         among = {
             OUTSIDE: _left_out(mine[first_inside:], inside),
             OUTSIDE_BEFORE: _left_out(mine[:first_inside], inside),
@@ -219,8 +219,8 @@ class Ownership:
             DUPLICATE: twice,
         }
         facts = {name: Fact(tuple(some), _MESSAGES[name].format(_listed(some))) for name, some in among.items() if some}
-        unused = NeverUsed.of(self._idle(stepped, mine, step, {id(each) for each in cut_off}), everyone)
-        if unused.parameters:
+        idle = self._idle(stepped, mine, step, {id(each) for each in cut_off})
+        if idle and (unused := NeverUsed.of(idle, everyone)).parameters:
             facts[NEVER_USED] = Fact(unused.parameters, unused.sentence, unused.about)
         return facts
 
@@ -250,7 +250,7 @@ def _left_out(mine: Sequence[tuple[Parameter, Tensor]], inside: set[int]) -> lis
     return [each for each, tensor in mine if id(tensor) not in inside and tensor.grad is not None]
 
 
-def _cut_off(owned: Sequence[tuple[Parameter, Tensor]], holders: Set[str]) -> list[Parameter]:
+def _cut_off(owned: Sequence[tuple[Parameter, Tensor]], everyone: Sequence[Parameter]) -> list[Parameter]:
     """Return the parameters before the first one with a gradient, if their modules run, from the last module on.
 
     Those after it may belong to a branch that is not used, which many models have and which does no harm.
@@ -260,11 +260,13 @@ def _cut_off(owned: Sequence[tuple[Parameter, Tensor]], holders: Set[str]) -> li
         history = each.plan.history
         if tensor.grad is not None or (history.got_gradients and history.without_gradient < MIN_READ):
             break
-        # The graph isn't cut after a module that contains one with gradients: only its own parameter is unused.
-        if history.seen and history.without_gradient >= MIN_READ and each.plan.path not in holders:
+        if history.seen and history.without_gradient >= MIN_READ:
             found.append(each)
     else:
         return []  # nothing gets a gradient here: there is no place at which it is cut
+    # The graph isn't cut after a module that contains one with gradients: only its own parameter is unused.
+    holders = holders_of(everyone) if found else set[str]()
+    found = [each for each in found if each.plan.path not in holders]
     return [each for each in found if each.plan is found[-1].plan] + [
         each for each in found if each.plan is not found[-1].plan
     ]

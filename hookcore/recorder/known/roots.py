@@ -18,7 +18,7 @@ from hookcore.config.flat import cut_text
 from hookcore.errors import ArgumentError
 from hookcore.hooks.internals import active_wrapper, current_graph_task, is_wrapped, keywords_of
 from hookcore.observe.copies import Copy, take_copy
-from hookcore.observe.plain import place_of, unseen
+from hookcore.observe.plain import unseen
 from hookcore.records import GRADIENT_KINDS, Names, Phase, text_of
 
 MAX_DEPTH: Final = 8
@@ -126,23 +126,23 @@ class Root:
         self.entered_with_grad = torch.is_grad_enabled()
         return self.entered_with_grad
 
-    def note_batch(self, module: nn.Module, args: Any) -> int:
+    def note_batch(self, module: nn.Module, args: Any) -> Tensor | None:
         """Add the first dimension of its first tensor to what the model was given with gradients in this step.
 
-        Return where that tensor is in memory; 0 if it isn't known.
+        Return that tensor; None if it isn't known.
         """
         try:
             first = args[0] if args and type(args[0]) is Tensor else _first_tensor(args, module)
             if first is None or not (dimensions := first.dim()) or type(rows := first.size(0)) is not int:
-                return 0
+                return None
             self._given += rows
             if dimensions == 2 and not (first.dtype.is_floating_point or first.dtype.is_complex):
                 self._tokens_given += first.numel()
             if self.batch is None:
                 self.batch = tuple(map(int, first.shape)), str(first.dtype).removeprefix("torch.")
-            return place_of(first)
+            return first
         except Exception:  # a tensor of the user's own class may not say its size
-            return 0
+            return None
 
     def note_wrapper(self) -> None:
         """Remember which `DistributedDataParallel` is calling it, or a part of it."""
@@ -287,7 +287,7 @@ class BatchNames:
             return
         self._passes += 1
         self._mixed |= self._passes > 1
-        if self._used or self._thread != get_ident():
+        if self._used or ((self._tokens or self._labels) and self._thread != get_ident()):
             self._drop()
         self._used, self._ids = bool(self._tokens or self._labels), None
 

@@ -333,9 +333,12 @@ class Samples(Outgoing[Snapshot]):
     def _waits(self) -> int:
         return self._added - self._removed
 
-    def saw_call(self, place: int) -> None:
-        """Compare what a model is given in a captured step with the batches that this step is said to have."""
+    def saw_call(self, first: torch.Tensor | None) -> None:
+        """Compare the first tensor that a model is given in a captured step with the batches of this step."""
         recent = [*self._recent][::-1]  # another thread may add one
+        if not recent or first is None:
+            return
+        place = place_of(first)
         used = next((each for each in recent if each.has(place)), None) if place else None
         if used is None:
             return

@@ -193,7 +193,10 @@ class FoundLoss:
         if earlier != "kept":
             self.of_step = [] if earlier == "reset" else None
         self.running = None
-        if len(tensors) == len(weights) <= MAX_TENSORS:
+        is_plain = len(tensors) == len(weights) == 1 and not (function_modes() or dispatch_modes())
+        if is_plain and (number := product_of(tensors[0], weights[0])) is not None:
+            self.running = [number]
+        elif len(tensors) == len(weights) <= MAX_TENSORS:
             numbers = list(map(_number, tensors, weights))
             self.running = None if None in numbers else numbers
 

@@ -201,14 +201,13 @@ class Sentinel:
     def prepare(self) -> bool:
         """Prepare for `glance`. Return False if it would see nothing as expected."""
         self._choose()
-        self._places = [(each.plan.ref, each.name) for each in self._lookouts]
         types = (type(tensor) for each in self._lookouts if (tensor := each.tensor) is not None)
         return not (self._now.is_bad or self._now.was_bad) and all(map(_PLAIN.__contains__, types))
 
     def glance(self, step: int, losses: Iterable[Any] | None) -> bool:
         """Look at the step as `look` does, if all is as expected; else, do nothing and return False.
 
-        Only with plain tensors and without a mode: nothing here is protected against them.
+        Without a mode only: nothing here is protected against them.
         """
         known, onset = self._parameters, self._now
         if onset.is_bad or onset.was_bad or self._chosen_for != (known.version, known.forms):
@@ -218,7 +217,8 @@ class Sentinel:
             return False
         for ref, name in self._places:
             module = ref()
-            if module is None or (tensor := module._parameters.get(name)) is None:
+            tensor = None if module is None else module._parameters.get(name)
+            if tensor is None or type(tensor) not in _PLAIN:
                 return False
             version += tensor._version
             if (grad := tensor.grad) is not None:
@@ -255,7 +255,9 @@ class Sentinel:
         """
         if self._on:
             try:
-                self._look(clock, losses or (), is_own)
+                # Another thread may set a gradient.
+                if clock.reach.many_threads or not self.glance(clock.step, losses):
+                    self._look(clock, losses or (), is_own)
             except Exception as error:  # the clock must see the pass in any case
                 self._context.errors.record("look at the step", error)
 
@@ -295,6 +297,7 @@ class Sentinel:
         if self._chosen_for != (state := (known.version, known.forms)):
             self._chosen_for = state
             self._lookouts = choose_lookouts(known.all(), self._flows)
+            self._places = [(each.plan.ref, each.name) for each in self._lookouts]
 
     def _look_at_gradients(self) -> tuple[int, list[tuple[Parameter, Tensor]] | None]:
         """Count non-finite values of gradients in memory. Return the weights' version, and gradients on devices."""
