@@ -363,12 +363,12 @@ def print_result(result: Result) -> None:
     """Print a table of ratios, then the targets."""
     step_ms = float(np.median(result.short[UNTOUCHED])) * 1e3
     print(f"\n{result.model}: {step_ms:.2f} ms a step untouched, {len(result.short[UNTOUCHED])} rounds")
-    print(f"  {'':34} {'to untouched':>26} {'to the floor':>26}")
+    print(f"  {'':42} {'to untouched':>26} {'to the floor':>26}")
     for name, (title, _) in VARIANTS.items():
         spread, to_floor = result.ratio(name), result.ratio(name, FLOOR)
         if spread and name != UNTOUCHED:
             beside = str(to_floor) if to_floor and name in ("every", "all") else ""
-            print(f"  {title:34} {spread!s:>26} {beside:>26}")
+            print(f"  {title:42} {spread!s:>26} {beside:>26}")
     for name, share in result.captured.items():
         print(f"  {VARIANTS[name][0]}: {share:.0%} of the steps were captured")
     for one in check_targets(result):
