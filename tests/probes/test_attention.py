@@ -397,6 +397,20 @@ def test_the_weights_of_attention_that_is_computed_step_by_step_are_measured(opt
 STEPWISE = ("entropy", "first_token", "distance")
 
 
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_attention_that_is_computed_step_by_step_is_measured_inside_checkpoints(reentrant: bool | None) -> None:
+    seed_all()
+    model = Stack(reentrant)
+    for block in model.blocks:
+        block.attn = Stepwise(is_causal=True)
+    with watch(model, state_every=5) as watcher:
+        train(model, 6)
+        names = {f"blocks.{block}.attn probe [attention {name}]" for block in (0, 1) for name in STEPWISE}
+        assert probed(watcher) == {key: [4] for key in names}
+        assert not unknown(watcher)
+        assert not watcher.errors
+
+
 def test_of_many_queries_and_samples_the_same_are_looked_at_as_of_fused_attention() -> None:
     seed_all()
     query, key, value = torch.randn(3, 9, 4, 70, 8, dtype=torch.float64)
