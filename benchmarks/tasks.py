@@ -291,7 +291,8 @@ def only_attention(world: World, person: Person) -> tuple[str, bool]:
     """Type in the find box above the list of layers: the table below it shows the same layers."""
     person.open("live")
     page = person.page
-    person.click(page.locator("#values a"))
+    person.press("g", "l")
+    expect(page.locator("#choice")).to_be_visible()
     person.press("/")
     person.type("attention")
     page.wait_for_url(re.compile("f=attention"))
@@ -363,7 +364,7 @@ def phone(world: World, person: Person) -> tuple[str, bool]:
     page = person.page
     page.set_viewport_size(PHONE)
     person.open("live")
-    titles = [text.split("\n")[0].strip() for text in page.locator("nav.side a[data-place]").all_inner_texts()]
+    titles = [text.split("\n")[0].strip() for text in page.locator("nav.side a[data-place]:visible").all_inner_texts()]
     wide = []
     for title in titles:
         person.side(title)
@@ -420,8 +421,9 @@ def crashed(world: World, person: Person) -> tuple[str, bool]:
     planted = world.planted["crash"]
     state = " ".join(person.row("crash").locator(".state").inner_text().split())
     person.open("crash")
-    person.click(person.page.locator(".banner.stop summary"))
-    trace = person.page.locator(".banner.stop pre").inner_text()
+    banner = person.page.get_by_role("region", name="Why the run ended")
+    person.click(banner.locator("summary"))
+    trace = banner.locator("pre").inner_text()
     right = f"step {planted['step']}" in state and planted["error"] in trace and "planted.py" in trace
     return f"{state}; {trace.strip().splitlines()[-1]}", right
 
@@ -444,6 +446,9 @@ def sweep(world: World, person: Person) -> tuple[str, bool]:
     """Find the best setting of eight runs, at the pace of a person."""
     page = person.page
     began = time.monotonic()
+    person.press("/")
+    person.type("tag:sweep")
+    expect(page.locator("tr[data-run]")).to_have_count(8)
     person.pace_s = PACE_S
     try:
         person.click(page.get_by_role("columnheader", name="Loss").get_by_role("link"))
@@ -605,6 +610,7 @@ def tensor(world: World, person: Person) -> tuple[str, bool]:
     person.click(page.get_by_role("button", name="Capture next step"))
     title = page.locator("#viewer-title")
     expect(title).to_contain_text("encoder.layers.1.linear1", timeout=60_000)
+    expect(page.locator("#kept [aria-current]")).to_contain_text("encoder.layers.1.linear1")
     kept = person.said("#kept [aria-current]")
     step = re.search(r"step ([\d,]+)", kept)
     return kept, step is not None and int(step[1].replace(",", "")) >= before

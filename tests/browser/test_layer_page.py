@@ -126,7 +126,9 @@ def test_the_list_of_layers_is_filtered_while_typing(visit: Open, paths: Paths, 
         page = tab.page
         rows = page.locator("#modules tbody tr:visible")
         expect(rows).to_have_count(many)
-        page.get_by_label("Find", exact=True).fill("type:LayerNorm")
+        expect(page.locator("#find")).to_have_count(0)  # one box only
+        page.keyboard.press("/")
+        page.keyboard.type("type:LayerNorm")
         expect(rows).to_have_count(6)
         expect(page.locator("#found")).to_have_text(f"6 of {many} modules")
         assert "f=type%3ALayerNorm" in page.url
