@@ -593,7 +593,8 @@ def test_what_a_graph_keeps_has_the_numbers_of_the_uncompiled_model(name: str, w
     expected = norms_seen(model, lambda: model, batches[:2])
     model, batches = make(name, way)
     seen = norms_seen(model, lambda: compile_model(model, way, backend), batches[:2], "materialized")
-    assert seen == pytest.approx({tap: expected[tap] for tap in seen}, rel=1e-3)
+    # A bias before a normalization has no gradient but what rounding leaves.
+    assert seen == pytest.approx({tap: expected[tap] for tap in seen}, rel=1e-3, abs=1e-7)
     inside = [tap for tap in seen if tap.kind == "output" and tap.module not in ("", "core", "scale")]
     assert len(inside) >= {"mlp": 2, "gpt": 5, "convolutions": 1, "same names": 3, "broken": 0}[name]
 
