@@ -194,7 +194,7 @@ from torch import nn
 def curved(lr, width=1, depth=1):
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
-    curves = torch.tensor([1.0, 0.3]) * (width * depth) ** POWER
+    curves = torch.tensor([1.0, 0.3]) * len(range(width * depth)) ** POWER  # whole numbers
     optimizer = torch.optim.SGD(model.parameters(), lr)
     return model, optimizer, lambda: (model(torch.eye(2)).flatten().square() * curves).sum() / 2
 """

@@ -559,7 +559,8 @@ def sweep(
     """Train with each learning rate, in each size; then with some between the last stable one and the next."""
     found, place = list[RatesOf](), None
     for size in sorted(set(sizes)) or [NO_SIZE]:
-        tried, given = list[Tried](), dict[str, float]() if size == NO_SIZE else {str(axis): float(size)}
+        tried = list[Tried]()
+        given: dict[str, float] = {} if size == NO_SIZE else {axis: size}  # a size stays a whole number
         waiting = sorted(set(rates))
         for _ in range(HALVINGS + 1):
             for rate, seed in itertools.product(waiting, seeds):
