@@ -178,10 +178,16 @@ def first_nan(world: World, person: Person) -> tuple[str, bool]:
 
 
 def why(world: World, person: Person) -> tuple[str, bool]:
-    """Open the problem: its step was saved and replayed by itself."""
+    """Open the problem, and let its saved step be replayed if it wasn't yet, as on a busy machine."""
     person.click(person.row("nan").locator(".alerts a"))
     person.click(person.page.locator("#list .what a").first)
-    cause = person.page.locator("#cause .capsule")
+    cause, explain = (
+        person.page.locator("#cause .capsule"),
+        person.page.get_by_role("button", name="Explain", exact=True),
+    )
+    expect(cause.get_by_text("was replayed").or_(explain)).to_be_visible()
+    if explain.is_visible():
+        person.click(explain)
     expect(cause).to_contain_text("was replayed", timeout=180_000)
     text = " ".join(cause.inner_text().split())
     sentence = cause.locator("b").first.inner_text()
@@ -293,6 +299,7 @@ def only_attention(world: World, person: Person) -> tuple[str, bool]:
     page = person.page
     person.press("g", "l")
     expect(page.locator("#choice")).to_be_visible()
+    expect(page.locator("#palette")).to_be_visible()  # its script has begun
     person.press("/")
     person.type("attention")
     page.wait_for_url(re.compile("f=attention"))
@@ -417,15 +424,14 @@ def keyboard(world: World, person: Person) -> tuple[str, bool]:
 
 
 def crashed(world: World, person: Person) -> tuple[str, bool]:
-    """Read the error on the page Runs, and open the traceback."""
+    """Read the error on the first page of the run, and open the traceback."""
     planted = world.planted["crash"]
-    state = " ".join(person.row("crash").locator(".state").inner_text().split())
     person.open("crash")
     banner = person.page.get_by_role("region", name="Why the run ended")
     person.click(banner.locator("summary"))
-    trace = banner.locator("pre").inner_text()
-    right = f"step {planted['step']}" in state and planted["error"] in trace and "planted.py" in trace
-    return f"{state}; {trace.strip().splitlines()[-1]}", right
+    trace, said = banner.locator("pre").inner_text(), person.said(".failure-banner p")
+    right = f"step {planted['step']}" in said and planted["error"] in trace and "planted.py" in trace
+    return f"{said}; {trace.strip().splitlines()[-1]}", right
 
 
 def last_week(world: World, person: Person) -> tuple[str, bool]:
