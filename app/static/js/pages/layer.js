@@ -56,7 +56,7 @@ function start(module) {
     byId("distributions").hidden = !shown.length;
     distributions?.show(shown);
   };
-  // Once the charts above them have their places, these are loaded as they come into view.
+  // Loaded once the charts above them have their places.
   let isBegun = false;
   const begin = () => {
     if (isBegun) return;
@@ -66,8 +66,8 @@ function start(module) {
       channels = part && new part.ChannelView(page);
       channels?.look();
     });
-    page.schedule.whenSeen(byId("distributions")).then(async () => {
-      const part = await load(() => import("../layer/distributions.js"));
+    // At once, because what is below them would move.
+    load(() => import("../layer/distributions.js")).then((part) => {
       distributions = part && new part.Distributions(page, module);
       show();
     });
