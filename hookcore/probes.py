@@ -406,15 +406,20 @@ class _Representations:
 
 def _products(rows: Tensor) -> Tensor:
     """Return the products of rows without their mean, as a share of the largest; NaN if their rows are all alike."""
-    wide, least = wide_type(rows.device), 4 * torch.finfo(rows.dtype).eps
+    wide, pieces = wide_type(rows.device), torch.split(rows, max(1, _PIECE // len(rows)), dim=1)
     unit = rows.abs().amax().to(wide)
+    unit = torch.where(unit == 0, 1.0, unit)
     found = torch.zeros((len(rows), len(rows)), dtype=wide, device=rows.device)
     spread = torch.zeros((), dtype=wide, device=rows.device)
-    for piece in torch.split(rows, max(1, _PIECE // len(rows)), dim=1):
-        values = piece.to(wide) / torch.where(unit == 0, 1.0, unit)
+    usual = torch.stack([(piece.to(wide) / unit).abs().sum() for piece in pieces]).sum() / rows.numel()
+    for piece in pieces:
+        values = piece.to(wide) / unit
+        # What rounding changes goes with a value, or with the usual one: some that are all alike may be far larger.
+        near = torch.maximum(values.abs().amax(dim=0), usual)
         values = values - values.mean(dim=0)
-        found, spread = found + values @ values.mT, torch.maximum(spread, values.abs().amax())
-    most = found.diagonal().amax()
+        spread = torch.maximum(spread, (values.abs() / torch.where(near == 0, 1.0, near)).amax())
+        found = found + values @ values.mT
+    most, least = found.diagonal().amax(), 4 * torch.finfo(rows.dtype).eps
     return torch.where(spread > least, found / torch.where(most == 0, 1.0, most), torch.nan).float()
 
 

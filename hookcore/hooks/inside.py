@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
@@ -365,33 +366,41 @@ def _compiled_calls(outputs: Iterable[Tensor], since: int) -> list[Any]:
     return sorted(found, key=node_number)
 
 
-# Torch has one such setting, for each thread, so there is one table of all readers.
+# Torch has such settings for each thread, and one of each, so there is one table of all readers.
 _readers: set[Materialized] = set()
-_settings_before: list[Any] = [None, True]  # before there was a reader
+_settings_before = threading.local()  # this thread's, before there was a reader
 
 
 def _see_joint_graphs(reader: Materialized) -> None:
     settings = joint_settings()
     if settings is not None and settings.joint_custom_pass is not _saw_joint_graph:
-        _settings_before[:] = settings.joint_custom_pass, settings.enable_autograd_cache
+        _settings_before.both = settings.joint_custom_pass, settings.enable_autograd_cache
         # What comes from this cache shows no joint graph. The cache of compiled code is another one, which stays on.
         settings.joint_custom_pass, settings.enable_autograd_cache = _saw_joint_graph, False
     _readers.add(reader)
 
 
 def _forget_joint_graphs(reader: Materialized) -> None:
-    settings = joint_settings()
     _readers.discard(reader)
-    if settings is not None and settings.joint_custom_pass is _saw_joint_graph and not _readers:
-        settings.joint_custom_pass, settings.enable_autograd_cache = _settings_before
+    if not _readers:
+        _restore_settings()
+
+
+def _restore_settings() -> None:
+    settings = joint_settings()
+    if settings is not None and settings.joint_custom_pass is _saw_joint_graph:
+        settings.joint_custom_pass, settings.enable_autograd_cache = _settings_before.both
 
 
 def _saw_joint_graph(graph: Any, inputs: Any) -> Any:
     """Mark the nodes of a joint graph. Torch calls this before it splits the graph."""
-    sees_too = _settings_before[0]
+    sees_too, _ = _settings_before.both
     if callable(sees_too):
         graph = sees_too(graph, inputs)
-    mark_outputs(graph.graph.nodes)
+    if _readers:
+        mark_outputs(graph.graph.nodes)
+    else:  # another thread has closed the last one, and can't change this thread's settings
+        _restore_settings()
     return graph
 
 

@@ -165,6 +165,17 @@ def test_a_layer_that_returns_the_same_for_all_samples_has_no_cka() -> None:
     assert np.isnan([found.values[0, 1], found.values[1, 1]]).all()
 
 
+@pytest.mark.parametrize("largest", [0.0, 100.0, 3000.0])
+def test_a_channel_that_is_large_and_the_same_for_all_samples_does_not_hide_the_others(largest: float) -> None:
+    seed_all()
+    rows = torch.randn(32, 256).bfloat16()
+    rows[:, 3] = largest
+    _, found = probes.representations(nn.Sequential(nn.Identity()), rows, "0")
+    apart = (rows.double() - rows.double().mean(0)).numpy()
+    layers = [each.numpy() for each in (*found.values(), torch.from_numpy(apart @ apart.T))]
+    assert cka(layers[:1], layers[1:])[0, 0] == pytest.approx(1.0, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("include", "batch", "words"),
     [

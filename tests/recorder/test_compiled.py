@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -676,6 +677,52 @@ def test_torchs_settings_for_joint_graphs_are_restored_and_a_callback_of_the_use
             train(compile_model(model, "wrapped", "aot_eager"), batches[:1])
         assert len(seen) == 1
         assert (settings.joint_custom_pass, settings.enable_autograd_cache) == (see, before)
+
+
+@needs_inside
+def test_torchs_settings_come_back_with_the_next_graph_if_another_thread_closes_the_watcher() -> None:
+    settings = internals.joint_settings()
+    assert settings is not None
+    seen: list[Any] = []
+
+    def see(graph: Any, inputs: Any) -> Any:
+        seen.append(inputs)
+        return graph
+
+    with settings.patch(joint_custom_pass=see, enable_autograd_cache=True):
+        watcher = watch(Mlp(), compiled="materialized")
+        thread = threading.Thread(target=watcher.close)
+        thread.start()
+        thread.join()
+        model, batches = make("mlp")
+        train(compile_model(model, "wrapped", "aot_eager"), batches[:1])
+        assert len(seen) == 1
+        assert (settings.joint_custom_pass, settings.enable_autograd_cache) == (see, True)
+
+
+@needs_inside
+def test_a_watcher_in_another_thread_leaves_the_callback_of_this_one() -> None:
+    settings = internals.joint_settings()
+    assert settings is not None
+    seen: list[Any] = []
+
+    def see(graph: Any, inputs: Any) -> Any:
+        seen.append(inputs)
+        return graph
+
+    def watch_there() -> None:
+        with watch(Mlp(), compiled="materialized"):
+            pass
+
+    with settings.patch(joint_custom_pass=see):
+        model, batches = make("mlp")
+        with watch(model, compiled="materialized"):
+            thread = threading.Thread(target=watch_there)
+            thread.start()
+            thread.join()
+            train(compile_model(model, "wrapped", "aot_eager"), batches[:1])
+        assert len(seen) == 1
+        assert settings.joint_custom_pass is see
 
 
 @pytest.mark.parametrize("settings", [{"attach": "module"}, {}])

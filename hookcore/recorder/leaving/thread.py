@@ -30,7 +30,7 @@ class Idle:
         self._sampled_after_s = 0.0  # of this idle time
 
     def tick(self) -> None:
-        """Act if there is something to do. Called every few milliseconds."""
+        """Act if there is something to do. Called in each round."""
         idle_s = self._now() - self._context.ended.at  # NaN before the first step
         if idle_s < IDLE_S:
             self._sampled_after_s = 0.0
