@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -252,9 +253,13 @@ _SAME_VALUES: Final = frozenset(
 )
 
 Called = tuple[str, int]  # a call of a module in a graph: its path from the module that was traced, and its identity
+Sizes = tuple[int | str, ...]  # of a tensor; a text stands for a size that changes
+# What changes the order of a tensor's dimensions, and what only its shape: the order, or None, and the sizes then.
+Move = tuple[tuple[int, ...] | None, Sizes]
 # What is known of a node: its name, because what torch puts in its place with the same metadata has another one; the
-# calls of modules in its graph; and the places of those calls that return the node's values.
-Mark = tuple[str, tuple[Called, ...], tuple[int, ...]]
+# calls of modules in its graph; and the places of those calls that return the node's values, with what brings these
+# into the shape that the module returns.
+Mark = tuple[str, tuple[Called, ...], tuple[tuple[int, tuple[Move, ...]], ...]]
 
 
 class Materialized:
@@ -301,6 +306,7 @@ class _Graph:
         self._marks = [_mark_of(node) for node in nodes]
         self.calls = next(mark[1] for mark in self._marks if mark is not None)
         self._types = [(node.meta["val"].dtype, node.meta["val"].dim()) for node in nodes]
+        self._sizes = [_sizes_of(node) for node in nodes]
         self._kind: type | None = None  # the class whose forward was traced
         self._fits: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -328,9 +334,16 @@ class _Graph:
             return {}
         kept: dict[int, Tensor] = {}
         if [(each.dtype, each.dim()) for each in tensors if each is not None] == self._types:
-            for mark, tensor in zip(self._marks, tensors, strict=True):
-                if mark is not None and tensor is not None:
-                    kept = dict.fromkeys(mark[2], tensor) | kept
+            there = [tensor for tensor in tensors if tensor is not None]
+            known = {
+                text: size
+                for sizes, each in zip(self._sizes, there, strict=True)
+                for text, size in zip(sizes, each.shape, strict=True)
+            }
+            for mark, tensor in zip(self._marks, there, strict=True):
+                for place, moves in () if mark is None else mark[2]:
+                    if place not in kept and (output := _moved(tensor, moves, known)) is not None:
+                        kept[place] = output
         return kept
 
 
@@ -398,7 +411,8 @@ def _saw_joint_graph(graph: Any, inputs: Any) -> Any:
     if callable(sees_too):
         graph = sees_too(graph, inputs)
     if _readers:
-        mark_outputs(graph.graph.nodes)
+        with contextlib.suppress(Exception):  # the model must be compiled in any case; without marks, it is `unnamed`
+            mark_outputs(graph.graph.nodes)
     else:  # another thread has closed the last one, and can't change this thread's settings
         _restore_settings()
     return graph
@@ -410,19 +424,21 @@ def mark_outputs(nodes: Iterable[Any]) -> None:
     A module returns what is made inside its call and used outside of it. If there are several such values, nothing says
     which place each one has in what the module returns, so none is marked.
     """
-    left: dict[tuple[str, str], dict[Any, None]] = {}  # by call: what leaves it
+    left: dict[tuple[str, str], dict[Any, Any]] = {}  # by call: the sources of what leaves it, and the node that does
     for node in nodes:
         for call in _calls_of(node):
             sources = left.setdefault(call, {})
             if isinstance(node.meta.get("val"), Tensor) and any(call not in _calls_of(user) for user in _users(node)):
-                sources[_source(node)] = None
-    places: dict[Any, list[int]] = {}
+                sources[_line_of(node)[-1]] = node
+    places: dict[Any, list[tuple[int, Any]]] = {}
     for place, sources in enumerate(left.values()):
-        if len(sources) == 1:
-            places.setdefault(next(iter(sources)), []).append(place)
+        for source, node in sources.items() if len(sources) == 1 else ():
+            places.setdefault(source, []).append((place, node))
     calls = tuple((_START.sub("", path, count=1), int(key.partition("@")[0])) for key, path in left)
     for node in nodes:
-        node.meta[_MARK] = (node.name, calls, tuple(places.get(_source(node), ())))
+        line = _line_of(node)
+        returned = tuple((place, _moves(line, _line_of(leaves))) for place, leaves in places.get(line[-1], ()))
+        node.meta[_MARK] = (node.name, calls, returned)
 
 
 def _calls_of(node: Any) -> list[tuple[str, str]]:
@@ -435,8 +451,52 @@ def _users(node: Any) -> list[Any]:
     return [user for user in node.users if user.op == "output" or (is_forward(user) and user.target is not _COPY)]
 
 
-def _source(node: Any) -> Any:
-    """Return the first node that had all values of a node, and no others."""
-    while node.op == "call_function" and node.target in _SAME_VALUES:
-        node = node.args[0]
-    return node
+def _line_of(node: Any) -> list[Any]:
+    """Return a node, and those before it that had all of its values, and no others."""
+    line = [node]
+    while line[-1].op == "call_function" and line[-1].target in _SAME_VALUES:
+        line.append(line[-1].args[0])
+    return line
+
+
+def _moves(line: Sequence[Any], other: Sequence[Any]) -> tuple[Move, ...]:
+    """Return what makes the first node of the other line of that of this one. Both lines end alike."""
+    shared = next(node for node in line if node in other)
+    back, forth = line[: line.index(shared)], other[: other.index(shared)]
+    undone = ((_inverse(_order(node)), _sizes_of(node.args[0])) for node in back)
+    return (*undone, *((_order(node), _sizes_of(node)) for node in reversed(forth)))
+
+
+def _order(node: Any) -> tuple[int, ...] | None:
+    """Return the dimensions of a node's argument in the order in which the node has them, if it may change that."""
+    places = list(range(node.meta["val"].dim()))
+    if node.target is _aten.permute.default:
+        return tuple(places[dim] for dim in node.args[1])
+    if node.target is _aten.t.default:
+        return tuple(reversed(places))
+    if node.target is _aten.transpose.int:
+        one, two = (places[dim] for dim in node.args[1:3])
+        places[one], places[two] = two, one
+        return tuple(places)
+    return None
+
+
+def _inverse(order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if order is None else tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _sizes_of(node: Any) -> Sizes:
+    return tuple(size if isinstance(size, int) else str(size) for size in node.meta["val"].shape)
+
+
+def _moved(tensor: Tensor, moves: Sequence[Move], known: Mapping[int | str, int]) -> Tensor | None:
+    """Return a tensor in another shape; None if its sizes aren't known."""
+    for order, sizes in moves:
+        if order is not None:
+            tensor = tensor.permute(order)
+        else:
+            shape = [size if isinstance(size, int) else known.get(size, -1) for size in sizes]
+            if shape.count(-1) > 1:
+                return None
+            tensor = tensor.reshape(shape)
+    return tensor

@@ -600,6 +600,47 @@ def test_what_a_graph_keeps_has_the_numbers_of_the_uncompiled_model(name: str, w
     assert len(inside) >= {"mlp": 2, "gpt": 5, "convolutions": 1, "same names": 3, "broken": 0}[name]
 
 
+class Heads(nn.Module):
+    """Attention, whose compiled graph keeps the outputs of its layers by head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last, self.act = nn.Linear(6, 8), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        many, long, _ = x.shape
+        parts = (layer(x).view(many, long, 3, 2).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        found = nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(many, long, 6)
+        return self.act(self.last(found))
+
+
+@needs_inside
+def test_what_a_graph_keeps_has_the_shape_and_order_that_the_module_returns() -> None:
+    def seen(compiled: bool) -> dict[tuple[Tap, str], float]:
+        begin_afresh()
+        torch.manual_seed(0)
+        model, found = Heads(), dict[tuple[Tap, str], float]()
+        called: nn.Module = model
+        with watch(model, compiled="materialized" if compiled else "boundary", kinds="output") as watcher:
+            watcher.probe("shape", lambda tensor: torch.tensor([*tensor.shape]), every=1)
+            watcher.probe("ramp", lambda tensor: (tensor.flatten() * torch.arange(tensor.numel())).sum(), every=1)
+            if compiled:
+                called = compile_model(model, "wrapped", "aot_eager")
+            # From the second batch on, the sizes of the graph change.
+            train(called, [torch.randn(2, 5, 6), torch.randn(3, 7, 6), torch.randn(4, 9, 6)])
+            assert watcher.flush()
+            assert watcher.error_count == 0
+            for stat in ("max", "mean"):
+                latest = watcher.store.latest(stat=stat)
+                found |= dict(zip(((tap, stat) for tap in latest.taps), latest.values[:, 0].tolist(), strict=True))
+        return {tap: value for tap, value in found.items() if tap[0].kind == "probe"}
+
+    expected, kept = seen(compiled=False), seen(compiled=True)
+    assert {tap.module for tap, _ in kept} >= {"query", "key", "value", "last"}
+    assert kept == pytest.approx({tap: expected[tap] for tap in kept}, rel=1e-4, abs=1e-5)
+
+
 @needs_inside
 def test_a_graph_that_begins_inside_a_region_is_not_taken_for_that_of_the_region() -> None:
     model, batches = make("broken")

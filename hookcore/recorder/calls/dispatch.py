@@ -18,7 +18,7 @@ from hookcore.hooks.internals import (
     tracing_state,
     transform,
 )
-from hookcore.observe.plain import INSIDE_FUNC, why_empty
+from hookcore.observe.plain import INSIDE_FUNC, unseen, why_empty
 from hookcore.recorder.calls.plans import Call, Observer, Plan, StepKeeper
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
@@ -228,7 +228,9 @@ class Dispatcher:
                 if region is None:
                     return
                 unnamed = materialized.unnamed
-                for module, kept in materialized.read(region, outputs, first_node):
+                with unseen():
+                    calls = list(materialized.read(region, outputs, first_node))
+                for module, kept in calls:
                     inner = self.plans.by_id.get(id(module))
                     if inner is not None and inner is not plan and inner.wants_output:
                         self._saw_inner_call(inner, kept)
