@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final, NoReturn
 
 import pytest
@@ -92,6 +93,33 @@ def untouched() -> Iterator[list[str]]:
     before = process_state()
     yield train_unwatched()
     assert process_state() == before
+
+
+def test_an_error_in_what_waits_does_not_end_the_recorders_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, asked = class_of("Samples"), count()
+    waiting = samples.waiting
+
+    def breaks(self: Any) -> bool:
+        if threading.current_thread().name == "hookcore-recorder" and next(asked) % 3:
+            explode()
+        return bool(waiting.fget(self))
+
+    monkeypatch.setattr(samples, "waiting", property(breaks))
+    run = train(every=1, ships_each=True)
+    assert run.watcher.store.steps().newest == STEPS - 1
+    assert "injected" in str(run.watcher.errors)
+
+
+def test_a_queue_of_samples_that_another_thread_empties_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_of("Samples")
+
+    class Emptied(module.deque):  # type: ignore[misc]
+        def __bool__(self) -> bool:
+            return True  # as it was a moment ago
+
+    monkeypatch.setattr(module, "deque", Emptied)
+    run = train(every=1)
+    assert not run.watcher.errors
 
 
 INSIDE_HOOKS: Final[dict[str, list[str]]] = {  # methods, or after a colon, functions in the module of a class

@@ -69,7 +69,7 @@ class Rounds:
         self.hurry = capture.samples.hurry
         self._idle = Idle(context, capture, steps.steady)
         self._machine, self._spent_s = capture.collector.machine, 0.0
-        self._had_more = False  # whether the last round sent anything but frames
+        self.comes_soon = False  # whether the next round is due soon: there is more to do than to send frames
 
     def ship(self, raws: list[RawFrame | Light]) -> None:
         """Send frames, and the place of this process before the first frame that it is about."""
@@ -81,7 +81,7 @@ class Rounds:
         """Make a round."""
         self._report_errors()
         self._sentinel.read_late(self._steps.clock)
-        self._had_more = any(each.waiting for each in self._outgoing)
+        had_more = any(each.waiting for each in self._outgoing)
         for each in self._outgoing:
             each.ship(self._context.sink.send)
         self._description.send_if_requested()
@@ -89,6 +89,7 @@ class Rounds:
         self._description.problems.say_refused()
         self._idle.tick()
         self._steps.stalls.look(self._context.ended.at)
+        self.comes_soon = had_more or self.has_more
 
     def count(self) -> None:
         """Let the cadence know for how long all of hookcore's threads have worked since the last frames.
@@ -107,11 +108,6 @@ class Rounds:
     def has_more(self) -> bool:
         """Whether the next round has something that a flush waits for."""
         return self._commands.wants_description or self._sentinel.waits or any(each.waiting for each in self._outgoing)
-
-    @property
-    def comes_soon(self) -> bool:
-        """Whether the next round is due soon: it has more to do than to send frames."""
-        return self._had_more or self.has_more
 
     def _report_errors(self, is_last: bool = False) -> None:
         """Make the errors events of the run."""

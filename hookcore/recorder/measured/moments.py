@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from dataclasses import replace as replaced
 from functools import partial
 from operator import index
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any, Final
 
 import numpy as np
@@ -257,6 +257,7 @@ class Samples(Outgoing[Snapshot]):
         super().__init__(context.errors)
         self._context, self._current, self._lock = context, context.current, context.lock
         self._taken: deque[LoadedBatch] = deque()
+        self._closing = Lock()  # the recorder's thread may send a block while another one ends the training
         self._added = self._removed = 0  # samples: one thread adds, another one removes
         self._recent: deque[LoadedBatch] = deque(maxlen=_RECENT)
         self._ahead: weakref.WeakKeyDictionary[Any, LoadedBatch] = weakref.WeakKeyDictionary()
@@ -376,9 +377,16 @@ class Samples(Outgoing[Snapshot]):
 
     @property
     def _is_due(self) -> bool:
-        taken = self._taken
+        first = self._first
         is_late = self._waits >= MAX_WAITING_IDS // 4 or time.monotonic() - self._sent_s >= EVERY_S
-        return bool(taken) and taken[0].step < self._context.step and (self._hurries or is_late)
+        return first is not None and first.step < self._context.step and (self._hurries or is_late)
+
+    @property
+    def _first(self) -> LoadedBatch | None:
+        try:
+            return self._taken[0]
+        except IndexError:  # perhaps since a moment ago: any thread may ask while the other one takes them
+            return None
 
     def hurry(self) -> None:
         """Send what is known with the next round."""
@@ -395,10 +403,14 @@ class Samples(Outgoing[Snapshot]):
         super().ship(send)
 
     def _close_block(self, is_last: bool = False) -> None:
+        with self._closing:
+            self._take_block(is_last)
+
+    def _take_block(self, is_last: bool) -> None:
         self._hurries, self._sent_s = False, time.monotonic()
         now, taken = self._context.step, list[LoadedBatch]()
-        while self._taken and (is_last or self._taken[0].step < now):
-            found = self._taken.popleft()
+        while (found := self._first) is not None and (is_last or found.step < now):
+            self._taken.popleft()
             self._removed += found.many
             if found.step < now or not found.evaluates:  # an evaluation at the end is of no step
                 taken.append(found)
