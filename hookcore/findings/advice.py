@@ -202,7 +202,7 @@ ADVICE: Final[dict[str, Advice]] = {
         ),
     ),
     "float8-clipped": _advice(
-        "a scale that nothing updates, as if `precompute_float8_dynamic_scale_for_fsdp` isn't called after each step",
+        "a scale that nothing updates, as if a training with FSDP2 doesn't compute the scales after each step",
         "values that grow faster than the scale follows, with a short history or with `most_recent`",
         "a scale that a restart brought back with weights that it doesn't belong to",
         tries=(

@@ -89,6 +89,7 @@ def _seeded() -> None:
 @pytest.mark.parametrize("every", [1, 1 << 20], ids=["captured", "not captured"])
 def test_the_sample_that_holds_the_loss_is_named_with_the_step_without_it(every: int) -> None:
     watcher, found = train(plain(), every=every, budget=None)
+    assert found, watcher.store.events()
     shares = shares_in(found)
     assert Explanation(shares.sentence, None, (), (), 9, True, (), "", shares=shares).names_cause
     assert (shares.samples[0].ids, shares.samples[0].row) == ((BAD,), BAD % BATCH)
