@@ -158,6 +158,7 @@ class Recorder:
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""
         self.closed = True
+        self.worker.queue.urgent = threading.Event()  # another thread of the parent may hold the lock of its own
         self.capture.placement.detach()
         self.capture.moments.close()
 

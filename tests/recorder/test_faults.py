@@ -110,6 +110,19 @@ def test_an_error_in_what_waits_does_not_end_the_recorders_thread(monkeypatch: p
     assert "injected" in str(run.watcher.errors)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_flush_in_a_forked_child_waits_for_no_lock_of_the_parent() -> None:
+    with watch(mlp()) as watcher:
+        mine = recorder_of(watcher).worker.queue.urgent
+        child = os.fork()
+        if child == 0:  # a thread of the parent may have held the lock of its event at this moment
+            is_another = recorder_of(watcher).worker.queue.urgent is not mine
+            watcher.flush(1.0)
+            os._exit(0 if is_another else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_queue_of_samples_that_another_thread_empties_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("Samples")
 
