@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from fastapi import Query
@@ -204,10 +205,10 @@ class GroupPage(RunListPage):
         """Return the newest figure of exponents that a run of `hookcore coordcheck` has logged."""
         checked = [each.run for each in self._compared if COORDCHECK in each.run.edits.tags]
         run = max(checked, key=lambda each: each.info.started_s, default=None)
-        found = [] if run is None else [each for each in self.runs.read(run).reader.media(EXPONENTS)]
+        found = [] if run is None else list(self.runs.read(run).reader.media(EXPONENTS))
         return {"picture": Picture(run.id, found[-1].number) if run is not None and found else None}
 
-    @property
+    @cached_property
     def _compared(self) -> list[Traits]:
         """The runs of the charts, or all that match."""
         ids = self.shown.split(",") if self.shown else self._matching

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, SPARK, Finding, RuleName, Since
+from hookcore.findings.finding import RECENT, SPARK, Finding, RuleName, Since, after_last
 from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import MagnitudeWindow
@@ -169,9 +169,7 @@ def _judge(window: MagnitudeWindow, stack: Stack) -> Finding | None:
         return None
     fall = replace(stack, levels=_levels_of(window, stack.places, window.number)).fall()
     beyond = np.sign(now) * fall >= limits["decades"]
-    healthy = np.flatnonzero(~beyond & ~np.isnan(fall))
-    begun = int(healthy[-1]) + 1 if len(healthy) else 0
-    return _finding(window, stack, rule, float(now), begun)
+    return _finding(window, stack, rule, float(now), after_last(~beyond & ~np.isnan(fall)))
 
 
 def _finding(window: MagnitudeWindow, stack: Stack, rule: RuleName, fall: float, begun: int) -> Finding:

@@ -106,6 +106,12 @@ def spark_around(values: NDArray[np.float64], place: int) -> tuple[float, ...]:
 _LISTED: Final = 4
 
 
+def after_last(is_fine: NDArray[np.bool_]) -> int:
+    """Return the place right after the last value that is fine, where those since then began."""
+    fine = np.flatnonzero(is_fine)
+    return int(fine[-1]) + 1 if len(fine) else 0
+
+
 def listed(names: Sequence[object]) -> str:
     """List numbers or names: "3", "1 and 3", or "1, 3, 4, 7, and 9 more"."""
     shown, more = [str(each) for each in names[:_LISTED]], len(names) - _LISTED

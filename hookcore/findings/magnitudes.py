@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, SPARK, WARM_UP, Finding, RuleName, Since
+from hookcore.findings.finding import RECENT, SPARK, WARM_UP, Finding, RuleName, Since, after_last
 from hookcore.findings.losses import Losses, last_output
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import Logs, MagnitudeWindow
@@ -557,8 +557,7 @@ def _drift(window: MagnitudeWindow, trained: int, evaluated: int) -> tuple[int, 
     newest = ratios[-int(limits["evaluations"]) :]
     if not far[-len(newest) :].all() or len(set(np.sign(newest))) > 1:
         return None
-    near = np.flatnonzero(~far)
-    begun = int(near[-1]) + 1 if len(near) else 0
+    begun = after_last(~far)
     if abs(ratios[-1]) < limits["closer"] * abs(ratios[begun]):  # the statistics are still on their way
         return None
     return evaluated, int(columns[begun]), float(10.0 ** ratios[-1])

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since, listed
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since, after_last, listed
 from hookcore.findings.losses import Losses
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
@@ -140,8 +140,7 @@ def _since(store: Store, taps: TapList, places: NDArray[np.intp]) -> list[Zero]:
     found = []
     for lane, place in enumerate(places.tolist()):
         mine = Rows.join([rows.of_lanes(np.array([lane]))])
-        alive = np.flatnonzero(~(mine.low[:, 0] >= zero))
-        begun = int(alive[-1]) + 1 if len(alive) else 0
+        begun = after_last(~(mine.low[:, 0] >= zero))
         since = int(mine.first[min(begun, len(mine.first) - 1)])
         found.append((place, mine, since, is_cut and not begun, zero))
     return found
@@ -229,15 +228,14 @@ def _saturated(
     taps: TapList, lane: int, window: _Slopes, steep_from: float, severity: Severity, is_cut: bool
 ) -> Finding:
     slopes = window.values[:, lane]
-    steep = np.flatnonzero(slopes >= steep_from)
-    begun = int(steep[-1]) + 1 if len(steep) else 0
+    begun = after_last(slopes >= steep_from)
     since = int(window.first[min(begun, len(window.first) - 1)])
     rms = window.rms[:, lane]
     known = np.flatnonzero(~np.isnan(slopes))
-    value, usual = float(rms[known[-1]]), float(rms[steep[-1]]) if len(steep) else float("nan")
+    value, usual = float(rms[known[-1]]), float(rms[begun - 1]) if begun else float("nan")
     slope = slopes[known[-1]]
     words = f"on average, {slope:.2g} of the gradient passes: the activation has been at its bounds"
-    text = Since(words, older=is_cut and not len(steep))
+    text = Since(words, older=is_cut and not begun)
     about = "rms", value, usual, since, None, text, tuple(rms[known][-SPARK:].tolist()), 0
     return Finding(SATURATED, severity, int(taps.numbers[lane]), taps.taps[lane], *about)
 
@@ -293,8 +291,8 @@ def _without_variance(store: Store, taps: TapList, places: NDArray[np.intp]) -> 
     steps, spreads = _spreads(store, chosen, begin)
     since = []
     for lane in range(len(places)):
-        varied = np.flatnonzero(spreads[:, lane] > limits_of(store, NO_VARIANCE)["spread"])
-        since.append(int(steps[min(int(varied[-1]) + 1 if len(varied) else 0, len(steps) - 1)]))
+        begun = after_last(spreads[:, lane] > limits_of(store, NO_VARIANCE)["spread"])
+        since.append(int(steps[min(begun, len(steps) - 1)]))
     lane = min(range(len(places)), key=lambda each: (since[each], chosen.numbers[each]))
     means = store.rows(chosen.numbers[[lane]], "mean", begin).mean[:, 0]
     known = means[np.isfinite(means)]
@@ -462,8 +460,7 @@ def _find(store: Store, taps: TapList, judge: _Judge, losses: Losses) -> list[Fi
         judged = judge.judge(values, losses)
         if not judged.bad[-results:].all():
             continue
-        fine = np.flatnonzero(~judged.bad)
-        since = int(steps[int(fine[-1]) + 1 if len(fine) else 0])
+        since = int(steps[after_last(~judged.bad)])
         text, spark = Since(judged.message), tuple(values[-SPARK:].tolist())
         about = judge.stat, float(values[-1]), judged.usual, since, None, text, spark, 0
         found.append(Finding(judge.rule, judged.severity, number, tap, *about, members=((number, since),)))
@@ -513,7 +510,7 @@ def _dead_experts(store: Store, number: int, tap: Tap, steps: Steps, counts: Flo
     if not len(dead):
         return None
     is_alive = counts[dead] > limits["share"] * counts.sum(axis=0) / len(counts)
-    begun = [int(alive.nonzero()[0][-1]) + 1 if alive.any() else 0 for alive in is_alive]
+    begun = [after_last(alive) for alive in is_alive]
     shares = _shares(counts)[dead[int(np.argmin(begun))]]
     since = int(steps[min(min(begun), len(steps) - 1)])
     which = f"{'experts' if len(dead) > 1 else 'expert'} {listed(dead.tolist())} of {len(counts)}"
@@ -535,14 +532,13 @@ def _collapsed(store: Store, number: int, tap: Tap, steps: Steps, counts: Floats
     is_bad = np.sort(shares, axis=0)[-most:].sum(axis=0) >= limits["choices"]
     if not is_bad[-measured:].all():
         return None
-    fine = np.flatnonzero(~is_bad)
-    begun = int(fine[-1]) + 1 if len(fine) else 0
-    since, largest = int(steps[begun]), shares.max(axis=0)
+    start = after_last(~is_bad)
+    since, largest = int(steps[start]), shares.max(axis=0)
     chosen = sorted(np.argsort(shares[:, -1])[-most:].tolist())
     share = counts[chosen, -measured:].sum() / counts[:, -measured:].sum()
     which = f"{'experts' if most > 1 else 'expert'} {listed(chosen)} of {len(counts)}"
     text = Since(f"{which} {_has(chosen)} received {share:.0%} of all choices")
-    usual = float(np.median(largest[:begun])) if begun else float("nan")
+    usual = float(np.median(largest[:start])) if start else float("nan")
     about = "max", float(largest[-1]), usual, since, None, text, tuple(largest[-SPARK:].tolist()), 0
     rule = RULES["router-collapse"]
     return Finding("router-collapse", rule.severity, number, tap, *about, members=((number, since),))
@@ -559,14 +555,13 @@ def _uneven(store: Store, number: int, tap: Tap, steps: Steps, counts: Floats) -
     is_bad = times[most] >= limits["factor"]
     if not is_bad[-measured:].all():
         return []
-    fine = np.flatnonzero(~is_bad)
-    begun = int(fine[-1]) + 1 if len(fine) else 0
+    start = after_last(~is_bad)
     experts, ranks = list(owners)[most], list(owners.values())[most]
     which = f"{'ranks' if len(ranks) > 1 else 'rank'} {listed(ranks)}, experts {experts.start} to {experts.stop - 1}, "
     mean = times[most, -measured:].mean()
     text = Since(f"{which}{_has(ranks)} received {mean:.2f} times an even share of the choices")
-    usual = float(np.median(times[most, :begun])) if begun else float("nan")
-    since = int(steps[begun])
+    usual = float(np.median(times[most, :start])) if start else float("nan")
+    since = int(steps[start])
     about = "max", float(times[most, -1]), usual, since, None, text, tuple(times[most, -SPARK:].tolist()), 0
     return [Finding(_UNEVEN, RULES[_UNEVEN].severity, number, tap, *about, members=((number, since),))]
 

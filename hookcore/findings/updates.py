@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since, listed
+from hookcore.findings.finding import SPARK, WARM_UP, Finding, RuleName, Since, after_last, listed
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import PROBE, STATE_KINDS, Event, Kind, Severity, Tap
 from hookcore.records.vocabulary import (
@@ -239,7 +239,7 @@ def _clipped(store: Store, tap: Tap, number: int, scale: int, rows: Rows, place:
     is_bad = values >= limits["factor"]
     if len(values) < many or not is_bad[-many:].all():
         return []
-    begun = int(np.flatnonzero(~is_bad)[-1]) + 1 if not is_bad.all() else 0
+    start = after_last(~is_bad)
     what = _CAST_WORDS.get(tap.index.rpartition(" ")[2], "a tensor")
     text = f"the largest value of {what} has been {values[-1]:.3g} times as large as float8 holds with its scale"
     ends = (
@@ -247,7 +247,7 @@ def _clipped(store: Store, tap: Tap, number: int, scale: int, rows: Rows, place:
     )
     is_same = ends and all(len(set(each.mean[each.present[:, 0] > 0, 0].tolist())) == 1 for each in ends)
     why = ", and the scale hasn't changed" if is_same else ", although the scale changes"
-    since, usual = int(rows.first[begun]), float(np.median(values[:begun])) if begun else float("nan")
+    since, usual = int(rows.first[start]), float(np.median(values[:start])) if start else float("nan")
     about = "max", float(values[-1]), usual, since, None, Since(text, why), tuple(values[-SPARK:].tolist()), 0
     return [Finding(_CLIPPED, RULES[_CLIPPED].severity, number, tap, *about, members=((number, since),))]
 

@@ -17,7 +17,6 @@ from hookcore import hooks
 from hookcore.hooks.compiled import forget_graphs, guard_functions, unwrap
 from hookcore.hooks.handle import InertInCopies
 from hookcore.hooks.internals import (
-    all_saved_by_function,
     calls_around,
     function_of,
     is_compiled_function,
@@ -25,6 +24,7 @@ from hookcore.hooks.internals import (
     joint_settings,
     kept_nodes,
     node_number,
+    saved_by_function,
 )
 
 _KEY_BITS: Final = 32  # the low bits of an address are the module's key, the high bits the number of its `Inside`
@@ -329,7 +329,7 @@ class _Graph:
     def kept(self, node: Any) -> dict[int, Tensor]:
         """Return the outputs that one call has kept, by the place of the module's call."""
         try:
-            tensors = all_saved_by_function(node)
+            tensors = saved_by_function(node)
         except (RuntimeError, LookupError):  # freed, changed in place, or packed by the user
             return {}
         kept: dict[int, Tensor] = {}

@@ -8,7 +8,7 @@ import of this module, and so `hookcore.watch`, says which name is missing. `hoo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -202,11 +202,15 @@ def saved_by(node: Any, *names: str) -> Tensor | None:
     return _unpacked(getattr(node, f"_raw_saved_{name}"), lambda: getattr(node, f"_saved_{name}"))
 
 
-def saved_by_function(node: Any, number: int) -> list[Tensor | None]:
-    """Return the first tensors that the node of an `autograd.Function` keeps. Raises LookupError as `saved_by` does."""
+def saved_by_function(node: Any, number: int | None = None) -> list[Tensor | None]:
+    """Return what the node of an `autograd.Function` keeps: all tensors, or so many of the first.
+
+    Raises LookupError as `saved_by` does.
+    """
+    saved = lru_cache(lambda: node.saved_tensors)  # torch unpacks all of them each time
 
     def read(place: int) -> Callable[[], Tensor | None]:
-        return lambda: node.saved_tensors[place]
+        return lambda: saved()[place]
 
     return [_unpacked(each, read(place)) for place, each in enumerate(node._raw_saved_tensors[:number])]
 
@@ -435,12 +439,3 @@ def calls_around(node: Any) -> dict[str, tuple[str, Any]]:
     """
     calls: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {} if is_forward(node) else {}
     return calls
-
-
-def all_saved_by_function(node: Any) -> Sequence[Tensor | None]:
-    """Return all tensors that the node of an `autograd.Function` keeps. Raises LookupError as `saved_by` does."""
-    for kept in node._raw_saved_tensors:
-        if (hook := getattr(kept, "unpack_hook", None)) is not None:
-            raise LookupError(getattr(hook, "__module__", ""))
-    saved: Sequence[Tensor | None] = node.saved_tensors
-    return saved

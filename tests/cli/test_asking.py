@@ -119,12 +119,16 @@ def test_why_of_a_saved_run_is_the_answer_of_a_server_without_the_page(
     assert found["incident"]["evidence"]["steps"]
 
 
+def _without_a_dashboard(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_HOME", str(home))
+    monkeypatch.setenv("HOOKCORE_PORT", str(free_port()))
+    monkeypatch.delenv("HOOKCORE_URL", raising=False)
+
+
 def test_without_a_dashboard_questions_are_about_the_runs_that_it_has_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOOKCORE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOOKCORE_PORT", str(free_port()))
-    monkeypatch.delenv("HOOKCORE_URL", raising=False)
+    _without_a_dashboard(tmp_path, monkeypatch)
     assert main(["why"]) == 2
     assert "no dashboard is running for you on this machine" in capsys.readouterr().err
     (tmp_path / "runs").mkdir()
@@ -138,9 +142,7 @@ def test_without_a_dashboard_questions_are_about_the_runs_that_it_has_saved(
 def test_mcp_says_only_that_it_is_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOOKCORE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOOKCORE_PORT", str(free_port()))
-    monkeypatch.delenv("HOOKCORE_URL", raising=False)
+    _without_a_dashboard(tmp_path, monkeypatch)
     (tmp_path / "runs").mkdir()
     save_layer(tmp_path / "runs", bad=40)
     for name in [name for name in sys.modules if name.partition(".")[0] == "mcp" or name == "hookcore_app.agents"]:

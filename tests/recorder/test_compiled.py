@@ -701,8 +701,8 @@ def test_a_graph_made_before_the_watch_is_not_made_again_and_said_to_be_unknown(
     assert_as_counted(count)
 
 
-@needs_inside
-def test_torchs_settings_for_joint_graphs_are_restored_and_a_callback_of_the_user_still_sees_them() -> None:
+def _joint_graphs() -> tuple[Any, Callable[[Any, Any], Any], list[Any]]:
+    """Return torch's settings for joint graphs, a callback as a user has one, and what it has seen."""
     settings = internals.joint_settings()
     assert settings is not None
     seen: list[Any] = []
@@ -711,6 +711,12 @@ def test_torchs_settings_for_joint_graphs_are_restored_and_a_callback_of_the_use
         seen.append(inputs)
         return graph
 
+    return settings, see, seen
+
+
+@needs_inside
+def test_torchs_settings_for_joint_graphs_are_restored_and_a_callback_of_the_user_still_sees_them() -> None:
+    settings, see, seen = _joint_graphs()
     with settings.patch(joint_custom_pass=see):
         before = settings.enable_autograd_cache
         model, batches = make("mlp")
@@ -722,14 +728,7 @@ def test_torchs_settings_for_joint_graphs_are_restored_and_a_callback_of_the_use
 
 @needs_inside
 def test_torchs_settings_come_back_with_the_next_graph_if_another_thread_closes_the_watcher() -> None:
-    settings = internals.joint_settings()
-    assert settings is not None
-    seen: list[Any] = []
-
-    def see(graph: Any, inputs: Any) -> Any:
-        seen.append(inputs)
-        return graph
-
+    settings, see, seen = _joint_graphs()
     with settings.patch(joint_custom_pass=see, enable_autograd_cache=True):
         watcher = watch(Mlp(), compiled="materialized")
         thread = threading.Thread(target=watcher.close)
@@ -743,13 +742,7 @@ def test_torchs_settings_come_back_with_the_next_graph_if_another_thread_closes_
 
 @needs_inside
 def test_a_watcher_in_another_thread_leaves_the_callback_of_this_one() -> None:
-    settings = internals.joint_settings()
-    assert settings is not None
-    seen: list[Any] = []
-
-    def see(graph: Any, inputs: Any) -> Any:
-        seen.append(inputs)
-        return graph
+    settings, see, seen = _joint_graphs()
 
     def watch_there() -> None:
         with watch(Mlp(), compiled="materialized"):
