@@ -17,6 +17,7 @@ from hypothesis import settings
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
+from hookcore.hooks.compiled import has_compiled
 from hookcore.hooks.internals import LOADER_METHODS
 from hookcore.watcher import close_all
 from tests.lanes import examples
@@ -74,6 +75,8 @@ def pytest_runtest_logfinish() -> None:
 @pytest.fixture(autouse=True)
 def no_leaked_hooks() -> Iterator[None]:
     """Assert that torch's global hook tables and the threads are unchanged after the test."""
+    if has_compiled():
+        torch._dynamo.reset()  # beside compiled code, no uncaptured call is held
     before, threads = _process_state(), _threads()
     yield
     after = _process_state()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,6 @@ NEVER = 1 << 20  # steps between two captured ones, so that only step 0 is captu
 
 
 def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
-    # No call is held beside what other tests have compiled.
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
     return hookcore.watch(model, **{"server": None, "budget": None, "every": NEVER, "capsule": "error", **settings})
 
 

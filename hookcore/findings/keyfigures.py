@@ -319,6 +319,9 @@ def _by_values(series: Series, values: Floats, logged_first: tuple[int, float] |
     quarters = [part for _, part in by_steps(series, 4)]
     before, after = float(np.median(quarters[0])), float(np.median(quarters[-1]))
     error = noise * _MEDIAN * np.sqrt(1 / len(quarters[0]) + 1 / len(quarters[-1]))
+    if before - first > noise + least:  # it rose at first, so that it must fall below its first value to have learned
+        reason = f"{loss} was {first:.3g} at first, rose to about {max(parts):.3g}, and is {newest:.3g} after {steps}"
+        return Course("unknown" if newest - first > noise + least else "flat", reason, *about, from_step)
     if before - after > max(error, _LEAST * abs(before)):
         reason = f"{loss} fell slowly, from about {before:.3g} to about {after:.3g} by step {to_step:,}"
         return Course("learning", reason, *about, from_step)

@@ -224,6 +224,14 @@ def test_the_share_of_a_weight_of_zeros_is_no_value_and_not_nan() -> None:
             "learning",
             "loss fell slowly, from about 19",
         ),
+        # A loss that rose and came back has not learned anything yet.
+        *(
+            ([2.3 + 12 * (step > 1) * falling(step) for step in range(steps)], word, f"loss was 2.3 at first, {rose}")
+            for steps, word, rose in (
+                (100, "unknown", "rose to about 23.6, and is 5.79 after 100 steps"),
+                (280, "flat", "rose to about 22.9, and is 2.39 after 280 steps"),
+            )
+        ),
         ([20 + 1.5 * NOISE[step] for step in range(1200)], "flat", "loss was 20.2 at first, and is "),
         ([20 + 6 * NOISE[step] for step in range(40)], "unknown", "loss is too noisy to show whether it falls"),
         # A few high values at the end may be a bad batch or two.

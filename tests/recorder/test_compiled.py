@@ -210,9 +210,7 @@ def begin_afresh() -> None:
 
 
 @pytest.fixture(autouse=True)
-def dynamo() -> Iterator[None]:
-    begin_afresh()
-    yield
+def dynamo() -> None:
     begin_afresh()
 
 

@@ -126,7 +126,6 @@ def test_inputs_without_a_gradient_have_their_reason() -> None:
 
 
 def test_gradients_that_a_script_takes_from_elsewhere_are_a_possible_reason() -> None:
-    torch._dynamo.reset()  # a function that another test has compiled would be one, too
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with watch(model) as watcher:
@@ -187,7 +186,6 @@ def test_finding_reasons_for_many_modules_reads_each_weight_only_a_few_times(mon
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(60)))
     for layer in model[1:]:
         layer.weight = model[0].weight
-    torch._dynamo.reset()  # functions that other tests have compiled would be another reason
     with watch(model) as watcher:
         watcher.flush()
         looks.clear()
@@ -216,7 +214,6 @@ def test_integers_among_the_outputs_of_a_module_say_nothing_about_its_gradients(
 
 
 def test_modules_inside_a_compiled_function_have_that_reason_and_an_event() -> None:
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
 
     def loss_of(x: Tensor) -> Tensor:
@@ -235,11 +232,9 @@ def test_modules_inside_a_compiled_function_have_that_reason_and_an_event() -> N
         events = [event.name for event in watcher.store.events()]
     assert "inside a compiled function (loss_of, test_reasons.py:" in coverage["0"].reason
     assert "inside-compiled-function" in events
-    torch._dynamo.reset()
 
 
 def test_a_model_called_by_forward_is_not_reported_as_inside_a_nearby_compiled_function() -> None:
-    torch._dynamo.reset()
     torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
     model = nn.Linear(4, 5)
     with watch(model) as watcher:
@@ -249,11 +244,9 @@ def test_a_model_called_by_forward_is_not_reported_as_inside_a_nearby_compiled_f
         watcher.flush()
         reason = watcher.coverage()[0].reason
     assert "only its .forward() is called" in reason
-    torch._dynamo.reset()
 
 
 def test_modules_below_a_compiled_forward_have_that_reason() -> None:
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
     model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
     with watch(model) as watcher:
@@ -261,7 +254,6 @@ def test_modules_below_a_compiled_forward_have_that_reason() -> None:
     assert coverage[""].captured
     assert not coverage["0"].captured
     assert "inside the compiled forward" in coverage["0"].reason
-    torch._dynamo.reset()
 
 
 def test_a_model_that_is_recreated_in_every_step_has_one_entry_for_each_module() -> None:
@@ -400,7 +392,6 @@ def test_a_model_inside_torch_func_is_not_called_frozen() -> None:
 
 
 def test_a_compiled_model_with_hooks_on_its_modules_reports_that_nothing_is_captured() -> None:
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     with watch(model, attach="module") as watcher:
         found = train(model, watcher, torch.ones(3, 4), steps=3, call=torch.compile(model, backend="eager"))
@@ -408,4 +399,3 @@ def test_a_compiled_model_with_hooks_on_its_modules_reports_that_nothing_is_capt
     assert all("attach='module'" in item.reason for item in found.values())
     (event,) = [event for event in watcher.store.events() if event.name == "inside-compiled-function"]
     assert "attach='global'" in event.message
-    torch._dynamo.reset()

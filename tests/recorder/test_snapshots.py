@@ -320,7 +320,6 @@ def test_inside_compiled_graphs_outputs_and_their_gradients_are_captured() -> No
         watcher.step()
         found = {snapshot.tap.kind: snapshot for snapshot in taken(watcher)}
         (missed,) = events(watcher, "snapshot-missed")
-    torch._dynamo.reset()
     assert hidden.grad is not None
     assert torch.allclose(torch.tensor(found["output"].values), kept, rtol=1e-6)
     assert torch.allclose(torch.tensor(found["output_grad"].values), hidden.grad, rtol=1e-5)
@@ -336,7 +335,6 @@ def test_the_boundary_of_a_compiled_region_is_captured() -> None:
         output.square().sum().backward()
         watcher.step()
         (snapshot,) = taken(watcher)
-    torch._dynamo.reset()
     same(snapshot, output)
 
 
