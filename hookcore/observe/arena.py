@@ -47,7 +47,7 @@ class Packer:
     def __init__(self) -> None:
         self._buffer: NDArray[np.int64] = np.empty(0, np.int64)
         self._address = 0
-        self._lock = threading.Lock()  # two threads may end a step at the same moment
+        self._lock = threading.RLock()  # two threads may end a step at the same moment
 
     def pack(self, base: int, used: int) -> bytes:
         """Move the contents of the first `used` rows at `base` out of the arena."""

@@ -129,7 +129,7 @@ class DeviceArena:
         self._stream: Any = None  # the one that was current when the first tensor was observed
         self._copying: Any = None  # the stream that copies to the host
         self._refused = ""  # what the allocator said when it had no memory; it isn't asked again in the same step
-        self._lock = threading.Lock()  # of threads that use one stream: nothing may be added while a step is taken out
+        self._lock = threading.RLock()  # of threads that use one stream: nothing may be added while a step is taken out
 
     def _find_kernel(self) -> tuple[AddToSlot, MergeSlots, int]:
         if self.device.type != "cuda":

@@ -78,7 +78,7 @@ class Recorder:
         try:
             self.capture.commands.enqueue(command)
             self.steps.steady.settle()  # the end of the running step sees it
-            self.capture.collector.queue.urgent.set()
+            self.capture.collector.queue.wake()
         except Exception as error:
             self.context.errors.record("command", error)
 
@@ -158,7 +158,6 @@ class Recorder:
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""
         self.closed = True
-        self.worker.queue.urgent = threading.Event()  # another thread of the parent may hold the lock of its own
         self.capture.placement.detach()
         self.capture.moments.close()
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from types import CodeType, FrameType
 from typing import Any, Final, NoReturn
 
 import pytest
@@ -114,13 +117,86 @@ def test_an_error_in_what_waits_does_not_end_the_recorders_thread(monkeypatch: p
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_flush_in_a_forked_child_waits_for_no_lock_of_the_parent() -> None:
     with watch(mlp()) as watcher:
-        mine = recorder_of(watcher).worker.queue.urgent
-        child = os.fork()
-        if child == 0:  # a thread of the parent may have held the lock of its event at this moment
-            is_another = recorder_of(watcher).worker.queue.urgent is not mine
-            watcher.flush(1.0)
-            os._exit(0 if is_another else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        wake = class_of("FrameQueue").wake.__code__
+        ends: list[int] = []
+
+        def fork(frame: FrameType, event: str, _: object) -> None:
+            if wake in codes_of(frame):
+                ends.append(end_of_child(lambda: watcher.flush(1.0)))
+
+        sys.setprofile(fork)  # at each moment in which this thread wakes the recorder's
+        recorder_of(watcher).worker.queue.wake()
+        sys.setprofile(None)
+        assert len(ends) > 1
+        assert not any(ends)
+
+
+def end_of_child(act: Callable[[], object]) -> int:
+    """Return how a fork that does this has ended: 0, or the signal that ended its waiting."""
+    child = os.fork()
+    if child == 0:
+        sys.setprofile(None)
+        signal.alarm(20)
+        act()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def codes_of(frame: FrameType | None) -> Iterator[CodeType]:
+    """Yield what runs: the code of a frame, and of those that have called it."""
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
+
+
+def train_interrupted(
+    monkeypatch: pytest.MonkeyPatch, handler: Callable[[hookcore.Watcher], object], at: int | None = None
+) -> tuple[int, Store]:
+    """Train, and call a handler while an event is queued, as Python calls those of signals: between any two calls.
+
+    `at`: only at this moment of all. Return the number of moments.
+    """
+    put, moments, stores, model = class_of("FrameQueue").put, count(), list[Store](), mlp()
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if at in (None, next(moments)):
+            handler(watcher)
+
+    def queue(*given: Any) -> None:
+        sys.setprofile(interrupt if threading.current_thread() is training else None)
+        try:
+            put(*given)
+        finally:
+            sys.setprofile(None)
+
+    def run() -> None:
+        take_steps(model, 1)
+        recorder_of(watcher).context.emit("note", "urgent")
+        take_steps(model, 1)
+        stores.append(watcher.store)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(class_of("FrameQueue"), "put", queue)
+        watcher = watch(model, every=1)
+        training = threading.Thread(target=run, daemon=True)
+        training.start()
+        training.join(60.0)
+    assert stores, "the training waits for itself"
+    watcher.close()
+    return next(moments), stores[0]
+
+
+def test_a_signal_handler_may_flush_at_any_moment_while_a_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, store = train_interrupted(monkeypatch, lambda watcher: watcher.flush(0.01))
+    assert store.steps().newest == 1
+
+
+def test_a_signal_handler_may_close_at_any_moment_while_a_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    for moment in count():
+        many, _ = train_interrupted(monkeypatch, lambda watcher: recorder_of(watcher).close(0.01), at=moment)
+        if moment > many:
+            break
+    assert moment > 10
 
 
 def test_a_queue_of_samples_that_another_thread_empties_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

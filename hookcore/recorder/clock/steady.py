@@ -400,7 +400,7 @@ class Steady:
             if self._logged:
                 self._give_logged()
         if stops and len(self._queue.frames) >= MAX_BATCH:
-            self._queue.urgent.set()
+            self._queue.wake()
 
     def note_logged(self, numbers: dict[str, Any], is_late: Callable[[str], bool]) -> bool:
         """Keep numbers that the script logs for the frame of their step, if the track runs and can go on.

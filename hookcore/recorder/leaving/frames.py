@@ -7,7 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -469,15 +471,18 @@ class FrameQueue:
         self.shipped = -1  # the newest step with a frame
         self.dropped = 0
         self.dropped_events = 0
-        self.urgent = threading.Event()  # set for the recorder's thread, which otherwise looks now and then
+        # A signal handler of the script may flush or close in the middle of what its own thread does here, which would
+        # wait for itself with an event or a plain lock.
+        self._rings: SimpleQueue[None] = SimpleQueue()
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def put(self, frame: RawFrame) -> None:
         """Queue a step or a part of one. Never waits."""
         with self._lock:
+            nbytes = frame.nbytes
+            self._bytes += nbytes
             self.frames.append(frame)
-            self._bytes += frame.nbytes
             while len(self.frames) > MAX_FRAMES or (self._bytes > MAX_BYTES and len(self.frames) > 1):
                 oldest = whole_frame(self.frames.popleft())
                 self._bytes -= oldest.nbytes
@@ -486,7 +491,17 @@ class FrameQueue:
                 self.dropped_events += heir.inherit(oldest)
             is_urgent = frame.events or len(self.frames) >= MAX_BATCH or self._bytes > MANY_BYTES
         if is_urgent:
-            self.urgent.set()
+            self.wake()
+
+    def wake(self) -> None:
+        """End the next wait, or the one that lasts."""
+        if self._rings.empty():
+            self._rings.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for something that is urgent, in the recorder's thread, which otherwise looks now and then."""
+        with suppress(Empty):
+            self._rings.get(timeout=timeout_s)
 
     def take(self) -> list[RawFrame | Light]:
         """Return the oldest frames, at most a batch of them."""

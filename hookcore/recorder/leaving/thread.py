@@ -152,7 +152,7 @@ class Worker:
         """Wait until everything queued so far is in the sink. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
         self._rounds.hurry()
-        self.queue.urgent.set()
+        self.queue.wake()
         while self._has_work():
             if not self._thread.is_alive():
                 return not (self._steady.has_notes or self.queue.frames)
@@ -171,7 +171,7 @@ class Worker:
         deadline = time.monotonic() + timeout_s
         self.flush(timeout_s)
         self._stopping = True
-        self.queue.urgent.set()
+        self.queue.wake()
         if self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -193,8 +193,7 @@ class Worker:
 
     def _rests(self) -> bool:
         """Wait for the next round. Return whether there is none."""
-        self.queue.urgent.wait(SOON_S if self._rounds.comes_soon else POLL_S)
-        self.queue.urgent.clear()
+        self.queue.wait(SOON_S if self._rounds.comes_soon else POLL_S)
         return self._stopping
 
     def _ship(self) -> None:

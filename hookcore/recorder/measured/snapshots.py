@@ -235,7 +235,7 @@ class Snapshots:
     def __init__(self, context: Context, copies: WaitingCopies) -> None:
         self._plans, self._current, self._errors = context.plans, context.current, context.errors
         self.copies = copies
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._asked: list[Request] = []  # from the next step on
         self._pending: list[Request] = []
         self._by_path: dict[str, list[Request]] = {}  # the current targets; replaced, never changed

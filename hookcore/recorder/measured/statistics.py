@@ -389,7 +389,7 @@ class TapTable:
         self._shown = 0
         self._announced = 0
         self._by_number: list[Tap] = []  # as far as it was asked for
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add(self, tap: Tap, hidden: bool = False) -> int:
         """Return the slot of a tap, or -1 if there is no room. Frames don't show a hidden one."""
