@@ -665,6 +665,7 @@ _NONFINITE_LOSS: Final = replace(
     tries=(
         "begin with the layer that had NaN or infinity first, from which the loss follows",
         "if all layers are finite, look at the computation of the loss: add a small epsilon to logarithms and divisors",
+        "look at the targets of that step: NaN, infinities, or no sample that counts",
     ),
 )
 

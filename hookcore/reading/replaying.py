@@ -23,7 +23,7 @@ from hookcore.delivery.dashboard.capsules import MAX_EXPLANATION, Saved, explana
 from hookcore.platform import kill_session, lock_file
 from hookcore.reading import answers
 from hookcore.records import Event, Value
-from hookcore.records.flow import EXPLAINED, REPLAYED, ReplayedTap, packed
+from hookcore.records.flow import EXPLAINED, NOTHING, REPLAYED, ReplayedTap, packed
 
 MAX_S: Final = 300.0  # of one replay
 MAX_MEMORY: Final = "16GiB"  # of one replay
@@ -167,7 +167,7 @@ def _placed(module: str, path: str, below: str) -> str:
 def _about(explanation: answers.Explanation) -> dict[str, Value]:
     culprit = explanation.culprit
     if culprit is None:
-        return {"exact": explanation.exact}
+        return {"exact": explanation.exact, **({} if explanation.error else {"found": NOTHING})}
     return {
         "module": culprit.module,
         "phase": culprit.phase,

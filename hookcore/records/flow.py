@@ -125,6 +125,7 @@ def _is_nested(inside: Sequence[int]) -> bool:
 # What the replay of a saved step measured of each layer, as the compact text of an event.
 
 EXPLAINED: Final = "explained"  # the event with the operator and the line that a replay found
+NOTHING: Final = "nothing"  # its fact `found` if all results of the step were finite
 REPLAYED: Final = "replayed"  # the event with the layers of the replayed step
 MEASURED: Final = ("count", "nan", "inf", "zero", "mean", "std", "min", "max", "rms", "norm")
 MAX_LAYERS: Final = 64

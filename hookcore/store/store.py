@@ -37,7 +37,7 @@ from hookcore.records import (
     Tap,
     is_shared,
 )
-from hookcore.records.flow import REPLAYED, Flow
+from hookcore.records.flow import EXPLAINED, NOTHING, REPLAYED, Flow
 from hookcore.records.masks import no_masks
 from hookcore.records.moments import NO_SAMPLES, Moment, SamplesOfStep, unpack_moment, unpack_samples, why_unknown
 from hookcore.records.sketch import MAX_EXPONENT, rows_of
@@ -490,6 +490,8 @@ class Store:
             self.parts.incidents.alarm(Alarm.of(event))
         if event.name == REPLAYED and (replay := replay_of(event)) is not None:
             self.explain(replay)
+        if event.name == EXPLAINED and event.about.get("found") == NOTHING:
+            self.parts.incidents.note_found_nothing(event.step, event.about.get("exact") is True)
         if event.name == CAPSULE_MISSED and isinstance(because := event.about.get("because"), str):
             self.parts.incidents.note_unsaved(event.step, because)
         self.keep_event(event)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -42,20 +42,37 @@ def test_the_step_of_the_first_error_is_explained_by_itself_with_its_layers() ->
     assert not watcher.errors
 
 
-def test_a_loss_that_is_nan_although_the_model_is_fine_leads_to_the_loss_and_its_targets() -> None:
+def train_with_a_batch_without_targets(explain: Literal["auto", "never"]) -> hookcore.Watcher:
     seed_all()
     model, ignored = torch.nn.Linear(4, 3), -100
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hookcore.watch(model, server=None, every=1 << 20, capsule="error", explain="never") as watcher:
-        for step in range(4):
-            targets = torch.full((8,), ignored if step == 2 else 1)
-            nn.functional.cross_entropy(model(torch.randn(8, 4)), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    watcher = watch(model, explain=explain)
+    for step in range(4):
+        targets = torch.full((8,), ignored if step == 2 else 1)
+        nn.functional.cross_entropy(model(torch.randn(8, 4)), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return watcher
+
+
+def test_a_loss_that_is_nan_although_the_model_is_fine_leads_to_the_loss_and_its_targets() -> None:
+    with train_with_a_batch_without_targets("never") as watcher:
+        pass
     (path,) = capsules_of(watcher)
     found = replay(path)
     assert found.exact, found.differences
     assert "What the model returned was finite, so look at how the loss is computed" in found.sentence
+
+
+@pytest.mark.slow
+def test_an_incident_whose_replay_found_nothing_says_so_and_leads_to_the_loss() -> None:
+    watcher = train_with_a_batch_without_targets("auto")
+    assert explained(watcher)["explained"].about["found"] == "nothing"
+    (incident,) = [each for each in watcher.store.incidents() if each.rule == "nonfinite"]
+    assert incident.headline == "NaN began at step 2; the layer isn't known"
+    assert incident.remedy.startswith("The replay of the step found nothing non-finite in the model's outputs")
+    assert "look at how the loss is computed from them, and at the targets" in incident.remedy
+    assert incident.remedy in incident.sentence
 
 
 def test_nothing_is_explained_by_itself_if_the_setting_says_never() -> None:

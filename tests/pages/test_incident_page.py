@@ -183,6 +183,18 @@ def test_the_advice_follows_from_the_cause_that_a_replay_found(
     assert rule_after(RULES["nonfinite"], None) == RULES["nonfinite"]
 
 
+def test_a_replay_that_found_nothing_leads_to_the_loss_and_its_targets() -> None:
+    found, unlike = (Explanation("found nothing", None, (), (), 9, exact, (), "") for exact in (True, False))
+    capsule = Capsule("a", 3, "", "", "before", 0.0, 0, "", "explained", "", found, "")
+    advised = rule_after(RULES["nonfinite"], capsule)
+    assert advised is not None
+    assert any("computation of the loss" in each for each in advised.tries)
+    assert any("the targets of that step" in each for each in advised.tries)
+    assert not any("replay" in each for each in advised.tries)
+    doubtful = Capsule("a", 3, "", "", "before", 0.0, 0, "", "explained", "", unlike, "")
+    assert rule_after(RULES["nonfinite"], doubtful) == RULES["nonfinite"]
+
+
 def test_a_loss_that_is_nan_is_not_told_to_lower_the_learning_rate() -> None:
     nan, high = rule_about("loss", math.nan), rule_about("loss", 1e9)
     assert nan is not None

@@ -71,6 +71,30 @@ def test_an_incident_says_why_its_step_cannot_be_repeated() -> None:
     assert found.remedy in found.sentence
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_incident_says_what_a_replay_compared_that_found_nothing(exact: bool) -> None:
+    store = store_of(0, 64, 96)
+    store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119),)))
+    version = store.incidents_version
+    replayed = Event(120, 130.0, "explained", "nothing", about={"exact": exact, "found": "nothing"})
+    store.append(frame(121, stats_of_magnitudes([]), events=(replayed,)))
+    found = only(store)
+    assert store.incidents_version > version
+    assert found.headline == "NaN began at step 120; the layer isn't known"
+    assert found.remedy.startswith(
+        "The replay of the step found nothing non-finite in the model's outputs, gradients, and buffers"
+    )
+    assert ("the outputs are those of the training. So look at how the loss is computed" in found.remedy) == exact
+    assert ("train again with budget=None" in found.remedy) == (not exact)
+
+
+def test_a_replay_that_raised_leaves_the_layer_to_be_found() -> None:
+    store = store_of(0, 64, 96)
+    replayed = Event(120, 130.0, "explained", "nothing", about={"exact": True})
+    store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119), replayed)))
+    assert only(store).remedy.startswith("To find it, explain the saved step")
+
+
 def test_the_check_of_every_step_gives_the_exact_step_and_no_layer() -> None:
     store = store_of(0, 64, 96)
     store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119),)))

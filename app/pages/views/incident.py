@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
 
-from hookcore.findings import RULES, Rule
+from hookcore.findings import RULES, Rule, rule_about
 from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Capsule, Explanation, SourceLine
 from hookcore.records import GRADIENT_KINDS, ROOT, STAT_COLUMN, STATS, Severity, Tap
@@ -420,8 +421,13 @@ _OF_ZERO: Final = frozenset(
 
 def rule_after(rule: Rule | None, capsule: Capsule | None) -> Rule | None:
     """Return a rule with the advice that fits what a replay has found out; all of it if there was none."""
-    found = None if capsule is None or capsule.explanation is None else capsule.explanation.culprit
-    if rule is None or rule.name != NONFINITE or found is None or found.origin != "operator":
+    replayed = None if capsule is None else capsule.explanation
+    if rule is None or rule.name != NONFINITE or replayed is None:
+        return rule
+    found = replayed.culprit
+    if found is None and replayed.exact and not replayed.error and (loss := rule_about("loss", math.nan)) is not None:
+        return replace(rule, causes=loss.causes[1:], tries=loss.tries[1:])
+    if found is None or found.origin != "operator":
         return rule
     place = 0 if any(word.removesuffix("_") in _OF_ZERO for word in found.operator.split(".")) else 1
     return replace(rule, causes=(rule.causes[place],), tries=(rule.tries[1 + place],))

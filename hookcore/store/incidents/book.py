@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -276,7 +276,8 @@ class Incidents:
     _known: int = 0  # taps before this frame
     # By step, with the values around what they name.
     _replays: dict[int, tuple[Replay, Gathering | None]] = field(default_factory=dict)
-    _unsaved: dict[int, tuple[str, int]] = field(default_factory=dict)  # why steps can't be repeated, and the version
+    # By step, what is known of repeating it, as fields of an incident, with the version.
+    _noted: dict[int, tuple[dict[str, Any], int]] = field(default_factory=dict)
     _open: Open | None = None
     _over: list[Over] = field(default_factory=list)
     _unfinished: list[Gathering] = field(default_factory=list)  # the steps after the onset are still to come
@@ -353,11 +354,18 @@ class Incidents:
 
     def note_unsaved(self, step: int, because: str) -> None:
         """Note why a step in which an incident began can't be repeated."""
+        self._note(step, unsaved=because)
+
+    def note_found_nothing(self, step: int, exact: bool) -> None:
+        """Note that the replay of a step found nothing non-finite. `exact`: its outputs are those of the training."""
+        self._note(step, replayed_fine=exact)
+
+    def _note(self, step: int, **known: Any) -> None:
         with self._lock:
             self.version += 1
-            self._unsaved[step] = because, self.version
-            while len(self._unsaved) > MAX_REPLAYS:
-                del self._unsaved[next(iter(self._unsaved))]
+            self._noted[step] = known, self.version
+            while len(self._noted) > MAX_REPLAYS:
+                del self._noted[next(iter(self._noted))]
 
     def _begin(self, step: int) -> Open:
         lanes = len(self.source.taps)
@@ -512,16 +520,15 @@ class Incidents:
         if self._replays:
             replays = ((over, self._replays.get(over.about.first_step)) for over in states)
             states = [over if told is None else self._accounts.told(over, *told) for over, told in replays]
-        if self._unsaved:
-            states = [self._with_reason(over) for over in states]
+        if self._noted:
+            states = [self._with_noted(over) for over in states]
         return sorted(states, key=lambda over: over.about.first_step)
 
-    def _with_reason(self, over: Over) -> Over:
-        about = over.about
-        because, version = self._unsaved.get(about.first_step, ("", 0))
-        if not because:
+    def _with_noted(self, over: Over) -> Over:
+        known, version = self._noted.get(over.about.first_step, ({}, 0))
+        if not known:
             return over
-        return replace(over, about=replace(about, unsaved=because, version=max(about.version, version)))
+        return replace(over, about=replace(over.about, **known, version=max(over.about.version, version)))
 
     def _note_bad(self, incident: Open, step: int, bad: Numbers, nan: Flags) -> None:
         if len(incident.onset) < len(self.source.taps):

@@ -130,6 +130,7 @@ class Incident:
     source: Source = "capture"
     where: str = ""  # the line of code that a replay found, such as "norm.py:14"
     unsaved: str = ""  # why its first step can't be repeated, if the training said so
+    replayed_fine: bool | None = None  # after a replay of it that found nothing: whether it equals the training
     root: str = ROOT  # what sentences call the root module
 
     def calling(self, root: str) -> Incident:
@@ -225,7 +226,7 @@ class Incident:
         if self.began_in_loss:
             return f"{what} first appeared in {self.loss}, {when}; every captured tensor of that step was finite"
         if not self.culprit_known:
-            return f"{what} began {when}; the layer isn't known{'' if self.unseen else ' yet'}"
+            return f"{what} began {when}; the layer isn't known{' yet' if self.may_be_found else ''}"
         tap = self.culprit.tap
         if tap.kind == "param" and self.source == "check":
             name = ".".join(filter(None, (tap.module, tap.index)))
@@ -241,6 +242,13 @@ class Incident:
         return bool(self.loss) and not self.culprit_known and not self.unseen
 
     @property
+    def may_be_found(self) -> bool:
+        """Whether a replay of its first step may still name the layer."""
+        return (
+            not (self.culprit_known or self.began_in_loss or self.unseen or self.unsaved) and self.replayed_fine is None
+        )
+
+    @property
     def remedy(self) -> str:
         """How to find an unknown culprit, as a sentence; empty if it is known."""
         if self.culprit_known or self.began_in_loss:
@@ -249,7 +257,15 @@ class Incident:
             return f"To find the layer, {TO_FIND}."
         if self.unsaved:
             return f"The step can't be repeated: {self.unsaved}. To find the layer, {TO_FIND}."
-        return f"To find it, explain the saved step, or {TO_FIND}."
+        if self.replayed_fine is None:
+            return f"To find it, explain the saved step, or {TO_FIND}."
+        found = "The replay of the step found nothing non-finite in the model's outputs, gradients, and buffers"
+        if self.replayed_fine:
+            return (
+                f"{found}, and the outputs are those of the training. So look at how the loss is computed from them, "
+                "and at the targets. If a step calls the model several times, only the newest call is replayed."
+            )
+        return f"{found}, but the outputs may not be those of the training. To find the layer, {TO_FIND}."
 
     def _place(self) -> str:
         """Name the module, unless the message does."""
