@@ -374,6 +374,7 @@ class Alerts:
     where: str = ""  # its module
     message: str = ""
     hedge: str = ""  # follows the title if the layer isn't known
+    unread: str = ""  # why there may be others, or some at all, that are only known once the run is read
 
     @property
     def count(self) -> int:

@@ -421,6 +421,17 @@ def test_notes_are_never_listed_under_the_words_no_problems_found(world: World) 
     assert '<span class="quiet none">none</span>' in world.client.get("/").text
 
 
+def test_the_list_says_no_number_of_problems_of_a_run_on_disk_of_which_none_is_noted(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.loaded, run.saved.summary = False, {"alerts": [[], "", "", "", ""]}
+    assert '<span class="quiet none">none</span>' in world.client.get("/").text
+    run.saved.summary = {}
+    listed = world.client.get("/").text
+    assert ">not loaded</span>" in listed
+    assert '<span class="quiet none">none</span>' not in listed
+
+
 def test_two_spikes_of_one_tensor_are_one_problem_and_one_of_the_two_lines_of_everything_can_be_selected(
     world: World,
 ) -> None:

@@ -995,7 +995,16 @@ def test_a_late_rank_is_found_again_after_a_restart(tmp_path: Path) -> None:
         assert incident.sentence.startswith("Rank 2 is late: it was last in ")
     with saved(tmp_path) as again:
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        assert problems_listed(again) == "not loaded"  # those of rank 0 don't tell
         assert everything(again) == before
+        assert problems_listed(again).startswith("1 Rank is late")
+
+
+def problems_listed(ranks: Ranks) -> str:
+    """Return what the list of runs says about the problems of the run of all ranks."""
+    row = ranks.server.client.get("/").text.partition(f'id="run-{JOINT}"')[2]
+    cell = row.partition('class="alerts">')[2].partition("</td>")[0]
+    return " ".join(re.sub("<.*?>", " ", cell).split())
 
 
 def test_the_rules_check_ranks_in_turn_both_live_and_on_rereading(

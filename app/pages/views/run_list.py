@@ -110,7 +110,7 @@ def line_of(run: Run) -> RunLine:
     except Exception:
         _log.warning("hookcore: the run %s can't be listed", run.id, exc_info=True)
         return replace(
-            _line(run, None, None, None, Alerts(), StepRange(None, None, 0)),
+            _line(run, None, None, None, Alerts(unread=_UNNOTED), StepRange(None, None, 0)),
             trouble="This run can't be read; the server's log says why.",
         )
 
@@ -155,6 +155,10 @@ def _points_of(reader: Reader, name: str) -> Points:
     return series.last_step, series.mean
 
 
+_UNNOTED: Final = "Nothing is noted of its problems. Open the run to find them."
+_OF_ALL: Final = "Those of one rank are noted. Open the run to find those of all ranks, such as a late one."
+
+
 # -- runs that are on disk ------------------------------------------------------------------------------------------
 
 
@@ -185,7 +189,7 @@ def model_of(run: Run) -> str:
 def _summarized(run: Run) -> RunLine:
     """Return the line of a run on disk. Unexpected values in the summary are ignored."""
     loss = points = None
-    alerts = Alerts()
+    alerts = Alerts(unread=_UNNOTED)
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
         name, value = run.saved.summary["loss"]
         loss = Loss(str(name)[:MAX_TEXT], float(value))
@@ -194,7 +198,8 @@ def _summarized(run: Run) -> RunLine:
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
         severities, *words = run.saved.summary["alerts"]
         known = tuple(severity for severity in severities[:MAX_ALERTS] if severity in ("warning", "error"))
-        alerts = Alerts(known, *(str(word)[:MAX_TEXT] for word in words[:4]))
+        noted = Alerts(known, *(str(word)[:MAX_TEXT] for word in words[:4]))
+        alerts = replace(noted, unread=_OF_ALL if run.is_derived else "")
     return _line(run, None, loss, points, alerts, run.reader.steps())
 
 
