@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import urllib.request
 from pathlib import Path
+from threading import Event
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from hookcore.records import Failure, Tap
 from hookcore.records.wire import encode
@@ -376,7 +377,7 @@ def test_the_first_run_appears_by_itself(browser: Browser, empty_site: Site) -> 
         expect(tab.page.get_by_role("link", name="one", exact=True)).to_be_visible()
 
 
-def test_on_disk_is_never_cut_in_the_list_of_runs(browser: Browser, empty_site: Site) -> None:
+def test_the_list_says_on_disk_uncut_and_the_chart_that_runs_are_read(browser: Browser, empty_site: Site) -> None:
     trainer = empty_site.train("saved", "--pause", "0.05", "--bad-at", "12", "--rate", "0.02")
     empty_site.run("saved", 20)
     trainer.terminate()
@@ -396,3 +397,19 @@ def test_on_disk_is_never_cut_in_the_list_of_runs(browser: Browser, empty_site: 
         tab.goto("")
         tab.page.wait_for_function("() => globalThis.seen")
         assert tab.page.evaluate("() => globalThis.seen") == ["on disk", True]
+    empty_site.kill()
+    empty_site.start()
+    with visiting(browser, empty_site.url) as tab:
+        held: list[Route] = []
+        pass_on = Event()
+        tab.page.route(
+            "**/api/v1/overlay*", lambda route: route.continue_() if pass_on.is_set() else held.append(route)
+        )
+        tab.goto("")
+        chart = tab.page.locator("#overlay .empty")
+        expect(chart).to_have_text(re.compile(r"^Reading runs from disk: 0 of [12]\.$"))
+        pass_on.set()
+        for route in held:
+            route.continue_()
+        expect(tab.page.locator("#overlay .plot-legend li").filter(has_text="saved")).to_have_count(1)
+        expect(chart).to_be_hidden()

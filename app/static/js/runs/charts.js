@@ -274,6 +274,7 @@ export class RunCharts {
   async #drawOverlay(signal) {
     const { scalar, tap } = this.#asked();
     if (scalar === null && !tap) return this.overlay.say("Name a layer and its kind, such as: layers.0 output");
+    await this.#readFromDisk(signal);
     await this.#learnPaces(signal);
     const answer = await get("overlay", this.#asked(), signal);
     for (const { last_step: last } of answer.lines) this.page.follow.saw(last[last.length - 1] ?? 0);
@@ -285,6 +286,16 @@ export class RunCharts {
     this.overlay.figure.options.captured = !this.#isLogged;
     if (lines.length) this.overlay.show(lines, this.#about);
     else this.overlay.say(emptyWords(answer, this.#isLogged, this.page.follow.range !== null));
+  }
+
+  /** Has the server read one run on disk after the other, so that an empty chart says how far it is.
+   * @param {AbortSignal} signal */
+  async #readFromDisk(signal) {
+    const unread = this.overlay.figure.lines.length ? [] : this.#runs.filter((run) => !run.in_memory);
+    for (const [done, run] of unread.entries()) {
+      this.overlay.say(`Reading runs from disk: ${count(done)} of ${count(unread.length)}.`);
+      await get("overlay", { runs: run.id, scalar: "loss", points: 1 }, signal);
+    }
   }
 
   /** What the axis needs to know of the runs. The mean of a group is one over steps. @param {AbortSignal} signal */
