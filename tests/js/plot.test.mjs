@@ -326,6 +326,15 @@ test("scripts are offered only for data that the client can request", () => {
   assert.ok(!hasPython([]));
 });
 
+test("the name of the vertical axis is cut in its middle by its width, not by the number of its letters", () => {
+  const widthOf = (text) => text.length * 10;
+  const figure = new LineFigure(page({}), { title: `start ${"W".repeat(60)} end` }, widthOf);
+  figure.take([line([0, 100])], "loss");
+  const { text } = figure.make(COLORS, 400, 200).layout.yaxis.title;
+  assert.ok(widthOf(text) <= 200 - 48, text);
+  assert.match(text, /^start .*\u2026.* end$/);
+});
+
 test("a zoom of the values ends when the chart changes its subject", () => {
   const figure = new LineFigure(page({}), { title: "x" });
   const range = () => figure.make(COLORS, 400, 200).layout.yaxis.range.map(Math.round);

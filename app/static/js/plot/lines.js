@@ -1,6 +1,7 @@
 /** What a chart of lines is made of: traces, axis, and layout for Plotly, words and a table for readers. No DOM. */
 import { Along, together } from "../along.js";
-import { count, number, shorten } from "../format.js";
+import { count, number } from "../format.js";
+import { shortened } from "../paths.js";
 import { Scale, ticks } from "../scale.js";
 import { SANS } from "../theme.js";
 import { countTicks } from "../timeline/clock.js";
@@ -98,7 +99,7 @@ export function axisOf(kind, many) {
 }
 
 const RAIL_ROW = 0.08; // of the axis' length
-const RAIL_LETTER = 6; // pixels
+const LETTER = 6; // pixels of a letter of usual width
 const MAX_RAIL = 4; // lines of words above the values
 const FAR = 2; // times the usual range of the lines: what goes farther leaves the axis
 const DECADES = 2; // from so many on, an axis is logarithmic by itself
@@ -178,10 +179,10 @@ export function exitWords(name, { sign, step, peak }) {
     : `${name}: ${SIGNS[sign][2]} at ${at}`;
 }
 
-/** The rail above the values: which line left the axis or was not finite, and since when. @param {Line[]} lines
- * @param {Exit[]} exits @param {Axis} axis @param {Along} along @param {Record<string, string>} colors
- * @param {number} width of the axis in pixels */
-function railOf(lines, exits, axis, { from, to }, colors, width) {
+/** The rail above the values: which line left the axis or was not finite, and since when.
+ * @param {Pick<LineFigure, "lines" | "exits" | "along" | "widthOf">} figure @param {Axis} axis
+ * @param {Record<string, string>} colors @param {number} width of the axis in pixels */
+function railOf({ lines, exits, along: { from, to }, widthOf }, axis, colors, width) {
   const [low, high] = axis.range;
   const rows = Math.min(MAX_RAIL, exits.length);
   const row = ((high - low) / (1 + RAIL_ROW * rows)) * RAIL_ROW;
@@ -191,7 +192,8 @@ function railOf(lines, exits, axis, { from, to }, colors, width) {
     const words = isLast ? `${exits.length - place} more runs` : exitWords(lines[exit.line].name, exit);
     const share = (exit.x - from) / (to - from || 1);
     const isFar = share > 0.5;
-    const fitting = shorten(words, Math.floor((Math.max(share, 1 - share) * width - 12) / RAIL_LETTER));
+    const room = Math.max(share, 1 - share) * width - 12;
+    const fitting = shortened(words, (text) => widthOf(text) <= room);
     return {
       type: "scatter",
       mode: "markers+text",
@@ -405,10 +407,11 @@ export class LineFigure {
 
   /** @param {{state: {optional(name: string): string}, clock?: Clock, follow: {span: [number, number] | null, range?:
    * [number, number] | null}}} page @param {{title: string, y?: YAxis, legend?: boolean, captured?: boolean, several?:
-   * boolean}} options */
-  constructor(page, options) {
+   * boolean}} options @param {(text: string) => number} [widthOf] in pixels, in the font of the axes */
+  constructor(page, options, widthOf = (text) => LETTER * text.length) {
     this.page = page;
     this.options = options;
+    this.widthOf = widthOf;
   }
 
   /** Takes lines. A zoom is of its subject: the values of another one are shown whole.
@@ -474,7 +477,7 @@ export class LineFigure {
       colors,
       this.along.marks(width, NOTCH_PX).map((share) => this.along.from + share * (this.along.to - this.along.from)),
     );
-    traces.push(...railOf(this.lines, this.exits, axis, this.along, colors, width - MARGIN.l - MARGIN.r));
+    traces.push(...railOf(this, axis, colors, width - MARGIN.l - MARGIN.r));
     return { traces, layout: layoutOf(this, axis, colors, width, height, alone) };
   }
 
@@ -578,7 +581,7 @@ function layoutOf(figure, axis, colors, width, height, alone) {
       range: axis.range,
       tickvals: ticks.map(({ at }) => at),
       ticktext: ticks.map(({ text }) => text),
-      ...named(shorten(y?.title || title, Math.floor((height - MARGIN.t - MARGIN.b) / RAIL_LETTER))),
+      ...named(shortened(y?.title || title, (text) => figure.widthOf(text) <= height - MARGIN.t - MARGIN.b)),
     },
   };
 }

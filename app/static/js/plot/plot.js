@@ -4,7 +4,7 @@ import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { number } from "../format.js";
 import { failedWords } from "../live/refresh.js";
-import { colors, onTheme } from "../theme.js";
+import { colors, onTheme, SANS } from "../theme.js";
 import { blobOf, CONFIG, plotly } from "./library.js";
 import { LineFigure } from "./lines.js";
 import { Panel } from "./panel.js";
@@ -25,6 +25,17 @@ const ZOOMS = { "+": [0.5, 0], "=": [0.5, 0], "-": [2, 0], ArrowUp: [1, 0.2], Ar
 
 /** The charts that Plotly has drawn, the newest last. @type {Set<LineChart>} */
 const live = new Set();
+
+/** @type {CanvasRenderingContext2D | null | undefined} */
+let pen;
+
+/** How wide a text of an axis is. @param {string} text */
+function widthOf(text) {
+  pen ??= document.createElement("canvas").getContext("2d");
+  if (!pen) return Infinity;
+  pen.font = `11px ${SANS}`;
+  return pen.measureText(text).width;
+}
 
 let isListening = false;
 
@@ -72,7 +83,7 @@ export class LineChart {
     this.page = page;
     this.linesOf = options.linesOf;
     this.panel = new Panel(page, element, options);
-    this.figure = new LineFigure(page, options);
+    this.figure = new LineFigure(page, options, widthOf);
     this.card = new Card(page, element, {
       title: options.title,
       table: () => this.figure.table(),
