@@ -351,7 +351,8 @@ def change_capture(world: World, person: Person) -> tuple[str, bool]:
     page = person.page
     person.open("live", "Capture")
     person.click(page.get_by_label("updates", exact=True))
-    person.click(page.get_by_role("button", name="Apply").first)
+    expect(page.locator("#dry-run")).to_contain_text("; also updates")
+    person.press("Enter")
     told = page.locator("#capture-told")
     expect(told).to_have_attribute("data-state", "applied")
     run = world.id_of("live")

@@ -124,9 +124,10 @@ def test_kinds_and_cadence_take_effect_in_the_trainer_when_applied(visit: Open, 
     with visit() as tab:
         page = tab.page
         tab.goto(paths("live")["capture"])
-        page.get_by_label("updates", exact=True).check()
         page.locator("#every").fill("2")
-        page.get_by_role("button", name="Apply").click()
+        page.get_by_label("updates", exact=True).check()
+        expect(page.locator("#dry-run")).to_contain_text("; also updates")
+        page.keyboard.press("Enter")
         expect(page.locator("#capture-told")).to_have_attribute("data-state", "applied")
         wait_for(lambda: settings(site)["every"] == 2 and "update" in settings(site)["kinds"], "kinds and cadence hold")
     change(site, every=1, kinds=["output", "output_grad", "param_grad"])

@@ -152,11 +152,21 @@ export class Capture {
     const wrong = preview?.problem || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
     const modules = preview && `${count(preview.selected)} of ${counted(preview.modules, "module")}`;
     const now = this.#now === null ? "" : ` (now ${count(this.#now)})`;
-    const words = modules && (changes.length ? `Would watch ${modules}${now}` : `Watches ${modules}`);
+    const kinds = this.#kindWords(wanted.kinds);
+    const words = modules && (changes.length ? `Would watch ${modules}${now}${kinds}` : `Watches ${modules}`);
     this.#show(wrong || words || "", wrong ? "error" : changes.length ? "drafted" : "quiet");
     this.buttons.save.disabled = !changes.length || !wanted.kinds.length || Boolean(preview?.is_malformed);
     this.buttons.drop.disabled = !changes.length;
     this.tell.drafted();
+  }
+
+  /** Which kinds would come and go. @param {string[]} wanted */
+  #kindWords(wanted) {
+    const titles = (/** @type {string[]} */ kinds) =>
+      kinds.map((kind) => this.form.querySelector(`[value="${kind}"]`)?.closest("label")?.textContent?.trim());
+    const come = titles(wanted.filter((kind) => !this.held.kinds.includes(kind)));
+    const go = titles(this.held.kinds.filter((kind) => !wanted.includes(kind)));
+    return (come.length ? `; also ${come.join(", ")}` : "") + (go.length ? `; no longer ${go.join(", ")}` : "");
   }
 
   /** @param {string} words @param {string} kind */
