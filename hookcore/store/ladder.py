@@ -88,7 +88,7 @@ class Peaks:
 
 
 def _read(part: ExactRows, rows: slice, lanes: Lanes, column: int) -> Floats:
-    return pick(part.values[column], rows, lanes, np.nan)
+    return pick(part.values[column], rows, lanes, np.nan).astype(np.float64, copy=False)
 
 
 FACTOR: Final = 8
@@ -168,7 +168,7 @@ class Ladder:
         self.max_bytes, self.max_lanes = max_bytes, _most_lanes(self.schema, max_bytes)
         self.level_limits = [int(max_bytes * share) for share in SHARES]
         if self._exact:
-            self._trim(self._exact[-1])
+            self._end(self._exact[-1])
         while self._exact_bytes() > self.level_limits[0] and len(self._exact) > 1:
             self._promote_exact(keep=1)
         for tier in range(len(self._merged)):
@@ -180,7 +180,7 @@ class Ladder:
         while done < many:
             segment = self._room_for_row()
             row, fit = segment.used, min(many - done, segment.rows - segment.used)
-            view = segment.values[:, row : row + fit]
+            view = _open(segment)[:, row : row + fit]
             if isinstance(lanes, slice):  # NumPy lets go of the interpreter to write more than 500 values
                 view[:, :, : lanes.start] = view[:, :, lanes.stop :] = np.nan
             elif values.shape[2] < segment.lanes:
@@ -194,10 +194,10 @@ class Ladder:
     def merge_newest(self, lanes: Lanes, values: Floats, both: Merge) -> None:
         """Merge another part of the newest step: repeated lanes are merged, others are added."""
         segment = self._exact[-1]
-        if segment.lanes < self._lanes:
-            segment = self._widen_newest()
+        if segment.lanes < self._lanes or isinstance(segment.values, tuple):
+            segment = self._reopen_newest()
         with self._lock:
-            view = segment.values[:, segment.used - 1]
+            view = _open(segment)[:, segment.used - 1]
             known = view[:, lanes]
             merged = np.where(np.isnan(known[0]), values, both(known, values))
             view[:, lanes] = np.where(np.isnan(values[0]), known, merged)
@@ -242,7 +242,7 @@ class Ladder:
                 at = int(np.searchsorted(steps, first))
                 start = max(0, at - missing)
                 missing -= at - start
-                found.append((steps[start:].copy(), _of_lanes(part.values[:, start : part.used], chosen)))
+                found.append((steps[start:].copy(), _of_lanes(part, slice(start, part.used), chosen)))
                 if not missing and at:
                     break
         if not found:
@@ -258,7 +258,7 @@ class Ladder:
         with self._lock:
             parts = [ExactRows(part.steps, part.values, part.used) for part in reversed(self._exact) if part.used]
             if parts:  # the newest row may still change, so it is copied
-                parts.insert(0, parts[0].cut(slice(parts[0].used - 1, parts[0].used)))
+                parts.insert(0, parts[0].pack(slice(parts[0].used - 1, parts[0].used)))
                 parts[1].used -= 1
             old_steps, old_values = self._fallen_steps, self._fallen
         lanes = max([len(old_steps), *(part.lanes for part in parts)])
@@ -294,7 +294,7 @@ class Ladder:
             newest = self._exact[-1]
             if newest.used < newest.rows and newest.lanes >= self._lanes:
                 return newest
-            self._trim(newest)
+            self._end(newest)
         return self._open_segment(keep=0)
 
     def _open_segment(self, keep: int) -> ExactRows:
@@ -312,26 +312,27 @@ class Ladder:
         ahead = self._lanes * (8 * len(self.schema.columns) + 8)  # what `_fallen` may grow to
         return self.level_bytes[0] + ahead
 
-    def _trim(self, segment: ExactRows) -> None:
-        """Release unwritten rows before a wider segment follows."""
-        if segment.used < segment.rows:
-            exact = segment.cut(slice(0, segment.used))
+    def _end(self, segment: ExactRows) -> None:
+        """Release unwritten rows and bytes that its values don't need, before another segment follows."""
+        if not isinstance(segment.values, tuple):
+            packed = segment.pack(slice(segment.used))
             with self._lock:
-                self._exact[-1:] = [exact] if exact.used else []
-                self.level_bytes[0] += (exact.nbytes if exact.used else 0) - segment.nbytes
+                self._exact[-1:] = [packed] if packed.used else []
+                self.level_bytes[0] += (packed.nbytes if packed.used else 0) - segment.nbytes
 
-    def _widen_newest(self) -> ExactRows:
+    def _reopen_newest(self) -> ExactRows:
+        """Move the newest row to a segment that has all lanes and can be written."""
         old = self._exact[-1]
-        wide = self._open_segment(keep=1)
-        row = old.used - 1
-        wide.values[:, 0] = np.nan
-        wide.values[:, 0, : old.lanes] = old.values[:, row]
-        older = old.cut(slice(0, row))
+        new = self._open_segment(keep=1)
+        values, row = _open(new), old.used - 1
+        values[:, 0] = np.nan
+        values[:, 0, : old.lanes] = old.read(slice(None), slice(row, row + 1))[:, 0]
+        older = old.pack(slice(row))
         with self._lock:
-            wide.steps[0], wide.used = old.steps[row], 1
-            self._exact[-2:] = [older, wide] if row else [wide]
+            new.steps[0], new.used = old.steps[row], 1
+            self._exact[-2:] = [older, new] if row else [new]
             self.level_bytes[0] += (older.nbytes if row else 0) - old.nbytes
-        return wide
+        return new
 
     def _promote_exact(self, keep: int) -> None:
         taken: list[ExactRows] = []
@@ -443,11 +444,17 @@ def _least_bytes(schema: Schema, lanes: int) -> int:
     return int(max(exact, merged)) + 1
 
 
-def _of_lanes(values: Floats, lanes: NDArray[np.intp]) -> Floats:
+def _open(segment: ExactRows) -> Floats:
+    """Return the values of a segment that can be written."""
+    assert not isinstance(segment.values, tuple)
+    return segment.values
+
+
+def _of_lanes(part: ExactRows, rows: slice, lanes: NDArray[np.intp]) -> Floats:
     """Copy some lanes; those that are newer than the values are NaN."""
-    known = lanes < values.shape[2]
-    found = np.full((*values.shape[:2], len(lanes)), np.nan)
-    found[:, :, known] = values[:, :, lanes[known]]
+    known = lanes < part.lanes
+    found = np.full((len(part.values), rows.stop - rows.start, len(lanes)), np.nan)
+    found[:, :, known] = part.read(slice(None), rows, lanes[known])
     return found
 
 
@@ -455,8 +462,8 @@ def _note_latest(part: ExactRows, steps: Steps, values: Floats) -> None:
     """Note the newest row of each lane in a segment, if it is newer than the known one."""
     if not part.used:
         return
-    present: NDArray[np.bool_] = ~np.isnan(part.values[0, : part.used])
+    present: NDArray[np.bool_] = ~np.isnan(part.values[0][: part.used])
     row = part.used - 1 - np.argmax(present[::-1], axis=0)
     lanes = np.flatnonzero(present.any(axis=0) & (part.steps[row] > steps[: part.lanes]))
     steps[lanes] = part.steps[row[lanes]]
-    values[:, lanes] = part.values[:, row[lanes], lanes]
+    values[:, lanes] = part.read(slice(None), row[lanes], lanes)

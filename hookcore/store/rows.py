@@ -80,7 +80,7 @@ def pick_exact(
         return None
 
     def stored(number: int) -> Floats:
-        return pick(part.values[number], rows, lanes, np.nan)
+        return pick(part.values[number], rows, lanes, np.nan).astype(np.float64, copy=False)
 
     values = schema.read(column, stored)
     present = (~np.isnan(stored(0))).astype(np.uint32)

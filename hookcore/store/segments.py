@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from hookcore.records import STAT_COLUMN, STATS
 
 # A row is one step or several merged ones, a column is a statistic, and a lane is a tap or a scalar. Arrays are
-# [column,
-# row, lane]: a query reads one column of many rows, and so touches a thirteenth of the bytes.
+# [column, row, lane]: a query reads one column of many rows, and so touches a thirteenth of the bytes.
 
 Floats = NDArray[np.float64]
+Narrow = NDArray[np.floating[Any]]  # of float16, float32, or float64
 Counts = NDArray[np.uint32]
 Steps = NDArray[np.int64]
 Lanes = slice | NDArray[np.intp]
 Column = Callable[[int], Floats]  # reads one stored column
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+_OBJECT_BYTES: Final = 128  # of an array, beside its values
 _BLOCK_BYTES: Final = 1 << 17  # of columns merged together: narrow ones need fewer calls, wide ones stay cached
 
 
@@ -73,7 +74,7 @@ class ExactRows:
     """Single steps, unmerged. Rows from `used` on are not written yet."""
 
     steps: Steps  # [rows]
-    values: Floats  # [column, row, lane]
+    values: Floats | tuple[Narrow, ...]  # [column, row, lane]; a tuple is packed, and no row can follow
     used: int = 0
 
     @classmethod
@@ -83,14 +84,16 @@ class ExactRows:
 
     @property
     def rows(self) -> int:
-        return int(self.values.shape[1])
+        return len(self.values[0])
 
     @property
     def lanes(self) -> int:
-        return int(self.values.shape[2])
+        return int(self.values[0].shape[1])
 
     @property
     def nbytes(self) -> int:
+        if isinstance(self.values, tuple):
+            return sum(column.nbytes + _OBJECT_BYTES for column in self.values) + self.steps.nbytes
         return self.values.nbytes + self.steps.nbytes
 
     @property
@@ -106,12 +109,45 @@ class ExactRows:
         steps = self.steps[: self.used]
         begin = 0 if first is None else int(np.searchsorted(steps, first))
         end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
-        return ExactRows(steps[begin:end], self.values[:, begin:end], max(0, end - begin))
+        return ExactRows(steps[begin:end], tuple(each[begin:end] for each in self.values), max(0, end - begin))
 
-    def cut(self, rows: slice) -> ExactRows:
-        """Return a copy of some rows, all of them used."""
+    def pack(self, rows: slice) -> ExactRows:
+        """Return a copy of some rows, all of them used, with each column in the smallest type that holds its values.
+
+        Counts, and the extremes of float32 tensors, take half or a quarter of the bytes.
+        """
         steps = self.steps[rows].copy()
-        return ExactRows(steps, self.values[:, rows].copy(), len(steps))
+        packed = ExactRows(steps, _together([_smallest(each[rows]) for each in self.values]), len(steps))
+        plain = ExactRows(steps, self.read(slice(None), rows), len(steps))
+        return min(packed, plain, key=lambda rows: rows.nbytes)
+
+    def read(self, columns: slice, rows: Lanes, lanes: Lanes = slice(None)) -> Floats:
+        """Return a copy of some values, [column, row, lane]."""
+        return np.array([each[rows, lanes] for each in self.values[columns]], np.float64)
+
+
+def _smallest(column: Narrow) -> Narrow:
+    for kind in (np.float16, np.float32):
+        for some in (column[:1], column):  # the first row tells of most columns
+            with np.errstate(over="ignore"):
+                narrow = some.astype(kind)
+            if not ((narrow == some) | np.isnan(some)).all():
+                break
+        else:
+            return narrow
+    return column
+
+
+def _together(columns: list[Narrow]) -> tuple[Narrow, ...]:
+    """Copy columns into one piece of memory: many small ones would leave gaps in it."""
+    whole = np.empty(sum(each.nbytes for each in columns), np.uint8)
+    found, begin = dict[int, Narrow](), 0
+    for place in sorted(range(len(columns)), key=lambda place: -columns[place].itemsize):  # so that each is aligned
+        column = columns[place]
+        found[place] = whole[begin : begin + column.nbytes].view(column.dtype).reshape(column.shape)
+        found[place][:] = column
+        begin += column.nbytes
+    return tuple(found[place] for place in range(len(columns)))
 
 
 @dataclass(slots=True, eq=False)
@@ -159,12 +195,16 @@ def condense(schema: Schema, parts: Sequence[ExactRows], factor: int) -> MergedR
     merged.first[:] = steps[::factor]
     merged.last[:] = np.append(steps[factor - 1 :: factor], steps[-1])[: merged.used]
 
-    def stored(column: int | slice) -> Floats:
-        return _stack([part.values[column, : part.used] for part in parts], lanes, np.nan)
+    def block_of(columns: slice) -> Floats:
+        return _stack([part.read(columns, slice(part.used)) for part in parts], lanes, np.nan)
+
+    def stored(column: int) -> Floats:
+        found: Floats = block_of(slice(column, column + 1))[0]
+        return found
 
     columns = len(schema.columns)
     for block in _blocks(columns, 8 * len(steps) * lanes):
-        _fold_values(_only_finite(stored(block)), factor, merged, block)
+        _fold_values(_only_finite(block_of(block)), factor, merged, block)
     for column in range(columns, len(schema.names)):
         _fold_values(schema.read(column, stored)[None], factor, merged, slice(column, column + 1))
     merged.present[:] = _fold(np.add, ~np.isnan(stored(0)), factor)

@@ -415,7 +415,7 @@ def test_a_store_that_shrinks_loses_only_resolution(share: float) -> None:
     rng = np.random.default_rng(7)
     store = Store(8 * 2**20)
     store.announce(tuple(Tap(f"m{number}", "output") for number in range(50)))
-    steps, block = 600, block_of([sketch_of(rng.standard_normal(1000).astype(np.float32))] * 50)
+    steps, block = 1200, block_of([sketch_of(rng.standard_normal(1000).astype(np.float32))] * 50)
     means = rng.standard_normal((steps, 50))
     for step in range(steps):
         stats = build.stats_of(50, 1.0, mean=means[step])

@@ -18,7 +18,7 @@ from hookcore.records.sketch import NAN, NEG_INF, POS_INF, Sketch
 from hookcore.records.vocabulary import SYSTEM
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.ladder import Ladder
-from hookcore.store.segments import STAT_SCHEMA
+from hookcore.store.segments import STAT_SCHEMA, later_wins
 from hookcore.store.sketches import SketchLadder
 from tests import build
 from tests.archive_world import require_same
@@ -161,10 +161,50 @@ def test_a_ladder_with_many_rows_in_a_segment_stays_within_the_limit_of_every_le
     ladder = Ladder(STAT_SCHEMA, 1_000_000, threading.Lock())
     ladder.grow(8)
     for step in range(4000):
-        ladder.append([step], slice(0, 8), np.ones((len(STATS), 1, 8)))
+        ladder.append([step], slice(0, 8), np.full((len(STATS), 1, 8), 1 / 3))
         require_limits(ladder)
     assert sum(int(part.present[:, 0].sum()) for part in ladder.gather(0, slice(0, 1), None, None)) == 4000
     assert all(ladder.level_bytes)
+
+
+@SLOW
+@given(SEEDS, st.integers(1, 12))
+def test_values_of_ended_segments_come_back_to_the_bit(seed: int, lanes: int) -> None:
+    rng, ladder = np.random.default_rng(seed), Ladder(STAT_SCHEMA, 2**23, threading.Lock())
+    values = rng.standard_normal((len(STATS), 400, 12))
+    odd = [np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, 1e300, 2.0**24 + 1, 65504.0, 65505.0, 1 / 3, 6e-8]
+    for column in range(len(STATS)):
+        kind = rng.choice([np.float16, np.float32, np.float64])
+        values[column] = values[column].astype(kind)
+        some = rng.random((400, 12)) < rng.choice([0.0, 0.001, 0.3])
+        values[column][some] = rng.choice(odd, some.sum())
+    values[0] = rng.integers(1, 5000, (400, 12))
+    values[:, rng.random((400, 12)) < 0.1] = np.nan  # absent lanes
+    for step in range(400):
+        width = min(12, lanes + step // 100)  # lanes are added
+        ladder.grow(width)
+        ladder.append([step], slice(0, width - 1), values[:, step : step + 1, : width - 1])
+        if step % 130 == 129:
+            ladder.shrink(ladder.max_bytes * 3 // 4)  # which ends the segment of the newest step
+        ladder.merge_newest(slice(width - 1, width), values[:, step, width - 1 : width], later_wins)
+        values[:, step, width:] = np.nan
+    steps, found = ladder.exact(range(12), 0, 0)
+    assert len(steps) == 400
+    assert np.array_equal(found, values[:, steps], equal_nan=True)
+    assert np.array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(values[:, steps])[~np.isnan(found)])
+    require_limits(ladder)
+
+
+def test_steps_whose_values_need_fewer_bytes_take_fewer() -> None:
+    sizes = []
+    for value in (1.0, 1 / 3):
+        ladder = Ladder(STAT_SCHEMA, 2**23, threading.Lock())
+        ladder.grow(8)
+        for step in range(2000):
+            ladder.append([step], slice(0, 8), np.full((len(STATS), 1, 8), value))
+        assert len(ladder.exact([0], 0, 0)[0]) == 2000
+        sizes.append(ladder.nbytes)
+    assert sizes[0] < sizes[1] / 3
 
 
 @SLOW
