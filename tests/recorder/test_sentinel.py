@@ -19,7 +19,7 @@ from hookcore.recorder.clock.cadence import Cadence
 from hookcore.records import Event
 from hookcore.records.flow import FlowCall
 from tests.harness import seed_all
-from tests.inside import keeper_of, module_of
+from tests.inside import class_of, keeper_of, module_of
 from tests.zoo.case import mean_square, noise, sgd
 
 BAD = 21
@@ -102,6 +102,24 @@ def test_the_step_in_which_an_operator_makes_a_non_finite_value_is_known_exactly
             assert (event.module, event.about["name"], event.about["value"]) == ("0", "bias", "nan")
         reasons = [each.step for each in watcher.store.events() if each.name == "out-of-turn"]
         assert BAD + 1 in reasons
+
+
+def test_a_pass_that_is_not_fine_is_glanced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentinel, seen = class_of("Sentinel"), list[int]()
+    glance = sentinel.glance
+
+    def note(self: Any, step: int, losses: Any) -> Any:
+        seen.append(step)
+        return glance(self, step, losses)
+
+    monkeypatch.setattr(sentinel, "glance", note)
+    monkeypatch.setattr(module_of("Steady"), "_TRACKS", False)  # as without the extension
+    late = 100 + BAD  # when it is known that there is a single optimizer
+    model = _net(BACKWARD["the root of zero"], [late])
+    with _watched(model, every=STRIDE) as watcher:
+        _train(model, late + 1)
+        assert [event.step for event in _events(watcher)] == [late]
+    assert seen.count(late) == 1
 
 
 def test_a_weight_that_was_non_finite_before_the_step_is_named() -> None:

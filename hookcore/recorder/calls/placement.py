@@ -271,13 +271,17 @@ class Observers:
         self.attention = AttentionCalls(context, self.probes, self.snapshots)
         self.flows, self.streams = Flows(context), Streams(context)
         self.scales = Float8Scales(context)
-        self._cadence, self._placement = context.cadence, placement
+        self._cadence, self._statistics, self._placement = context.cadence, context.statistics, placement
+        self._is_rare = False  # whether residual streams and scales of float8 are measured in this step
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
         learns, routes = self.flows.begin_step(captured), self.routers.begin_step(step, captured)
         takes, is_rare = self.automatic.begin_step(captured), captured and self._cadence.is_rare(step)
-        rare = self.streams.begin_step(is_rare) | self.scales.begin_step(is_rare)
+        before, self._is_rare = self._is_rare, is_rare and "train" in self._statistics.phases
+        if rare := before or self._is_rare:
+            self.streams.begin_step(self._is_rare)
+            self.scales.begin_step(self._is_rare)
         if self.probes.begin_step(step, captured, is_rare, self._cadence.block) or learns or routes or takes or rare:
             self._follow()
         if self.attention.looks:
@@ -289,7 +293,7 @@ class Observers:
             self.probes.passes.end_step()
         if self.routers.due:
             self.routers.end_step()
-        if self.scales.due:
+        if self._is_rare:
             self.scales.end_step()
 
     def begin_snapshots(self) -> None:
@@ -304,7 +308,7 @@ class Observers:
         routers: tuple[Observer, ...] = (self.routers,) if self.routers.due else ()
         attention: tuple[Observer, ...] = (self.attention,) if self.attention.looks else ()
         flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
-        rare: tuple[Observer, ...] = (self.streams, self.scales) if self.streams.due else ()
+        rare: tuple[Observer, ...] = (self.streams, self.scales) if self._is_rare else ()
         self._placement.follow_observers(*snapshots, *automatic, *probes, *routers, *attention, *flows, *rare)
 
     def hurries(self, step: int) -> bool:
@@ -321,7 +325,7 @@ class Observers:
             self.snapshots.before_step(owned, with_gradients)
         if self.probes.due:
             self.probes.before_step(owned, with_gradients)
-        if self.scales.due:
+        if self._is_rare:
             self.scales.before_step(owned)
 
     def read_gradients(self, owned: Sequence[Parameter]) -> None:

@@ -586,9 +586,7 @@ class Steady:
         is_expected = now_next == _IN_PASS and accumulates and not raised and get_ident() == self._thread
         if not is_expected or owner is None or function_modes():
             return False
-        is_fine = not self._looks or self._sentinel.glance(clock.step, loss.running)
-        if not is_fine:
-            self._sentinel.look(clock, loss.running)
+        is_fine = not self._looks or self._sentinel.look(clock, loss.running)
         current.running.discard(self._thread)
         self._times.prompt = True
         if self._holding is not None:

@@ -90,11 +90,9 @@ class Float8Scales:
         self.due = False
         self._before: dict[str, tuple[Plan, list[_Slots]]] = {}  # by path: the scales that the gradient is cast with
 
-    def begin_step(self, is_rare: bool) -> bool:
-        """Decide whether to look at a step. Return whether that changed who observes calls."""
-        before, self.due = self.due, is_rare and "train" in self._statistics.phases
-        self._before = {}
-        return before or self.due
+    def begin_step(self, due: bool) -> None:
+        """Look at the step that begins, or no more."""
+        self.due, self._before = due, {}
 
     def wants(self, plan: Plan) -> bool:
         """Return whether a module may have scales."""

@@ -504,11 +504,9 @@ class Streams:
         self._done: set[tuple[str, int]] = set()  # of this step
         self._reported = False
 
-    def begin_step(self, is_rare: bool) -> bool:
-        """Decide whether to look at a step. Return whether that changed who observes calls."""
-        before, self.due = self.due, is_rare and "train" in self._statistics.phases
-        self._sized, self._done = {}, set()
-        return before or self.due
+    def begin_step(self, due: bool) -> None:
+        """Look at the step that begins, or no more."""
+        self.due, self._sized, self._done = due, {}, set()
 
     def wants(self, plan: Plan) -> bool:
         """Return whether it looks at this module: each may return a branch."""

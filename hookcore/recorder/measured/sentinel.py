@@ -248,18 +248,20 @@ class Sentinel:
             self._versions = self._version()
         onset.step, onset.looked = step, True
 
-    def look(self, clock: Clock, losses: Iterable[Any] | None = (), is_own: Callable[[], bool] = lambda: True) -> None:
+    def look(self, clock: Clock, losses: Iterable[Any] | None = (), is_own: Callable[[], bool] = lambda: True) -> bool:
         """Look at the step: at what a pass has started from, if it is known, and at the lookouts' gradients.
 
-        `is_own` returns whether the pass is one of this training, which has a cost.
+        `is_own` returns whether the pass is one of this training, which has a cost. Return whether a glance was enough.
         """
         if self._on:
             try:
                 # Another thread may set a gradient.
-                if clock.reach.many_threads or not self.glance(clock.step, losses):
-                    self._look(clock, losses or (), is_own)
+                if not clock.reach.many_threads and self.glance(clock.step, losses):
+                    return True
+                self._look(clock, losses or (), is_own)
             except Exception as error:  # the clock must see the pass in any case
                 self._context.errors.record("look at the step", error)
+        return False
 
     def _look(self, clock: Clock, losses: Iterable[Any], is_own: Callable[[], bool]) -> None:
         onset, later, found = self._now, list[Any](), None
