@@ -27,6 +27,7 @@ from hookcore.observe.device import DeviceArena
 
 SIZES: Final = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 GPU_SIZES: Final = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
+SMALL_SIZES: Final = (768, 768, 768, 768, 2304, 3072, 589_824, 589_824) * 40  # about the weights of GPT-2, twice
 OUT_OF_CACHE_BYTES: Final = 256 * 2**20
 TURN_S: Final = 0.002
 COPY_BYTES: Final = 2**29
@@ -132,6 +133,43 @@ def print_gpu(rounds: int) -> list[dict[str, Any]]:
     return found
 
 
+def print_together(rounds: int) -> list[dict[str, Any]]:
+    """Time the small tensors of an optimizer's hook on device and host: each by its own launch, and all by one."""
+    from hookcore.observe.triton_kernel import add_all
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    tensors = [torch.randn(size, device=device) for size in SMALL_SIZES]
+    slots = list(range(len(tensors)))
+    found = []
+    print(f"\n{len(tensors)} tensors of {min(SMALL_SIZES):,} to {max(SMALL_SIZES):,} values: us a tensor")
+    for limit in (0, 65_536):
+        arena = DeviceArena(device, len(tensors), limit)
+        arena.begin_step(limit)
+        arena.kernel = arena.kernel._replace(add_all=add_all)
+        ways: dict[str, Callable[[], object]] = {
+            "one by one": lambda arena=arena: list(map(arena.observe, tensors, slots)),  # type: ignore[misc]
+            "together": lambda arena=arena: arena.observe_all(list(zip(tensors, slots, strict=True))),  # type: ignore[misc]
+        }
+        for name, call in ways.items():
+            on_device = _gpu_turn(call, 5)
+            both = on_device, lambda call=call: _on_host(call)  # type: ignore[misc]
+            there, here = (float(np.median([turn() for _ in range(rounds)])) / len(tensors) for turn in both)
+            what = f"{name}, {'with' if limit else 'without'} histograms"
+            print(f"{what:30} {there * 1e6:8.2f} on the device {here * 1e6:8.2f} of the host")
+            found.append({"what": what, "device": there, "host": here})
+        if arena.fallback_reason:
+            raise RuntimeError(f"the Triton kernel did not run: {arena.fallback_reason}")
+    return found
+
+
+def _on_host(call: Callable[[], object]) -> float:
+    """Return how long the host takes to launch, while the device has nothing else to do."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
 def _gpu_turn(call: Callable[[], object], times: int) -> Callable[[], float]:
     """Return the mean time of a call on the device, between two events. Launches are queued one after another."""
 
@@ -169,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     document: dict[str, Any] = {"machine": machine, "cpu": print_cpu(chosen.sizes, chosen.dtype, clock, chosen.rounds)}
     if torch.cuda.is_available():
         document["gpu"] = print_gpu(chosen.rounds)
+        document["together"] = print_together(chosen.rounds)
     if chosen.json:
         with open(chosen.json, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1)

@@ -61,6 +61,11 @@ dispatch_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_dispatch_stac
 # Likewise, autocast is assumed to be on.
 any_autocast: Final[Callable[[], bool]] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
 _stream_on: Final = getattr(_C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
+# Torch wraps these two in functions.
+is_stream_capturing: Final[Callable[[], bool]] = getattr(
+    _C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+current_gpu: Final[Callable[[], int]] = getattr(_C, "_cuda_getDevice", torch.cuda.current_device)
 is_wrapped: Final[Callable[[Tensor], bool]] = required(_C._functorch, "is_functorch_wrapped_tensor")
 # Without this function, a call inside a transform of torch.func is recognized by its outputs only.
 transform: Final[Callable[[], Any]] = getattr(_C._functorch, "peek_interpreter_stack", lambda: None)

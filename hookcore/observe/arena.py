@@ -119,6 +119,25 @@ def _add_up(harvest: Harvest, slots: NDArray[np.uint32], rows: NDArray[np.intp])
     )
 
 
+ALIGNMENT: Final = 16  # bytes: from addresses that are multiples of it, kernels of GPUs read several values at once
+
+
+class Slot(NamedTuple):
+    """A tap's place in the memory of a device other than the CPU, and where it is."""
+
+    rows: torch.Tensor  # [programs, CELLS]
+    histogram: torch.Tensor  # int32 [BINS]
+    rows_at: int
+    histogram_at: int
+    programs: int
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, histogram: torch.Tensor) -> Slot:
+        """Return these views with their addresses, which are read only once; 0 where no kernel needs them."""
+        places = (rows.data_ptr(), histogram.data_ptr()) if rows.is_cuda or rows.is_cpu else (0, 0)
+        return cls(rows, histogram, *places, len(rows))
+
+
 CODES: Final[dict[torch.dtype, int]] = {
     torch.float32: cpu.FLOAT32,
     torch.float64: cpu.FLOAT64,

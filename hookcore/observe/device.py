@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.hooks.internals import zero_all
+from hookcore.hooks.internals import current_gpu, is_stream_capturing, zero_all
 from hookcore.observe import layout, reference
-from hookcore.observe.arena import Harvest, _is_dense
+from hookcore.observe.arena import ALIGNMENT, Harvest, Slot, _is_dense
 from hookcore.observe.copies import wait_for
 from hookcore.observe.plain import unseen
 from hookcore.records import sketch
@@ -103,11 +104,23 @@ def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: 
 # copy. The recorder's thread waits for that copy when it needs the numbers.
 
 SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
-_NO_CHANGE: Final = nullcontext()
 IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
 
-AddToSlot = Callable[[Tensor, Tensor, Tensor, int, int], None]
+TOGETHER: Final = "HOOKCORE_GPU_TOGETHER"  # switches on what no GPU has run yet: see docs/architecture.md
+MAX_TOGETHER: Final = 1 << 20  # values: of more, reading them takes longer than launching a kernel
+
+AddToSlot = Callable[[Tensor, Slot, int, int], None]
+AddAll = Callable[[Sequence[tuple[Tensor, Slot, int]], int], None]
 MergeSlots = Callable[[Tensor, Tensor], None]
+
+
+class Kernel(NamedTuple):
+    """What measures the tensors of a device."""
+
+    add: AddToSlot
+    merge: MergeSlots
+    programs: int  # the most of a launch, each with a row of its own in a slot
+    add_all: AddAll | None = None  # of several tensors, if it can
 
 
 class DeviceArena:
@@ -121,7 +134,8 @@ class DeviceArena:
         self.capacity = capacity
         self.sketch_values = sketch_values
         self.fallback_reason = ""  # why torch's operators are used instead of the kernel, or empty
-        self.add, self._merge, self._programs = self._find_kernel()
+        self.kernel = self._find_kernel()
+        self._is_cuda = device.type == "cuda"
         self._segments: dict[int, Segment] = {}
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self.offset = 0
@@ -131,7 +145,7 @@ class DeviceArena:
         self._refused = ""  # what the allocator said when it had no memory; it isn't asked again in the same step
         self._lock = threading.RLock()  # of threads that use one stream: nothing may be added while a step is taken out
 
-    def _find_kernel(self) -> tuple[AddToSlot, MergeSlots, int]:
+    def _find_kernel(self) -> Kernel:
         if self.device.type != "cuda":
             return self._without_kernel(f"hookcore has no kernel for {self.device.type}")
         if find_spec("triton") is None:
@@ -140,11 +154,12 @@ class DeviceArena:
             from hookcore.observe import triton_kernel
         except Exception as error:
             return self._without_kernel(f"Triton cannot be imported ({error}); reinstall it with `pip install triton`")
-        return triton_kernel.add, triton_kernel.merge, triton_kernel.programs_on(self.device)
+        together = triton_kernel.add_all if os.environ.get(TOGETHER, "") == "1" else None
+        return Kernel(triton_kernel.add, triton_kernel.merge, triton_kernel.programs_on(self.device), together)
 
-    def _without_kernel(self, reason: str) -> tuple[AddToSlot, MergeSlots, int]:
+    def _without_kernel(self, reason: str) -> Kernel:
         self.fallback_reason = reason
-        return add_by_operators, merge_by_operators, 1
+        return Kernel(add_by_operators, merge_by_operators, 1)
 
     @property
     def nbytes(self) -> int:
@@ -161,57 +176,91 @@ class DeviceArena:
         """Add a plain tensor of this device to a slot, on the current stream, or return the reason why not."""
         if not 0 <= slot < self.capacity:
             return "no room for one more tap"
-        if self._is_capturing():
+        if self._is_cuda and is_stream_capturing():
             return IN_CAPTURE
         if not (tensor.is_contiguous() or _is_dense(tensor)):
             with self._asking():
                 tensor = tensor.contiguous()
         with self._lock:
-            segment = self._segments.get(slot // SLOTS_PER_SEGMENT)
+            segment, place = self._segments.get(slot // SLOTS_PER_SEGMENT), slot % SLOTS_PER_SEGMENT
             if segment is None:
-                # Tensors created in inference mode can't be written to outside of it.
-                with self._asking(), torch.inference_mode(False):
-                    segment = self._new_segment(slot // SLOTS_PER_SEGMENT)
-            place = slot % SLOTS_PER_SEGMENT
-            self._add_to(segment, place, tensor)
-            segment.used = max(segment.used, place + 1)
+                segment = self._segment_of(slot)
+            self._add(tensor, segment.slots[place])
+            if place >= segment.used:
+                segment.used = place + 1
         return None
+
+    def can_wait(self, tensor: Tensor, slot: int) -> bool:
+        """Return whether a tensor that stays as it is can be added later, together with others of its type."""
+        return (
+            self.kernel.add_all is not None
+            and tensor.numel() <= MAX_TOGETHER
+            and tensor.data_ptr() % ALIGNMENT == 0
+            and (tensor.is_contiguous() or _is_dense(tensor))
+            and 0 <= slot < self.capacity
+            and not self._is_capturing()
+        )
+
+    def observe_all(self, given: Sequence[tuple[Tensor, int]]) -> None:
+        """Add tensors that can wait, of one type and to different slots, by one launch, or raise before it.
+
+        On this arena's stream, whichever is current now.
+        """
+        with self._lock, self._on_stream():
+            added, filled, add_all = [], [], self.kernel.add_all
+            for tensor, slot in given:
+                segment, place = self._segment_of(slot), slot % SLOTS_PER_SEGMENT
+                stride = reference.stride_of(tensor.numel(), self.sketch_values)
+                added.append((tensor, segment.slots[place], stride))
+                filled.append((segment, place))
+            try:
+                assert add_all is not None
+                add_all(added, self.offset)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                self.kernel = self.kernel._replace(add_all=None)
+                raise
+            for segment, place in filled:
+                segment.used = max(segment.used, place + 1)
+
+    def _segment_of(self, slot: int) -> Segment:
+        """Return the memory of a slot, which is allocated when its first slot is used."""
+        found = self._segments.get(slot // SLOTS_PER_SEGMENT)
+        if found is None:
+            # Tensors created in inference mode can't be written to outside of it.
+            with self._asking(), torch.inference_mode(False):
+                if self._stream is None and self._is_cuda:
+                    self._stream = torch.cuda.current_stream(self.device)
+                found = self._segments[slot // SLOTS_PER_SEGMENT] = Segment.on(self.device, self.kernel.programs)
+        return found
 
     def clear(self, slots: list[int]) -> None:
         """Drop what was added to these slots in this step."""
         places = [(self._segments.get(slot // SLOTS_PER_SEGMENT), slot % SLOTS_PER_SEGMENT) for slot in slots]
-        filled = [part for segment, place in places if segment is not None for part in segment.slots[place]]
+        filled = [part for segment, place in places if segment is not None for part in segment.slots[place][:2]]
         if filled and not self._is_capturing():
             with self._lock, self._on_stream():
                 zero_all(filled)
 
-    def _add_to(self, segment: Segment, place: int, tensor: Tensor) -> None:
+    def _add(self, tensor: Tensor, slot: Slot) -> None:
         stride = reference.stride_of(tensor.numel(), self.sketch_values)
-        rows, histogram = segment.slots[place]
         try:
-            with self._here():
-                self.add(tensor, rows, histogram, stride, self.offset)
+            # Launches go to the current device, which may be another one.
+            if self._is_cuda and self.device.index != current_gpu():
+                with torch.cuda.device(self.device):
+                    self.kernel.add(tensor, slot, stride, self.offset)
+            else:
+                self.kernel.add(tensor, slot, stride, self.offset)
         except Exception as error:
-            if self.add is add_by_operators:
+            if self.kernel.add is add_by_operators:
                 raise
             # Triton compiles when it is first used, and needs a system compiler for that.
-            self.add, self._merge, _ = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
-            self.add(tensor, rows, histogram, stride, self.offset)
-
-    def _here(self) -> AbstractContextManager[object]:
-        """Return a context for this device. Launches go to the current device, which may be another one."""
-        if self.device.type != "cuda" or self.device.index == torch.cuda.current_device():
-            return _NO_CHANGE
-        return torch.cuda.device(self.device)
+            self.kernel = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
+            self.kernel.add(tensor, slot, stride, self.offset)
 
     def _is_capturing(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-    def _new_segment(self, number: int) -> Segment:
-        if self._stream is None and self.device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self.device)
-        segment = self._segments[number] = Segment.on(self.device, self._programs)
-        return segment
+        return self._is_cuda and is_stream_capturing()
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -249,7 +298,7 @@ class DeviceArena:
             taken = torch.cat(histograms)
             first = 0
             for _, segment in used:
-                self._merge(segment.rows[: segment.used], rows[first : first + segment.used])
+                self.kernel.merge(segment.rows[: segment.used], rows[first : first + segment.used])
                 first += segment.used
                 segment.used = 0
             zero_all(histograms)
@@ -292,7 +341,7 @@ class Segment:
 
     rows: Tensor  # [slots, programs, CELLS]
     histograms: Tensor  # int32 [slots, BINS]
-    slots: list[tuple[Tensor, Tensor]]  # views, made in advance: later, a mode of the user would see it
+    slots: list[Slot]  # views, made in advance: later, a mode of the user would see it
     used: int = 0  # slots from the first to the last one used in this step
 
     @classmethod
@@ -300,14 +349,14 @@ class Segment:
         shape = (SLOTS_PER_SEGMENT, programs, layout.CELLS)
         rows = torch.zeros(shape, dtype=reference.wide_type(device), device=device)
         histograms = torch.zeros((SLOTS_PER_SEGMENT, sketch.BINS), dtype=torch.int32, device=device)
-        return cls(rows, histograms, list(zip(rows.unbind(), histograms.unbind(), strict=True)))
+        return cls(rows, histograms, list(map(Slot.of, rows.unbind(), histograms.unbind())))
 
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes + self.histograms.nbytes
 
 
-def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: int) -> None:
+def add_by_operators(tensor: Tensor, slot: Slot, stride: int, offset: int) -> None:
     """Do the kernel's work with torch's operators."""
     with unseen():
         values = reference.flat(tensor)
@@ -315,8 +364,8 @@ def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: in
         if stride:
             taken = values[offset % stride :: stride]
             row[layout.SKETCHED] = taken.numel()
-            histogram += reference.bins(taken).to(histogram.dtype)
-        rows[0] = reference.combine(torch.stack([rows[0], row]))
+            slot.histogram.add_(reference.bins(taken).to(slot.histogram.dtype))
+        slot.rows[0] = reference.combine(torch.stack([slot.rows[0], row]))
 
 
 def merge_by_operators(rows: Tensor, merged: Tensor) -> None:

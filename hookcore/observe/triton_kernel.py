@@ -10,14 +10,18 @@ cancellation is bounded by the number of its values, because the sum of squares 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
 from hookcore.observe import layout
+from hookcore.observe.arena import ALIGNMENT, Slot
+from hookcore.observe.copies import apart_from_captures
 from hookcore.observe.plain import unseen
 from hookcore.records import sketch
 
@@ -35,6 +39,7 @@ _POS_FIRST, _STEPS = tl.constexpr(sketch.POS_FIRST), tl.constexpr(sketch.MAGNITU
 _LOWEST32 = tl.constexpr((127 + sketch.MIN_EXPONENT) * sketch.STEPS_PER_OCTAVE)
 _LOWEST64 = tl.constexpr((1023 + sketch.MIN_EXPONENT) * sketch.STEPS_PER_OCTAVE)
 _DIGITS = tl.constexpr(64)  # a bin's number has two digits to this base
+_COLUMNS = tl.constexpr(7)  # of a tensor's line in the table of `observe_all`
 _NOWHERE = tl.constexpr(64 * 64)  # where lanes without a value go: its first digit does not exist
 
 
@@ -109,13 +114,22 @@ def _raise(row, cell: tl.constexpr, by):
 
 
 @triton.jit
-def _sketch(values, n, stride, offset, histogram, WIDE: tl.constexpr, SKETCH_BLOCK: tl.constexpr):  # noqa: N803
+def _sketch(
+    values,
+    n,
+    stride,
+    offset,
+    histogram,
+    program,
+    programs,
+    WIDE: tl.constexpr,  # noqa: N803
+    SKETCH_BLOCK: tl.constexpr,  # noqa: N803
+):
     """Count every stride-th value. A tensor that was just read is still in the second-level cache.
 
     A bin's number is cut into two digits. A product of matrices, with a one where a value has that digit, counts all
     pairs of digits at once. Counted one by one, values of one bin would wait for each other, and most are close.
     """
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     first = offset.to(tl.int64) % stride
     taken = (n.to(tl.int64) - first + stride - 1) // stride
     lanes = tl.arange(0, SKETCH_BLOCK).to(tl.int64)
@@ -134,9 +148,8 @@ def _sketch(values, n, stride, offset, histogram, WIDE: tl.constexpr, SKETCH_BLO
 
 
 @triton.jit
-def _scale_of(values, n, BLOCK: tl.constexpr):  # noqa: N803
+def _scale_of(values, n, program, programs, BLOCK: tl.constexpr):  # noqa: N803
     """Return the SCALE for the float64s of this program, which takes an extra pass."""
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     largest = tl.zeros([BLOCK], tl.float64)
     for begin in range(program * BLOCK, n, programs * BLOCK):
@@ -148,9 +161,8 @@ def _scale_of(values, n, BLOCK: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _some_value(values, n, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def _some_value(values, n, program, programs, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
     """Return a finite value of this program's; 0 if it has none."""
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     inf: tl.constexpr = float("inf")
@@ -169,9 +181,18 @@ def _exact(x, unit, FAR: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _moments(values, n, some, unit, WIDE: tl.constexpr, FAR: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def _moments(
+    values,
+    n,
+    some,
+    unit,
+    program,
+    programs,
+    WIDE: tl.constexpr,  # noqa: N803
+    FAR: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
     """Return the sums of this program's values if all of them are finite; otherwise a sum or an extreme isn't."""
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
     shift = _exact(some, unit, FAR)
     lanes = tl.arange(0, BLOCK).to(tl.int64)
@@ -199,9 +220,18 @@ def _moments(values, n, some, unit, WIDE: tl.constexpr, FAR: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _careful_moments(values, n, some, unit, WIDE: tl.constexpr, FAR: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def _careful_moments(
+    values,
+    n,
+    some,
+    unit,
+    program,
+    programs,
+    WIDE: tl.constexpr,  # noqa: N803
+    FAR: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
     """Return the same of the finite values only, and how many of which kind there are."""
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
     inf: tl.constexpr = float("inf")
     shift = _exact(some, unit, FAR)
@@ -226,6 +256,55 @@ def _careful_moments(values, n, some, unit, WIDE: tl.constexpr, FAR: tl.constexp
     return finite, zero, up, down, tl.sum(sums, 0), tl.sum(squares, 0), tl.min(low, 0), tl.max(high, 0)
 
 
+@triton.jit
+def _add_part(
+    values,
+    n,
+    rows,
+    histogram,
+    stride,
+    offset,
+    program,
+    programs,
+    WIDE: tl.constexpr,  # noqa: N803
+    FAR: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    SKETCH_BLOCK: tl.constexpr,  # noqa: N803
+):
+    """Add one program's part of n values to its row of a slot."""
+    inf: tl.constexpr = float("inf")
+    n = n.to(tl.int64)
+    scale = _scale_of(values, n, program, programs, BLOCK) if FAR else 0.0
+    unit = tl.where(scale > 0, _FAR_UNIT, tl.where(scale < 0, 1.0 / _FAR_UNIT, 1.0)) if FAR else 1.0
+    some = _some_value(values, n, program, programs, WIDE, BLOCK)
+    blocks = tl.cdiv(n, BLOCK)
+    seen = (blocks - program + programs - 1) // programs * BLOCK  # the last block of all may be shorter
+    seen = tl.where((blocks - 1) % programs == program, seen - (blocks * BLOCK - n), seen)
+    zero, sum1, sum2, least, most = _moments(values, n, some, unit, program, programs, WIDE, FAR, BLOCK)
+    finite, up, down = seen, seen * 0, seen * 0
+    if (sum1 != sum1) | (least == -inf) | (most == inf):
+        found, zero, ups, downs, sum1, sum2, least, most = _careful_moments(
+            values, n, some, unit, program, programs, WIDE, FAR, BLOCK
+        )
+        finite, up, down = found.to(tl.int64), ups.to(tl.int64), downs.to(tl.int64)
+    number = finite.to(tl.float64)
+    away = sum1 / tl.maximum(number, 1.0)
+    deviation = tl.maximum(sum2 - sum1 * away, 0.0)
+    mean = tl.where(number > 0, _exact(some, unit, FAR) + away, 0.0)
+    row = rows + program * _CELLS
+    _add_moments(row, number, mean, deviation, least.to(tl.float64), most.to(tl.float64), scale, FAR)
+    _raise(row, _NAN_COUNT, (seen - finite - up - down).to(tl.float64))
+    _raise(row, _POS_INF_COUNT, up.to(tl.float64))
+    _raise(row, _NEG_INF_COUNT, down.to(tl.float64))
+    _raise(row, _ZERO_COUNT, zero.to(tl.float64))
+    taken = n * 0
+    if stride > 0:
+        taken = _sketch(values, n, stride, offset, histogram, program, programs, WIDE, SKETCH_BLOCK)
+    if program == 0:
+        _raise(row, _PARTS, 1.0)
+        _raise(row, _SKETCHED, taken.to(tl.float64))
+
+
 @triton.jit(do_not_specialize=["n", "stride", "offset"])
 def observe(
     values,
@@ -241,35 +320,45 @@ def observe(
 ):
     """Add n values to a slot."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
-    inf: tl.constexpr = float("inf")
-    n = n.to(tl.int64)
-    scale = _scale_of(values, n, BLOCK) if FAR else 0.0
-    unit = tl.where(scale > 0, _FAR_UNIT, tl.where(scale < 0, 1.0 / _FAR_UNIT, 1.0)) if FAR else 1.0
-    some = _some_value(values, n, WIDE, BLOCK)
-    blocks = tl.cdiv(n, BLOCK)
-    seen = (blocks - program + programs - 1) // programs * BLOCK  # the last block of all may be shorter
-    seen = tl.where((blocks - 1) % programs == program, seen - (blocks * BLOCK - n), seen)
-    zero, sum1, sum2, least, most = _moments(values, n, some, unit, WIDE, FAR, BLOCK)
-    finite, up, down = seen, seen * 0, seen * 0
-    if (sum1 != sum1) | (least == -inf) | (most == inf):
-        found, zero, ups, downs, sum1, sum2, least, most = _careful_moments(values, n, some, unit, WIDE, FAR, BLOCK)
-        finite, up, down = found.to(tl.int64), ups.to(tl.int64), downs.to(tl.int64)
-    number = finite.to(tl.float64)
-    away = sum1 / tl.maximum(number, 1.0)
-    deviation = tl.maximum(sum2 - sum1 * away, 0.0)
-    mean = tl.where(number > 0, _exact(some, unit, FAR) + away, 0.0)
-    row = rows + program * _CELLS
-    _add_moments(row, number, mean, deviation, least.to(tl.float64), most.to(tl.float64), scale, FAR)
-    _raise(row, _NAN_COUNT, (seen - finite - up - down).to(tl.float64))
-    _raise(row, _POS_INF_COUNT, up.to(tl.float64))
-    _raise(row, _NEG_INF_COUNT, down.to(tl.float64))
-    _raise(row, _ZERO_COUNT, zero.to(tl.float64))
-    taken = n * 0
-    if stride > 0:
-        taken = _sketch(values, n, stride, offset, histogram, WIDE, SKETCH_BLOCK)
-    if program == 0:
-        _raise(row, _PARTS, 1.0)
-        _raise(row, _SKETCHED, taken.to(tl.float64))
+    _add_part(values, n, rows, histogram, stride, offset, program, programs, WIDE, FAR, BLOCK, SKETCH_BLOCK)
+
+
+@triton.jit(do_not_specialize=["many", "offset"])
+def observe_all(
+    table,
+    many,
+    offset,
+    TYPE: tl.constexpr,  # noqa: N803
+    WIDE: tl.constexpr,  # noqa: N803
+    FAR: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    SKETCH_BLOCK: tl.constexpr,  # noqa: N803
+):
+    """Add several tensors of a type to a slot each, as `observe` adds one.
+
+    The table has a line for each tensor (see `add_all`), and after the last one, the line of each program's tensor. A
+    tensor's programs follow one another. All addresses are multiples of 16, as the compiler knows of `observe`'s.
+    """
+    whole = tl.program_id(0).to(tl.int64)
+    line = table + tl.load(table + many * _COLUMNS + whole) * _COLUMNS
+    values = tl.multiple_of(tl.load(line).to(tl.pointer_type(TYPE)), 16)
+    rows = tl.load(line + 2).to(tl.pointer_type(tl.float64))
+    histogram = tl.load(line + 3).to(tl.pointer_type(tl.int32))
+    program, programs = whole - tl.load(line + 5), tl.load(line + 6)
+    _add_part(
+        values,
+        tl.load(line + 1),
+        rows,
+        histogram,
+        tl.load(line + 4),
+        offset,
+        program,
+        programs,
+        WIDE,
+        FAR,
+        BLOCK,
+        SKETCH_BLOCK,
+    )
 
 
 @triton.jit
@@ -319,12 +408,59 @@ MAX_REGISTERS: Final = 128  # per thread, so that enough programs fit on a proce
 _NARROW: Final = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16}
 )  # fit float32 without rounding
-
-
+_TYPES: Final = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float64: tl.float64,
+    torch.uint8: tl.uint8,
+    torch.int8: tl.int8,
+    torch.int16: tl.int16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+    torch.bool: tl.uint8,
+}
 _MAX_INT32: Final = 2**31 - 1
-# What Triton compiled for a kind of arguments: finding it again by itself takes Triton three times as long as a launch.
-# None if it can't be called directly, as in the interpreter.
-_COMPILED: Final[dict[tuple[Any, ...], Any]] = {}
+
+
+class Again:
+    """Launches what Triton has compiled, for arguments of the same kind.
+
+    Triton's own code binds names, sorts the arguments into kinds, and looks for what it has compiled, each time. Here,
+    the caller knows the kind, and gives addresses instead of tensors, which the launcher would ask the driver about.
+    """
+
+    __slots__ = ("_compiled", "_constants", "_device", "_function", "_knobs", "_packed", "_run", "_stream_of")
+
+    def __init__(self, compiled: Any, device: torch.device, constants: tuple[Any, ...]) -> None:
+        from triton import knobs
+        from triton.runtime import driver  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        self._compiled, self._constants, self._device = compiled, constants, device.index or 0
+        self._run = compiled.run  # the launcher
+        self._function, self._packed = compiled.function, compiled.packed_metadata
+        self._stream_of = driver.active.get_current_stream
+        self._knobs = knobs.runtime
+
+    def __call__(self, programs: int, *given: int) -> bool:
+        """Launch it on the current stream of the current device. Return False if this release takes other arguments."""
+        knobs = self._knobs
+        try:
+            if getattr(knobs.launch_enter_hook, "calls", True) or getattr(knobs.launch_exit_hook, "calls", True):
+                self._compiled[programs, 1, 1](*given, *self._constants)  # a profiler's hooks: Triton calls them
+            else:
+                stream = self._stream_of(self._device)
+                self._run(
+                    programs, 1, 1, stream, self._function, self._packed, None, None, None, *given, *self._constants
+                )
+        except TypeError:  # before anything was launched
+            AGAIN.update({kind: None for kind, each in AGAIN.items() if each is self})
+            return False
+        return True
+
+
+# By the kernel and by all that Triton would distinguish of the arguments; None if it must be asked each time.
+AGAIN: Final[dict[tuple[Any, ...], Again | None]] = {}
 
 
 def programs_on(device: torch.device) -> int:
@@ -334,59 +470,97 @@ def programs_on(device: torch.device) -> int:
     return PROGRAMS_PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def add(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: int, block: int = BLOCK) -> None:
+def add(tensor: Tensor, slot: Slot, stride: int, offset: int, block: int = BLOCK) -> None:
     """Launch the kernel: add a tensor whose values fill one stretch of memory to a slot.
 
-    rows: the slot's float64 [programs, CELLS]; histogram: its int32 [BINS]; stride and offset: how the sketch samples
-    (`hookcore.observe.reference.stride_of`; 0: no sketch).
+    stride and offset: how the sketch samples (`hookcore.observe.reference.stride_of`; 0: no sketch).
     """
-    values = tensor
-    if tensor.dtype is torch.bool:
+    number, address, dtype = tensor.numel(), tensor.data_ptr(), tensor.dtype
+    programs = _programs(number, stride, block, slot.programs)
+    aligned, wide = address % ALIGNMENT == 0, number > _MAX_INT32
+    kind = ("one", dtype, tensor.device, aligned, wide, stride > _MAX_INT32, block)
+    again = AGAIN.get(kind)
+    if again is None or not again(programs, address, number, slot.rows_at, slot.histogram_at, stride, offset):
         with unseen():
-            values = tensor.view(torch.uint8)
-    number, sketch_block = values.numel(), min(block, SKETCH_BLOCK)
+            values = tensor.view(torch.uint8) if dtype is torch.bool else tensor
+        given = values, number, slot.rows, slot.histogram, stride, offset
+        _compile(observe, kind, tensor.device, programs, given, _constants(dtype, block), block // 128)
+
+
+def _programs(number: int, stride: int, block: int, most: int) -> int:
     # The sketch takes longer than the moments: of short tensors, each program sketches one block.
-    blocks = max(-(-number // block), -(-(number // stride) // sketch_block) if stride else 0)
-    constants = {
-        "WIDE": values.dtype not in _NARROW,
-        "FAR": values.dtype is torch.float64,
-        "BLOCK": block,
-        "SKETCH_BLOCK": sketch_block,
-    }
-    kind = (values.dtype, values.device, values.data_ptr() % 16, number > _MAX_INT32, block)
-    programs = max(1, min(rows.shape[0], blocks))
-    _launch(
-        observe,
-        kind,
-        programs,
-        (values, number, rows, histogram, stride, offset),
-        constants,
-        block // 128,
-    )
+    blocks = max(-(-number // block), -(-(number // stride) // min(block, SKETCH_BLOCK)) if stride else 0)
+    return max(1, min(most, blocks))
+
+
+def _constants(dtype: torch.dtype, block: int) -> dict[str, Any]:
+    wide = dtype not in _NARROW and dtype is not torch.bool
+    return {"WIDE": wide, "FAR": dtype is torch.float64, "BLOCK": block, "SKETCH_BLOCK": min(block, SKETCH_BLOCK)}
+
+
+def add_all(given: Sequence[tuple[Tensor, Slot, int]], offset: int, block: int = BLOCK) -> None:
+    """Launch one kernel that adds several tensors of one type and device: each with its slot and stride, as `add` does.
+
+    Their addresses must be multiples of `ALIGNMENT`, and no two may have one slot: their programs run at the same time.
+    Nothing waits: the copy of the table is on the current stream, as the kernel is, and torch reuses the table's memory
+    on both sides only after them.
+    """
+    first, device = given[0][0], given[0][0].device
+    lines, whole = [], 0
+    for tensor, slot, stride in given:
+        number = tensor.numel()
+        programs = _programs(number, stride, block, slot.programs)
+        lines.append((tensor.data_ptr(), number, slot.rows_at, slot.histogram_at, stride, whole, programs))
+        whole += programs
+    with unseen(), torch.inference_mode(False), apart_from_captures():
+        on_host = torch.empty(len(lines) * len(lines[0]) + whole, dtype=torch.int64, pin_memory=device.type == "cuda")
+        numbers = on_host.numpy()
+        numbers[:-whole] = np.array(lines, np.int64).reshape(-1)
+        numbers[-whole:] = np.repeat(np.arange(len(lines)), [line[-1] for line in lines])
+        table = on_host.to(device, non_blocking=True)
+    kind = ("all", first.dtype, device, block)
+    again = AGAIN.get(kind)
+    if again is None or not again(whole, table.data_ptr(), len(lines), offset):
+        constants = {"TYPE": _TYPES[first.dtype], **_constants(first.dtype, block)}
+        _compile(observe_all, kind, device, whole, (table, len(lines), offset), constants, block // 128)
 
 
 def merge(rows: Tensor, merged: Tensor) -> None:
     """Launch the kernel that moves the rows of slots, [slots, programs, CELLS], to one row each, [slots, CELLS]."""
     slots, programs, _ = rows.shape
-    constants = {"PROGRAMS": programs, "LANES": 1 << (programs - 1).bit_length()}
-    _launch(merge_rows, (rows.device, programs), slots, (rows, merged), constants, 4)
+    kind = ("merge", rows.device, programs)
+    again = AGAIN.get(kind)
+    if again is None or not again(slots, rows.data_ptr(), merged.data_ptr()):
+        constants = {"PROGRAMS": programs, "LANES": 1 << (programs - 1).bit_length()}
+        _compile(merge_rows, kind, rows.device, slots, (rows, merged), constants, 4)
 
 
-def _launch(
-    kernel: Any, kind: tuple[Any, ...], programs: int, given: tuple[Any, ...], constants: dict[str, Any], warps: int
+def _compile(
+    kernel: Any,
+    kind: tuple[Any, ...],
+    device: torch.device,
+    programs: int,
+    given: tuple[Any, ...],
+    constants: dict[str, Any],
+    warps: int,
 ) -> None:
-    key = (kernel, *kind)
-    compiled = _COMPILED.get(key)
-    if compiled is not None:
-        try:
-            compiled[(programs, 1, 1)](*given, *constants.values())
-            return
-        except TypeError:  # before anything was launched: other releases of Triton take other arguments
-            _COMPILED[key] = None
     # `enable_fp_fusion` is explicit, because Triton otherwise warns the user.
     options: dict[str, Any] = {
         "num_warps": max(1, min(WARPS, warps)),
         "maxnreg": MAX_REGISTERS,
         "enable_fp_fusion": True,
     }
-    _COMPILED.setdefault(key, kernel[(programs,)](*given, **constants, **options))
+    compiled = kernel[(programs,)](*given, **constants, **options)
+    if kind not in AGAIN:
+        AGAIN[kind] = _made_again(compiled, device, constants)
+
+
+def _made_again(compiled: Any, device: torch.device, constants: dict[str, Any]) -> Again | None:
+    """Return how to launch it again; None in the interpreter, in releases of Triton without what it takes, and on AMD.
+
+    For AMD's GPUs, Triton also distinguishes tensors by the size of their memory.
+    """
+    try:
+        return Again(compiled, device, (*constants.values(),)) if compiled.metadata.target.backend == "cuda" else None
+    except (AttributeError, ImportError):
+        return None

@@ -192,7 +192,7 @@ def test_a_failing_kernel_is_replaced_and_no_value_is_lost() -> None:
         raise RuntimeError("no compiler here")
 
     arena = DeviceArena(CPU, 10, None)
-    arena.add = broken
+    arena.kernel = arena.kernel._replace(add=broken)
     arena.observe(torch.tensor([1.0, 3.0]), 0)
     arena.observe(torch.tensor([5.0]), 0)
     harvest = end_step(arena)

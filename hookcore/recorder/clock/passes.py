@@ -244,6 +244,7 @@ class OptimizerSteps(EndsSteps):
         super().__init__(context, capture, clock)
         self._parameters, self._observers = context.parameters, capture.observers
         self.states, self._moments = States(context.statistics), capture.moments
+        self._devices = context.statistics.devices
         self._ship = self._collector.queue.put
         self.waiting = Waiting(context, self._collector)
         self.last_captured = False  # whether the step that ended last was captured
@@ -344,10 +345,11 @@ class OptimizerSteps(EndsSteps):
             if copies:
                 self._parameters.after_step(copies)
             if self.states.due or self.states.was_due:
-                self.states.read(optimizer, owned, owner.late)
                 decays_of = functools.partial(_decays_of, optimizer)
-                self._collector.steps += self.states.compare(copies, decays_of, owner.late)
-                self.states.turn(copies, self.clock.step - owner.late, owner.late)
+                with self._devices.together():
+                    self.states.read(optimizer, owned, owner.late)
+                    self._collector.steps += self.states.compare(copies, decays_of, owner.late)
+                    self.states.turn(copies, self.clock.step - owner.late, owner.late)
             if owned:
                 self._observers.after_step(owned)
         self._count(owner, captured=owned is not None)

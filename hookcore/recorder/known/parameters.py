@@ -239,7 +239,8 @@ class Parameters:
         for each in noted:
             each.choose(self._statistics)
         if self._wanted:
-            self.raw.end_pass(self.all())
+            with self._statistics.devices.together():
+                self.raw.end_pass(self.all())
 
     def measure_updates(self) -> None:
         """Measure the updates of weights in this step, although they weren't requested: of as many as may be copied.
@@ -382,10 +383,11 @@ class Parameters:
             return []
         for each in owned:
             each.read_in = step
-        self._read_weights(owned)
-        copies = self._copies(owned) if self.requests_updates or self._measured else []
-        if with_gradients:
-            self.read_gradients(owned)
+        with self._statistics.devices.together():
+            self._read_weights(owned)
+            copies = self._copies(owned) if self.requests_updates or self._measured else []
+            if with_gradients:
+                self.read_gradients(owned)
         return copies
 
     def forget_attempt(self, owned: list[Parameter]) -> None:
@@ -450,9 +452,10 @@ class Parameters:
     def read_all(self, with_gradients: bool) -> None:
         """Read everything, if no torch optimizer steps."""
         owned = self.all()
-        self._read_weights(owned)
-        if with_gradients:
-            self.read_gradients(owned)
+        with self._statistics.devices.together():
+            self._read_weights(owned)
+            if with_gradients:
+                self.read_gradients(owned)
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each update and of the weights it changed."""

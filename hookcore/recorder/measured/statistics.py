@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 # The arenas of devices other than the CPU: one for each stream, because streams run at the same time.
 
+_NOTHING: Final = nullcontext()
+Held = dict[tuple["DeviceArena", int], tuple[Plan, Tensor]]  # by arena and slot
+
 
 class Devices:
     """The arenas in use. Each has the slots of the CPU's."""
@@ -45,6 +50,7 @@ class Devices:
         self.arenas: dict[tuple[torch.device, int], DeviceArena] = {}  # by the number of the stream
         self._host = host
         self._errors = errors
+        self._held: dict[int, Held] = {}  # by thread, inside of `together`
 
     def begin_step(self) -> None:
         """Begin a step as the host's arena did: with or without histograms, which sample other values than before."""
@@ -67,8 +73,43 @@ class Devices:
         for arena in list(self.arenas.values()):
             arena.clear(slots)
 
-    def observe(self, tensor: Tensor, slot: int) -> str | None:
-        """Add a plain tensor of another device to a slot, or return the reason why not."""
+    def together(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread adds tensors that nothing changes before its end.
+
+        There, small ones are then added by one launch for each type, if the device's kernel can do that.
+        """
+        can = self.arenas and any(arena.kernel.add_all is not None for arena in list(self.arenas.values()))
+        return self._together() if can and get_ident() not in self._held else _NOTHING
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        thread = get_ident()
+        self._held[thread] = {}
+        try:
+            yield
+        finally:
+            self._add_held(self._held.pop(thread))
+
+    def _add_held(self, held: Held) -> None:
+        alike: dict[tuple[DeviceArena, torch.dtype], list[tuple[Plan, Tensor, int]]] = {}
+        for (arena, slot), (plan, tensor) in held.items():
+            alike.setdefault((arena, tensor.dtype), []).append((plan, tensor, slot))
+        for (arena, _), each in alike.items():
+            try:
+                arena.observe_all([(tensor, slot) for _, tensor, slot in each])
+            except Exception as error:
+                self._errors.record("launch for several tensors", error)
+                self._add_alone(each)
+
+    def _add_alone(self, held: Iterable[tuple[Plan, Tensor, int]]) -> None:
+        for plan, tensor, slot in held:
+            try:
+                self.observe(plan, tensor, slot, stays=False)
+            except Exception as error:
+                self._errors.record("tensor on a device", error, plan)
+
+    def observe(self, plan: Plan, tensor: Tensor, slot: int, stays: bool) -> None:
+        """Add a plain tensor of another device to a slot, or note why not. `stays`: what `together` asks for."""
         key = tensor.device, stream_number(tensor.device)
         arena = self.arenas.get(key)
         if arena is None:
@@ -76,7 +117,15 @@ class Devices:
 
             arena = DeviceArena(tensor.device, self._host.capacity, self._host.sketch_values)
             arena = self.arenas.setdefault(key, arena)  # another thread may have been faster
-        return arena.observe(tensor, slot)
+        if self._held and stays and (held := self._held.get(get_ident())) is not None and arena.can_wait(tensor, slot):
+            if (arena, slot) in held:  # one launch adds only one tensor to a slot
+                self._add_held(dict(held))
+                held.clear()
+            held[arena, slot] = plan, tensor
+            return
+        reason = arena.observe(tensor, slot)
+        if reason:
+            plan.note_reason(reason)
 
 
 def is_readable_on_cuda(tensor: Tensor) -> bool:
@@ -337,7 +386,7 @@ class Statistics:
                 except RuntimeError:  # without memory of its own: handled below
                     pass
             elif is_readable_on_cuda(tensor):
-                self.add_elsewhere(plan, tensor, slot)
+                self.devices.observe(plan, tensor, slot, stays=True)
                 return
         with unseen():
             if is_shard(tensor):
@@ -350,13 +399,7 @@ class Statistics:
             elif plain.is_cpu:
                 self.arena.observe(plain, self.arena.row(slot))
             else:
-                self.add_elsewhere(plan, plain, slot)
-
-    def add_elsewhere(self, plan: Plan, tensor: Tensor, slot: int) -> None:
-        """Add a plain tensor of another device."""
-        reason = self.devices.observe(tensor, slot)
-        if reason:
-            plan.note_reason(reason)
+                self.devices.observe(plan, plain, slot, stays=False)
 
 
 def _can_have_gradient(tensor: Tensor) -> bool:
