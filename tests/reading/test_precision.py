@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookcore.errors import ArgumentError
-from hookcore.reading.answers import PrecisionTap
+from hookcore.reading.answers import CastTo, PrecisionTap
 from hookcore.reading.local import StoreReader
 from tests.harness import seed_all, watch
 from tests.lanes import examples
@@ -45,6 +45,14 @@ def tap_of(reader: StoreReader, scale: str, label: str = "1 output") -> Precisio
     return next(each for each in reader.precision("e4m3", scale).taps if each.label == label)
 
 
+def cast_of(model: nn.Module, batch: Tensor, label: str = "1 output", format: str = "e4m3") -> CastTo:
+    """Return what a cast would make of a tensor of one step."""
+    with watch(model, sketch_values=None) as watcher:
+        model(batch).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.0).step()
+    return tap_of(StoreReader(watcher.store), "max", label).formats[format]
+
+
 @pytest.mark.parametrize("scale", ["max", "p99.9"])
 @pytest.mark.parametrize("sketch_values", [None, 2048])
 def test_the_layer_with_outliers_is_the_worst_and_has_the_shares_of_a_cast(
@@ -74,11 +82,7 @@ class OneRow(nn.Module):
 
 def test_a_few_large_values_that_hide_in_the_noise_that_the_others_are_lost_are_left_out_of_it() -> None:
     seed_all()
-    model = nn.Sequential(nn.Linear(16, 64), OneRow(), nn.Linear(64, 4))
-    with watch(model, sketch_values=None) as watcher:
-        model(torch.randn(256, 16)).square().mean().backward()
-        torch.optim.SGD(model.parameters(), 0.0).step()
-    cast = tap_of(StoreReader(watcher.store), "max").formats["e4m3"]
+    cast = cast_of(nn.Sequential(nn.Linear(16, 64), OneRow(), nn.Linear(64, 4)), torch.randn(256, 16))
     assert not cast.fits
     assert cast.noise < 0.05, "the large row keeps its digits"
     assert cast.most_noise > 0.5
@@ -97,10 +101,7 @@ class OnePicture(nn.Module):
 def test_values_that_are_lost_because_many_others_are_far_larger_are_found(format: str) -> None:
     seed_all()
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), OnePicture(), nn.Conv2d(8, 2, 3))
-    with watch(model, sketch_values=None) as watcher:
-        model(torch.randn(8, 3, 12, 12)).square().mean().backward()
-        torch.optim.SGD(model.parameters(), 0.0).step()
-    cast = tap_of(StoreReader(watcher.store), "max", "2 output").formats[format]
+    cast = cast_of(model, torch.randn(8, 3, 12, 12), "2 output", format)
     assert not cast.fits
     assert cast.noise < 0.1, "the large picture keeps its digits"
     assert cast.most_noise > 0.5
@@ -118,19 +119,12 @@ def test_values_of_one_kind_are_one_group_however_far_they_spread(seed: int, spr
         "student": made.standard_t(1 + spread, 4000),
     }[kind].astype(np.float32)
     model = nn.Sequential(nn.Identity(), nn.Linear(1, 1))
-    with watch(model, sketch_values=None) as watcher:
-        model(torch.from_numpy(drawn)[:, None]).square().mean().backward()
-        torch.optim.SGD(model.parameters(), 0.0).step()
-    assert tap_of(StoreReader(watcher.store), "max", "0 output").formats["e4m3"].most == 0.99
+    assert cast_of(model, torch.from_numpy(drawn)[:, None], "0 output").most == 0.99
 
 
 def test_small_values_that_become_zero_next_to_larger_ones_are_no_reason_to_stay() -> None:
     seed_all()
-    model = nn.Sequential(nn.Linear(16, 64), Spread(), nn.Linear(64, 4))
-    with watch(model, sketch_values=None) as watcher:
-        model(torch.randn(256, 16)).square().mean().backward()
-        torch.optim.SGD(model.parameters(), 0.0).step()
-    cast = tap_of(StoreReader(watcher.store), "max").formats["e4m3"]
+    cast = cast_of(nn.Sequential(nn.Linear(16, 64), Spread(), nn.Linear(64, 4)), torch.randn(256, 16))
     assert cast.underflow[0] > 0.2
     assert cast.fits
 
