@@ -140,6 +140,14 @@ def test_a_training_without_a_jump_saves_nothing() -> None:
     assert train(plain(), rows=Rows(bad=1.0))[1] == []
 
 
+@pytest.mark.parametrize("every", [1, 1 << 20], ids=["captured", "not captured"])
+def test_a_loss_that_rises_step_by_step_is_no_jump(every: int) -> None:
+    rising = [1.0 + 0.05 * (step % 3) for step in range(32)] + [1.1 * 1.08**step for step in range(1, STEPS - 31)]
+    losses = iter(rising)
+    _, found = train(plain(), lambda made, _: made.mean() * 0 + next(losses), every=every, budget=None)
+    assert [each.about["reason"] for each in found if each.shares is not None] == []
+
+
 def test_rows_that_influence_each_other_leave_the_step_without_one_unknown() -> None:
     shares = shares_in(train(plain(nn.BatchNorm1d(8)))[1])
     assert shares.samples[0].ids == (BAD,)

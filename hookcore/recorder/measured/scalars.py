@@ -278,6 +278,8 @@ class Jumps:
         self.is_new = False
         if running is None or len(running) != 1 or type(running[0]) is not float or not math.isfinite(running[0]):
             return None
+        if running[0] > self.limit:
+            self._renew()  # it may be some passes old
         self.is_new = running[0] > self.limit
         return running[0] if self.is_new else None
 
