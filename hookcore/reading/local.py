@@ -380,7 +380,8 @@ def _cast_to(cast: Cast, is_scaled: bool) -> answers.CastTo:
     fits = max(cast.noise, cast.most_noise) <= MOST_NOISE and lost <= MOST_LOST and not has_infinite
     underflow, subnormal, saturated = map(_estimate, (cast.underflow, cast.subnormal, cast.saturated))
     error, noise, most_noise, most = map(Number, (cast.error, cast.noise, cast.most_noise, cast.most))
-    return answers.CastTo(underflow, subnormal, saturated, error, noise, most_noise, most, _estimate(cast.limits), fits)
+    limits = _estimate(cast.limits)
+    return answers.CastTo(underflow, subnormal, saturated, error, noise, most_noise, limits, fits, most)
 
 
 def _estimate(three: tuple[float, float, float]) -> answers.Estimate:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pandas
@@ -26,7 +27,7 @@ from torch import nn
 import hookcore
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client
-from hookcore.reading.answers import HistogramsList, Scalars, Tabular
+from hookcore.reading.answers import HistogramsList, Overview, Scalars, Tabular, decode
 from hookcore.reading.answers.live import News
 from hookcore.reading.exchange import Exchange
 from hookcore.records import Event, Snapshot, Tap, about_command
@@ -59,6 +60,18 @@ def _store(world: Served) -> Any:
     run = world.runs.get("one")
     assert run is not None
     return run.store
+
+
+def test_an_answer_of_an_older_server_is_read_without_the_fields_that_it_does_not_send(
+    world: Served, client: Client
+) -> None:
+    newest = client.overview()
+    asked = Request(f"{world.url}/api/v1/overview", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urlopen(asked) as answer:
+        sent = json.load(answer)
+    del sent["gradient_norm_before"]
+    older = decode(json.dumps(sent).encode(), Overview)
+    assert (older.run, older.steps, older.gradient_norm_before) == (newest.run, newest.steps, None)
 
 
 def test_an_unknown_incident_is_named_as_it_was_asked_for(client: Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookcore.errors import ArgumentError
-from hookcore.reading.answers import CastTo, PrecisionTap
+from hookcore.reading.answers import CastTo, Precision, PrecisionTap, decode
 from hookcore.reading.local import StoreReader
 from tests.harness import seed_all, watch
 from tests.lanes import examples
@@ -148,3 +149,15 @@ def test_a_kind_without_values_has_no_answer_and_probes_are_left_out() -> None:
     reader, _ = trained(None)
     assert reader.precision(kind="input").taps == ()
     assert reader.precision(kind="probe").total == 0
+
+
+def test_the_answer_of_a_server_that_knows_no_share_of_the_noise_is_read() -> None:
+    reader, _ = trained(None)
+    found = reader.precision("e4m3", "max")
+    sent = msgspec.to_builtins(found, enc_hook=float)
+    for tap in sent["taps"]:
+        for cast in tap["formats"].values():
+            assert cast.pop("most") > 0
+    older = decode(msgspec.json.encode(sent), Precision)
+    assert [each.label for each in older.taps] == [each.label for each in found.taps]
+    assert {cast.most for tap in older.taps for cast in tap.formats.values()} == {0.99}, "what it has left out"

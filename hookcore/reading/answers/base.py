@@ -45,7 +45,10 @@ Nested = Annotated[NDArray[Any], Meta(extra_json_schema={"description": "nested 
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Base class of all answers. A reader ignores fields that it doesn't know: a newer server may add some."""
+    """Base class of all answers. A reader ignores fields that it doesn't know: a newer server may add some.
+
+    A field that is added to a class later has a default, because an older server doesn't send it.
+    """
 
 
 class Tap(Answer, frozen=True):

@@ -218,9 +218,6 @@ class Overview(Answer, frozen=True):
     scalars: Annotated[tuple[Reading, ...], Meta(description="the newest value of each of your scalars, at most 50")]
     gradient_kind: Annotated[Kind | None, Meta(description="which gradients: of parameters, else of outputs")]
     gradient_norm: Annotated[Reading | None, Meta(description="as an optimizer used them: after clipping")]
-    gradient_norm_before: Annotated[
-        Reading | None, Meta(description="before clipping; null if nothing changes gradients after the backward pass")
-    ]
     smallest_gradient: Annotated[Reading | None, Meta(description="by root mean square")]
     largest_gradient: Annotated[Reading | None, Meta(description="by root mean square")]
     nonfinite: Annotated[int, Meta(description="modules whose newest tensors contained a NaN or an infinity")]
@@ -243,6 +240,9 @@ class Overview(Answer, frozen=True):
         dict[str, int], Meta(description="findings that are neither acknowledged nor muted, by severity")
     ]
     muted: Annotated[int, Meta(description="muted findings")]
+    gradient_norm_before: Annotated[
+        Reading | None, Meta(description="before clipping; null if nothing changes gradients after the backward pass")
+    ] = None
 
 
 # Incidents: problems, as they were found when they happened.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, field
 from numpy.typing import NDArray
 
 from hookcore import store
@@ -109,12 +109,14 @@ class CastTo(Answer, frozen=True):
     most_noise: Annotated[
         Number, Meta(description="noise without the largest 1 % of the values, or a group far above the others")
     ]
-    most: Annotated[Number, Meta(description="the share of the values that `most_noise` is about")]
     limits: Annotated[
         tuple[Number, Number, Number],
         Meta(description="magnitudes up to which values become zero, below which subnormal, and above which too large"),
     ]
     fits: Annotated[bool, Meta(description="the noise is low, few values are lost, and none becomes infinite")]
+    most: Annotated[Number, Meta(description="the share of the values that `most_noise` is about")] = field(
+        default_factory=lambda: Number(0.99)  # an older server, which doesn't say it, leaves out the largest 1 %
+    )
 
 
 class PrecisionTap(Tap, frozen=True):
