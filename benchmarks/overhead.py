@@ -5,6 +5,7 @@ python -m benchmarks.overhead --model mlp --model narrow       # some of them
 python -m benchmarks.overhead --model resnet-gpu --model gpt-gpu   # on a GPU
 python -m benchmarks.overhead --variant every --threads 1 --clock cpu   # on a machine that others use too
 python -m benchmarks.overhead --model gpt --parts   # what each measurement of its own adds to a step that has it
+python -m benchmarks.overhead --model moe --parts   # the same, with what routers of experts add
 
 Every variant trains the same model in turns of a few steps. A turn's time is compared with that of the untouched
 turn of the same round, and the median of these ratios is shown with its quartiles. "untouched, again" is the
@@ -31,9 +32,10 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
 import hookcore
-from benchmarks.models import GPU_MODELS, MODELS, Training
+from benchmarks.models import BY_NAME, MODELS, Training
 from benchmarks.timing import Length, Seconds, Spread, describe_machine, no_collection, take_turns
 from hookcore.probes import MicroBatches, attention, logit_lens, outliers, spectrum
+from hookcore.watcher import parts_of
 
 UNTOUCHED: Final = "untouched"
 FLOOR: Final = "floor"
@@ -120,12 +122,22 @@ class Floor(ModuleHooks):
 
 
 class Watched(Variant):
-    """One watcher for the whole run. Between its turns, none of its hooks is registered."""
+    """One watcher for the whole run. Between its turns, none of its hooks is registered.
+
+    `routes`: whether the choices of experts are counted in each captured step or in none; None as it comes by itself.
+    """
 
     def __init__(
-        self, model: nn.Module, pause: bool = False, probes: Mapping[str, Mapping[str, Any]] = NONE, **settings: Any
+        self,
+        model: nn.Module,
+        pause: bool = False,
+        probes: Mapping[str, Mapping[str, Any]] = NONE,
+        routes: bool | None = None,
+        **settings: Any,
     ) -> None:
         self.watcher = hookcore.watch(model, **settings)
+        self._routes, self._routers = routes, parts_of(self.watcher).recorder.capture.observers.routers
+        self.after_step()
         for name, probe in probes.items():
             self.watcher.probe(name, **probe)
         if pause:
@@ -136,6 +148,11 @@ class Watched(Variant):
     def on(self) -> None:
         """Register its hooks again."""
         self._aside.close()
+
+    def after_step(self) -> None:
+        """Choose whether to look at routers in the next step."""
+        if self._routes is not None:
+            self._routers.due_at = 0 if self._routes else 10**9
 
     def finish(self) -> None:
         """Wait for its thread, so that the next turn doesn't pay for its work."""
@@ -201,7 +218,8 @@ VARIANTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
 
 # What is measured by itself only in rare steps, or on request: here in each step, and one at a time. A probe of one of
 # hookcore's functions that hardly looks at anything takes the place of the one that comes by itself.
-CAPTURED: Final[dict[str, Any]] = {"every": 1, "budget": None, "server": None, "state_every": 10**9}
+WHOLE: Final[dict[str, Any]] = {"every": 1, "budget": None, "server": None}
+CAPTURED: Final[dict[str, Any]] = WHOLE | {"state_every": 10**9, "routes": False}
 RARE: Final[dict[str, Any]] = CAPTURED | {"state_every": 1}
 ACTIVATIONS: Final = ("output", "output_grad")
 NOWHERE: Final[dict[str, Any]] = {"include": "is:root", "every": 10**9}
@@ -241,8 +259,15 @@ PARTS: Final[dict[str, tuple[str, Callable[[Training], Variant]]]] = {
     "attention": ("captured, with heads of attention", _probed(attention, "*")),
     "lens": ("captured, with a logit lens of blocks", _with_lens),
     "spectrum": ("captured, with spectra of weights", _probed(spectrum, "type:Linear", kinds="param")),
+    "routers": (
+        "captured, with routers of experts",
+        lambda training: Watched(training.model, probes=WITHOUT, **WHOLE, state_every=10**9, routes=True),
+    ),
     "micro": ("captured, with micro-batches", _probed(MicroBatches, "*")),
-    "rare": ("captured, with all that is rare", lambda training: Watched(training.model, **RARE)),
+    "rare": (
+        "captured, with all that is rare",
+        lambda training: Watched(training.model, **WHOLE, state_every=1, routes=True),
+    ),
 }
 VARIANTS |= PARTS
 
@@ -291,7 +316,7 @@ class Bench:
 
     def __init__(self, name: str, variants: Sequence[str], clock: Callable[[], float]) -> None:
         self.result = Result(name)
-        self._training = (MODELS | GPU_MODELS)[name]()
+        self._training = (MODELS | BY_NAME)[name]()
         self._clock = clock
         for _ in range(3):
             self._training.step()
@@ -411,11 +436,11 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=MODELS | GPU_MODELS, help="only this one; may be repeated")
+    parser.add_argument("--model", action="append", choices=MODELS | BY_NAME, help="only this one; may be repeated")
     parser.add_argument(
         "--variant", action="append", choices=VARIANTS, help="only this one, untouched and the floor; may be repeated"
     )
-    parser.add_argument("--parts", action="store_true", help="what each measurement adds, instead; for gpt")
+    parser.add_argument("--parts", action="store_true", help="what each measurement adds, instead; for gpt and moe")
     parser.add_argument("--seconds", type=float, default=80.0, help="time for each model, about (default: 80)")
     parser.add_argument("--rounds", type=int, help="so many rounds instead")
     parser.add_argument("--threads", type=int, help="torch's threads")
@@ -439,7 +464,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     wanted = {UNTOUCHED, FLOOR, *chosen.variant} if chosen.variant else set(VARIANTS) - set(PARTS)
-    wanted = {UNTOUCHED, "again", DEFAULT, *PARTS} if chosen.parts else wanted
+    wanted = {UNTOUCHED, "again", DEFAULT, *PARTS} if chosen.parts and not chosen.variant else wanted
     variants = [name for name in VARIANTS if name in wanted]
     machine = describe_machine()
     print(f"{machine}; clock: {chosen.clock}")

@@ -20,7 +20,7 @@ from hookcore.observe.plain import make_plain, unseen
 from hookcore.observe.reference import wide_type
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.context import Context
-from hookcore.recorder.measured.probes import ChannelColumns
+from hookcore.recorder.measured.snapshots import ChannelColumns
 from hookcore.records import PROBE, Tap
 from hookcore.records.vocabulary import EXPERT_DROPPED, EXPERT_LOAD, EXPERT_OWNED, ROUTER_ENTROPY
 
@@ -279,7 +279,7 @@ class Routers:
         self._context, self._plans, self._statistics = context, context.plans, context.statistics
         self._current, self._channels = context.current, channels
         self.due = False
-        self._due_at = 0
+        self.due_at = 0  # the first captured step from this one on
         self._given: dict[int, tuple[weakref.ref[nn.Module], Router]] = {}  # by the user
         self._routers: dict[int, tuple[Plan, Router]] = {}  # by the id of the plan, which it keeps
         self._parts: dict[int, tuple[Plan, int]] = {}  # by the id of the plan of an expert: its router, and its number
@@ -291,17 +291,17 @@ class Routers:
         if id(module) not in self._plans.by_id:
             return False
         self._given[id(module)] = weakref.ref(module), router
-        self._looked_at, self._due_at = None, 0
+        self._looked_at, self.due_at = None, 0
         return True
 
     def begin_step(self, step: int, captured: bool) -> bool:
         """Choose whether to look at a step. Return whether that changed who observes calls."""
         before, self.due = self.due, False
         self._sums = {}
-        if captured and step >= self._due_at and "train" in self._statistics.phases:
+        if captured and step >= self.due_at and "train" in self._statistics.phases:
             self._find()
             self.due = bool(self._routers)
-            self._due_at = step + ROUTERS_EVERY
+            self.due_at = step + ROUTERS_EVERY
         return before or self.due
 
     def _search(self, block: nn.Module) -> list[tuple[nn.Module, Router]]:
