@@ -778,6 +778,10 @@ class PassGradients(ABC):
     def _add(self, own: Tensor) -> None:
         """Add what the pass has added in this process."""
 
+    @abstractmethod
+    def end_step(self) -> Any:
+        """Return numbers, also several by name, or a sentence that says why they are unknown."""
+
     def _take(self) -> tuple[Tensor | None, str]:
         """End the step: return what its passes added in all ranks, and why that isn't known."""
         total, why, self.total, self._why = self.total, self._why, None, ""

@@ -111,6 +111,15 @@ def keywords_of(module: nn.Module) -> dict[str, Any] | None:
 
     None if they can't be found, so that nothing is assumed.
     """
+    found = arguments_of(module)
+    return None if found is None else found[1]
+
+
+def arguments_of(module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments of a call one of whose hooks is running, as far as other hooks have changed them until now.
+
+    None if they can't be found.
+    """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
         if frame is None:
@@ -118,7 +127,7 @@ def keywords_of(module: nn.Module) -> dict[str, Any] | None:
         if frame.f_code.co_filename == MODULE_CALL.co_filename:
             known = frame.f_locals
             if known.get("self") is module and isinstance(known.get("kwargs"), dict):
-                return dict(known["kwargs"])
+                return tuple(known.get("args", ())), dict(known["kwargs"])
         frame = frame.f_back
     return None
 

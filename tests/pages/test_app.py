@@ -74,6 +74,16 @@ def client(world: World) -> TestClient:
     return world.client
 
 
+def test_the_page_of_a_captured_layer_says_what_is_left_out_of_it(client: TestClient, store: Store) -> None:
+    modules = [ModuleRecord("net.0", "Attention", None), ModuleRecord("net.1", "Linear", None)]
+    reason = "attention isn't measured: it is compiled"
+    store.describe(
+        modules, [Coverage("net.0", "Attention", True, ("output",), reason), Coverage("net.1", "Linear", True)]
+    )
+    assert f"Left out: {reason.replace(chr(39), '&#39;')}." in client.get("/runs/one/layer?module=net.0").text
+    assert "Left out" not in client.get("/runs/one/layer?module=net.1").text
+
+
 def test_health_reveals_only_that_the_server_answers(client: TestClient) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}

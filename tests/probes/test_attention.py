@@ -294,23 +294,51 @@ def test_a_probe_looks_at_attention_as_often_as_wished_where_it_is_wished(attach
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: nn.MultiheadAttention(32, 4, batch_first=True), "step by step, and its weights aren't"),
+        (lambda: Flat(), "step by step, and its weights aren't"),
         (lambda: Linearized(), "step by step"),
         (lambda: torch.compile(Attention(), backend="aot_eager"), "compiled"),
     ],
 )
 def test_attention_that_cannot_be_seen_is_said_to_be_unknown(make: Callable[[], Any], told: str) -> None:
     model = make()
-    forward = (lambda x: model(x, x, x)) if isinstance(model, nn.MultiheadAttention) else model
     with watch(model, state_every=2) as watcher:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
-            output = forward(torch.randn(2, 5, 32))
-            (output[0] if isinstance(output, tuple) else output).pow(2).mean().backward()
-            optimizer.step()
-        watcher.flush()
+        train(model, 5)
         assert not probed(watcher)
         assert any(told in each for each in unknown(watcher))
+        assert any(told in each.reason for each in watcher.coverage())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", ["boundary", "materialized", "inside"])
+def test_attention_in_a_compiled_region_is_said_to_be_unknown_where_people_look(compiled: Any) -> None:
+    model: Any = torch.compile(Stack(), backend="aot_eager")
+    with watch(model, state_every=2, compiled=compiled) as watcher:
+        train(model, 3)
+        assert not probed(watcher)
+        (event,) = [each for each in watcher.store.events() if each.name == "probe-unknown"]
+        assert "compiled" in event.message
+        assert event.module == "blocks.0.attn"
+        covered = {each.path: each.reason for each in watcher.coverage()}
+        for path in ("blocks.0.attn", "blocks.1.attn"):
+            assert "attention isn't measured: it is compiled" in covered[path]
+        assert "attention isn't measured" not in covered["blocks.0.mlp"]
+    torch._dynamo.reset()
+
+
+def test_fused_attention_in_an_evaluation_is_said_to_be_unknown_and_that_of_training_is_measured() -> None:
+    model = Stack()
+    with watch(model, state_every=2, phases=("train", "eval")) as watcher:
+        for _ in range(3):
+            train(model.train(), 2)
+            with torch.no_grad():
+                model.eval()(torch.randn(2, 5, 32))
+        watcher.flush()
+        assert {tap.phase for tap in watcher.store.taps().taps if tap.kind == "probe"} == {"train"}
+        assert len(probed(watcher)) == 2 * len(ATTENTION_NUMBERS)
+        assert any("ran without gradients" in each for each in unknown(watcher))
+        covered = {each.path: each for each in watcher.coverage()}
+        assert "ran without gradients" in covered["blocks.1.attn"].reason
+        assert covered["blocks.1.attn"].captured
 
 
 class Stepwise(Attention):
@@ -329,6 +357,15 @@ class Stepwise(Attention):
         self.given = (weights.detach(), query.detach(), key.detach())
         weights = nn.functional.dropout(weights, self.options.get("dropout", 0.0))
         return self.out((weights @ value).transpose(1, 2).flatten(2))
+
+
+class Flat(Attention):
+    """The same with its heads among the samples, so that nothing says which is which."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        query, key, value = self.qkv(values).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+        mixed = torch.bmm(torch.bmm(query, key.mT).softmax(-1), value)
+        return self.out(mixed.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2))
 
 
 class Linearized(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -23,9 +24,9 @@ from hookcore.recorder.calls.plans import Call, Observer, Plan, StepKeeper
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.roots import BatchNames, find_tensors
+from hookcore.recorder.measured.attention import AttentionCalls
 from hookcore.recorder.measured.flows import Flows, Streams
 from hookcore.recorder.measured.moments import Samples
-from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
@@ -50,6 +51,7 @@ class Dispatcher:
         self.entering: tuple[Flows | Streams | AttentionCalls, ...] = ()  # those of them that see calls before they run
         self._observers: tuple[Observer, ...] = (self.statistics,)
         self._saw_eval = False  # whether a call in evaluation was counted in this step
+        self.when_evaluating: Callable[[], None] | None = None  # called before each call of a model in an evaluation
 
     # Observers
 
@@ -72,6 +74,11 @@ class Dispatcher:
     def wants_inputs(self) -> bool:
         """Whether any observer but the statistics needs inputs."""
         return bool(self.others) and any(observer.wants_inputs for observer in self.others)
+
+    def add(self, other: Observer) -> None:
+        """Pass the calls of this step from now on to one more observer, which needs no inputs."""
+        if other not in self.others:
+            self.add_only(*self.others, other)
 
     # Steps
 
@@ -139,6 +146,8 @@ class Dispatcher:
             self.times.enter_model(id(plan))
         else:
             self.times.saw_evaluation()
+        if self.when_evaluating is not None and (plan.root.evaluates or not torch.is_grad_enabled()):
+            self.when_evaluating()
         if self.keeper is not None and self.keeper.armed and transform() is None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan, model, args, keywords_of(module))

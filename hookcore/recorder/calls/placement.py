@@ -29,13 +29,13 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.parameters import Parameter
 from hookcore.recorder.leaving.frames import Collector
+from hookcore.recorder.measured.attention import AttentionCalls
 from hookcore.recorder.measured.float8 import Float8Scales
 from hookcore.recorder.measured.flows import Flows, Streams
 from hookcore.recorder.measured.moments import Samples
 from hookcore.recorder.measured.probes import Probes
 from hookcore.recorder.measured.routers import Routers
 from hookcore.recorder.measured.snapshots import AutomaticSnapshots, Snapshots, WaitingCopies
-from hookcore.recorder.measured.wideprobes import AttentionCalls
 from hookcore.records.vocabulary import counted
 
 # Hooks that are traced into compiled graphs, and called directly outside of them.
@@ -273,6 +273,10 @@ class Observers:
         self.scales = Float8Scales(context)
         self._cadence, self._statistics, self._placement = context.cadence, context.statistics, placement
         self._is_rare = False  # whether residual streams and scales of float8 are measured in this step
+        self._current, self._dispatcher = context.current, dispatcher
+        if "eval" in context.settings.phases:
+            dispatcher.when_evaluating = self._begin_evaluation
+        self._evaluated = -1  # the newest captured step with an evaluation
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
@@ -286,6 +290,16 @@ class Observers:
             self._follow()
         if self.attention.looks:
             self.attention.begin_step()
+
+    def _begin_evaluation(self) -> None:
+        """Let attention be looked at in an evaluation, which may begin in any captured step."""
+        if self._evaluated == self._current.number:
+            return
+        self._evaluated = self._current.number
+        if self.probes.begin_evaluation(self._evaluated, self._cadence.between_rare):
+            if self.attention not in self._dispatcher.others:
+                self.attention.begin_step()
+            self._dispatcher.add(self.attention)
 
     def end_step(self) -> None:
         """Add what is known only now to the rows of the step."""

@@ -305,6 +305,11 @@ class Cadence:
         place = step // self.block // self.stride % self.rare_every
         return place == min(RARE_FIRST, self.rare_every - 1) and self.chooses(step)
 
+    @property
+    def between_rare(self) -> int:
+        """The steps from one of these to the next one, as far as is known now."""
+        return self.block * self.stride * self.rare_every
+
     def has_snapshots(self, step: int, every: int) -> bool:
         """Return whether a step has automatic snapshots, by its number alone: every n-th, and ever fewer."""
         place = step // self.block // self.stride

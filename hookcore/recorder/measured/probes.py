@@ -1,11 +1,13 @@
-"""Probes: functions that compute numbers from tensors, at intervals of steps."""
+"""Probes: functions that compute numbers from tensors, at intervals of steps, and objects that see a model's gradients
+before and after each backward pass."""
 
 from __future__ import annotations
 
 import contextlib
-import time
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -16,20 +18,134 @@ from hookcore.config import Pattern
 from hookcore.config.patterns import select
 from hookcore.config.readers import read_include
 from hookcore.errors import ArgumentError
+from hookcore.hooks.handle import HookHandle
 from hookcore.hooks.internals import DisableTorchFunction, version_of
-from hookcore.hooks.tensors import hook_gradient
-from hookcore.observe.copies import Copy, is_capturing, take_copy
+from hookcore.hooks.tensors import hook_gradient, hook_leaves
+from hookcore.observe.copies import is_capturing
 from hookcore.observe.plain import generators_kept, unseen
-from hookcore.probes import attention, channel_rms, channel_zeros, outliers
-from hookcore.recorder.calls.plans import Call, Plan
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.probes import PassGradients, attention, channel_rms, channel_zeros, outliers
+from hookcore.recorder.calls.plans import Call, Plan, PlanTable
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.parameters import Parameter
+from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.frames import Collector
-from hookcore.recorder.measured.snapshots import Outgoing, Send
-from hookcore.recorder.measured.wideprobes import Passes, PassProbes, channels_of, values_of
-from hookcore.records import PROBE, Kind, Snapshot, Tap
+from hookcore.recorder.measured.scalars import LossScale
+from hookcore.recorder.measured.snapshots import ChannelColumns
+from hookcore.records import PROBE, Kind, Phase, Tap
 from hookcore.records.vocabulary import ATTENTION_PROBE, OUTLIERS_PROBE, OWN_NUMBERS, PROBE_LABEL
+
+# What functions of probes may return.
+
+MAX_VALUES: Final = 4096  # that a function may return
+
+
+def values_of(result: Any) -> Tensor:
+    """Return a result as a tensor. Raises TypeError for a wrong one."""
+    if isinstance(result, (bool, int, float)):
+        return torch.tensor(float(result), dtype=torch.float64)
+    if isinstance(result, Tensor) and result.dim() <= 1 and result.numel() <= MAX_VALUES:
+        return result.detach()
+    what = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
+    raise TypeError(f"it returned {what}; a probe returns a number, or a 1-D tensor of at most {MAX_VALUES:,}")
+
+
+def channels_of(function: Callable[[Tensor], Any] | None, given: Tensor, values: Tensor) -> int:
+    """Return how many numbers the function has in mind: of very many, it returns groups. 0 for a single number."""
+    if not values.dim():
+        return 0
+    count = getattr(function, "channels", None)
+    return len(values) if count is None else int(count(given))
+
+
+MAX_REPORTED: Final = 16  # reasons that are reported for one probe
+
+
+@dataclass(slots=True, eq=False)
+class Passes:
+    """The objects of one probe, by model."""
+
+    make: Callable[[], PassGradients]
+    _objects: weakref.WeakKeyDictionary[Root, PassGradients] = field(default_factory=weakref.WeakKeyDictionary)
+    _running: list[int] = field(default_factory=list)  # the threads of the passes that run; the outermost first
+    _seen: bool = False  # whether a pass was seen in this step
+    _tangled: bool = False  # whether passes ran in several threads at once
+    _hooks: list[HookHandle] = field(default_factory=list)  # on the parameters, while a pass runs
+    fault: Exception | None = None  # in such a hook
+    reported: set[str] = field(default_factory=set)
+
+    def begin_step(self) -> None:
+        """Forget an unfinished step."""
+        if self._seen:
+            self.finish()
+
+    def begin_pass(self, plans: PlanTable, paths: frozenset[str]) -> None:
+        """Show the gradients before a pass. A pass inside another one, as of a checkpoint, is a part of it."""
+        self._running.append(threading.get_ident())
+        self._tangled |= len(set(self._running)) > 1
+        if len(self._running) == 1:
+            self._seen = True
+            self._show(plans, paths, "begin_pass")
+            self._hook(plans, paths)
+
+    def end_pass(self, plans: PlanTable, paths: frozenset[str]) -> None:
+        """Show the gradients after a pass."""
+        if not self._running:  # it began before the step in which the probe is due
+            return
+        self._running.pop()
+        if not self._running:
+            self._unhook()
+            self._show(plans, paths, "end_pass")
+
+    def _hook(self, plans: PlanTable, paths: frozenset[str]) -> None:
+        for root, parameters in _parameters(plans, paths).items():
+            probe: Any = self._objects[root]
+            if hasattr(probe, "wants_local") and probe.wants_local():
+                hooks = [(tensor, _LocalHook(self, probe, place)) for place, tensor in enumerate(parameters)]
+                self._hooks.append(hook_leaves(hooks))
+
+    def _unhook(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+
+    def _show(self, plans: PlanTable, paths: frozenset[str], method: str) -> None:
+        with unseen(), generators_kept():
+            for root, parameters in _parameters(plans, paths).items():
+                if root not in self._objects:
+                    self._objects[root] = self.make()
+                getattr(self._objects[root], method)(parameters)
+
+    def finish(self) -> list[tuple[Root, Any]]:
+        """End the step: return what each object found, or why it doesn't know."""
+        tangled, self._tangled, self._seen, self._running = self._tangled, False, False, []
+        self._unhook()
+        found = []
+        with unseen(), generators_kept():
+            for root, each in list(self._objects.items()):
+                result = each.end_step()
+                found.append((root, "backward passes ran in several threads at once" if tangled else result))
+        return found
+
+
+class _LocalHook:
+    """The hook that shows a gradient to an object. It returns nothing, so it changes nothing."""
+
+    __slots__ = ("_passes", "_place", "_probe")
+    __torch_unserializable__ = True
+
+    def __init__(self, passes: Passes, probe: PassGradients, place: int) -> None:
+        self._passes, self._probe, self._place = passes, probe, place
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        try:
+            if gradient is not None:
+                with unseen():  # nothing is drawn here, and setting generators back would disturb other threads
+                    self._probe.see_local(self._place, gradient)
+        except Exception as error:
+            self._passes.fault = error
+
 
 # One probe: a function of the user or of hookcore, and when and for which tensors it is called.
 
@@ -58,6 +174,7 @@ class Probe:
     due_at: int = 0  # the first captured step from this one on
     begun_at: int = -1  # the newest step in which it was due
     until: int = 0  # it runs in each step before this one
+    evaluation_due_at: int = 0  # the first step from this one on in which an evaluation is captured
     faults: int = 0
     states: dict[Tap, _State] = field(default_factory=dict)  # of a class: its objects, in these steps
     paths: frozenset[str] = frozenset()  # of the modules that it looks at in this step
@@ -156,46 +273,98 @@ def probe_of(name: str, function: Function, include: Any, kinds: Any, every: int
     return Probe(name, function, patterns, chosen, every)
 
 
-MAX_WAITING: Final = 4096  # columns
-_DROPPED: Final = "of channels dropped: too many results of probes were waiting for the recorder's thread"
+# Those that look at backward passes.
+
+NoteChannels = Callable[[Tap, int, int, Tensor], None]  # a tap, the step, how many channels, and their numbers
 
 
-class ChannelColumns(Outgoing[tuple[Tap, int, float, Copy]]):
-    """The columns of one watcher. Of several micro-batches, the largest value of each channel is kept, or NaN."""
+class PassProbes:
+    """The probes of a watcher that look at the backward passes of the running step."""
 
-    what = "channels of a probe"
+    def __init__(self, context: Context, scale: LossScale, note: NoteChannels) -> None:
+        self._plans, self._statistics, self._emit = context.plans, context.statistics, context.emit
+        self._current, self._owners, self._scale, self._note = context.current, context.owners, scale, note
+        self._widths: dict[Tap, int] = {}  # the most values that a result has had
+        self.due: tuple[Probe, ...] = ()
 
-    def __init__(self, errors: ErrorLog) -> None:
-        super().__init__(errors)
-        self._held: dict[Tap, tuple[int, int, Tensor]] = {}  # of this step: step, channels, values
+    def begin(self) -> None:
+        """Let them see the gradients before a backward pass."""
+        self._each(lambda probe, passes: passes.begin_pass(self._plans, probe.paths))
 
-    def note(self, tap: Tap, step: int, channels: int, values: Tensor) -> None:
-        """Hold the numbers of a call."""
-        _, before, held = self._held.get(tap, (step, -1, values))
-        if before == channels and held.shape == values.shape and held.device == values.device:
-            with unseen():
-                values = torch.maximum(held, values)
-        self._held[tap] = step, channels, values
+    def end(self) -> None:
+        """Let them see the gradients after a backward pass."""
+        self._each(lambda probe, passes: passes.end_pass(self._plans, probe.paths))
 
     def end_step(self) -> None:
-        """Begin to copy the held results. Waits for no device."""
-        held, self._held = self._held, {}
-        for tap, (step, channels, values) in held.items():
-            if len(self._waiting) >= MAX_WAITING:
-                self._errors.count_loss("channels-dropped", "column", _DROPPED)
+        """Add the results to the rows of the models."""
+        self._each(self._finish)
+
+    def _each(self, call: Callable[[Any, Passes], None]) -> None:
+        for probe in self.due:
+            if probe.passes is None or probe.is_off:
                 continue
             try:
-                copy = take_copy(values, (channels,))
+                call(probe, probe.passes)
             except Exception as error:
-                self._errors.record(self.what, error)
-            else:
-                if isinstance(copy, Copy):
-                    self._waiting.append((tap, step, time.time(), copy))
+                if message := probe.count_fault(error):
+                    self._emit("probe-failed", message, "warning", "")
 
-    def _send(self, item: tuple[Tap, int, float, Copy], send: Send) -> None:
-        tap, step, time_s, copy = item
-        send(Snapshot(tap, step, time_s, copy.dtype, copy.shape, copy.finish(), copy.truncated))
+    def _finish(self, probe: Probe, passes: Passes) -> None:
+        for root, result in passes.finish():
+            plan = _plan_of(self._plans, root)
+            named = self._unscaled(result, passes.make) if isinstance(result, dict) else result
+            if plan is not None and isinstance(named, str):
+                self._note_unknown(probe, passes, named, plan.path)
+            elif plan is not None and isinstance(named, dict):
+                for name, values in named.items():
+                    self._add(plan, Tap(plan.path, PROBE, f"{probe.name} {name}"), values_of(values))
+            elif plan is not None:
+                self._add(plan, Tap(plan.path, PROBE, probe.name), values_of(named))
 
+    def _unscaled(self, named: dict[str, Tensor], made_by: Any) -> dict[str, Tensor] | str:
+        """Return numbers without the scale of the loss, or why it isn't known."""
+        scalers = self._owners.scalers()
+        if not scalers:
+            return named
+        scale = scalers[0]._scale
+        if self._scale.value is None or len(scalers) > 1 or scale is None:  # it has changed after a skipped step
+            return "the scale of the loss isn't known: a scaler skipped the step, or there are several"
+        return {name: each / scale.to(each) if name in made_by.scaled else each for name, each in named.items()}
+
+    def _add(self, plan: Plan, tap: Tap, values: Tensor) -> None:
+        slot = self._statistics.table.add(tap)
+        if slot < 0:
+            return
+        self._statistics.add(plan, values, slot)
+        if values.dim():  # zeros for what a step has fewer of than another one, so that columns have one length
+            width = self._widths[tap] = max(len(values), self._widths.get(tap, 0))
+            padded = torch.nn.functional.pad(values, (0, width - len(values)))
+            self._note(tap, self._current.number, width, padded)
+
+    def _note_unknown(self, probe: Probe, passes: Passes, why: str, path: str) -> None:
+        if why not in passes.reported and len(passes.reported) < MAX_REPORTED:
+            passes.reported.add(why)
+            self._emit("probe-unknown", f"the probe {probe.name!r} has no result: {why}", "info", path)
+
+
+def _parameters(plans: PlanTable, paths: frozenset[str]) -> dict[Root, list[Tensor]]:
+    """Return the trained parameters of the modules at these paths, each once, by model."""
+    found: dict[Root, dict[int, Tensor]] = {}
+    for plan in plans.live():
+        module = plan.ref() if plan.path in paths else None
+        for tensor in list(module._parameters.values()) if module is not None else ():
+            if tensor is not None and tensor.requires_grad:
+                found.setdefault(plan.root, {})[id(tensor)] = tensor
+    return {root: list(tensors.values()) for root, tensors in found.items()}
+
+
+def _plan_of(plans: PlanTable, root: Root) -> Plan | None:
+    """Return the plan of a model's outermost module."""
+    module = root.ref()
+    return next((plan for plan in plans.live() if plan.root is root and plan.ref() is module), None)
+
+
+# All probes of a watcher.
 
 MAX_PROBES: Final = 32
 CHANNELS_EVERY: Final = 10
@@ -208,14 +377,15 @@ class Probes:
 
     def __init__(self, context: Context, collector: Collector) -> None:
         self._plans, self._statistics, self._current = context.plans, context.statistics, context.current
-        self._emit, self._collector = context.emit, collector
+        self._emit, self._collector, self._most_calls = context.emit, collector, context.settings.calls
         self.channels = ChannelColumns(context.errors)
         self.passes = PassProbes(context, collector.scale, self.channels.note)
         self.due: tuple[Probe, ...] = ()
         self.of_attention: tuple[Probe, ...] = ()  # those of them that look at attention
+        self.of_evaluation: tuple[Probe, ...] = ()  # those that look at it in an evaluation of this step
         self._of_heads = Probe(ATTENTION_PROBE, attention, (), frozenset(), 1)
         self._of_blocks = Probe(OUTLIERS_PROBE, outliers, (), frozenset(("output",)), 1)
-        self._measured: set[tuple[str, str, str, int]] = set()  # of this step, by functions with several numbers
+        self._measured: set[tuple[str, Tap]] = set()  # of this step, by functions with several numbers
         self.added: list[Probe] = []  # by the user; replaced, never changed
         self.choose_channels(context.settings.channels)
 
@@ -244,19 +414,18 @@ class Probes:
 
     def begin_step(self, step: int, captured: bool, is_rare: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""
-        if not (self.added or self._of_channels or self.due or is_rare):
+        before = bool(self.due or self.of_evaluation)
+        self.of_evaluation = ()
+        if not (self.added or self._of_channels or before or is_rare):
             return False
         self.channels.end_step()
         self._measured = set()
-        before = self.due
         self.due = tuple(
             probe for probe in (*self._of_channels, *self.added) if probe.begin_step(step, captured, block)
         )
-        if is_rare:
-            users = [each for probe in self.added for each in (probe.name, probe.function)]
-            own = (probe for probe in (self._of_heads, self._of_blocks) if probe.function not in users)
-            self.due = (*self.due, *(probe for probe in own if probe.name not in users))
-        self.of_attention = tuple(probe for probe in self.due if probe.function is attention)
+        self.due += self._own() if is_rare else ()
+        is_trained = "train" in self._statistics.phases
+        self.of_attention = tuple(probe for probe in self.due if probe.function is attention) if is_trained else ()
         plans = list(self._plans.live()) if self.due else []
         modules = {plan.path: plan.ref() for plan in plans}
         for probe in self.due:
@@ -267,7 +436,25 @@ class Probes:
             if probe not in (self._of_heads, self._of_blocks):  # each time: a frame may be lost
                 self._collector.add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)
         self.passes.due = tuple(probe for probe in self.due if probe.passes is not None)
-        return bool(before or self.due)
+        return before or bool(self.due)
+
+    def _own(self) -> tuple[Probe, ...]:
+        """Return the probes that are there by themselves, unless one of the user takes their place."""
+        users = [each for probe in self.added for each in (probe.name, probe.function)]
+        own = (probe for probe in (self._of_heads, self._of_blocks) if probe.function not in users)
+        return tuple(probe for probe in own if probe.name not in users)
+
+    def begin_evaluation(self, step: int, apart: int) -> bool:
+        """Choose who looks at the attention of an evaluation, which has begun. `apart`: the steps between two looks."""
+        each = (probe for probe in (*self.added, *self._own()) if probe.function is attention and not probe.is_off)
+        self.of_evaluation = tuple(probe for probe in each if probe.evaluation_due_at <= step)
+        modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.of_evaluation else {}
+        for probe in self.of_evaluation:
+            probe.evaluation_due_at = step + (apart if probe is self._of_heads else probe.every)
+            probe.paths = frozenset(_chosen(modules, probe.include))
+            if probe is not self._of_heads:
+                self._collector.add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)
+        return bool(self.of_evaluation)
 
     # Calls
 
@@ -282,12 +469,13 @@ class Probes:
         """Compute the numbers of outputs, and hook their gradients."""
         if call.phase not in self._statistics.phases or call.again or is_capturing():
             return  # what is computed while a CUDA graph is captured would become a part of it
+        number = min(call.number, self._most_calls - 1)  # an evaluation has a call for each batch
         for probe in self.due:
             if call.plan.path not in probe.paths or (probe is self._of_blocks and call.phase != "train"):
                 continue
             for index, tensor in call.tensors:
                 if "output" in probe.kinds:
-                    self.compute(probe, call.plan, "output", index, call.number, tensor)
+                    self.compute(probe, call.plan, "output", index, number, tensor, call.phase)
                 if "output_grad" in probe.kinds and tensor.requires_grad and not tensor.is_leaf and not call.traced:
                     hook_gradient(tensor, _ProbeHook(self, probe, call.plan, index, call.number))
 
@@ -328,17 +516,19 @@ class Probes:
 
     # Values
 
-    def compute(self, probe: Probe, plan: Plan, kind: Kind, index: str, call: int, tensor: Tensor) -> None:
+    def compute(
+        self, probe: Probe, plan: Plan, kind: Kind, index: str, call: int, tensor: Tensor, phase: Phase = "train"
+    ) -> None:
         """Call the function, and add its results to the rows of their taps."""
         place = " ".join(filter(None, ("" if kind == "output" else kind, index)))
-        key = probe.name, plan.path, place, call
+        key = probe.name, Tap(plan.path, PROBE, place, call, phase)
         if probe.is_off or key in self._measured:
             return
         given = tensor.detach()
         before = version_of(given)
         try:
             with unseen(), contextlib.nullcontext() if probe.function in _DRAW_NONE else generators_kept():
-                function = probe.call_for(Tap(plan.path, PROBE, place, call), plan, self._current.number)
+                function = probe.call_for(key[1], plan, self._current.number)
                 result = None if function is None else function(given)
                 if result is None and isinstance(probe.function, type):
                     return
@@ -356,7 +546,7 @@ class Probes:
         if isinstance(result, dict):  # the first micro-batch of a step stands for it, as the numbers belong together
             self._measured.add(key)
         for name, values, channels in several:
-            tap = Tap(plan.path, PROBE, " ".join(filter(None, (probe.name, name, place))), call)
+            tap = replace(key[1], index=" ".join(filter(None, (probe.name, name, place))))
             slot = self._statistics.table.add(tap)
             if slot >= 0:
                 self._statistics.add(plan, values, slot)
