@@ -272,6 +272,10 @@ class Trainer:
 SCRIPT: Final = '''
 """Train the network."""
 
+import os
+import time
+from pathlib import Path
+
 import torch
 {imports}
 from config import read_config
@@ -284,6 +288,9 @@ if __name__ == "__main__":
     net = Net(config)
     {watched}
     Trainer(net, config).train()
+    until = time.monotonic() + 200  # longer than a training that ends waits for the replay: the machine may be busy
+    while not [*Path(os.environ["HOOKCORE_HOME"]).rglob("step-*.json")] and time.monotonic() < until:
+        time.sleep(0.05)
 '''
 SCRIPTS: Final = {
     "run": SCRIPT.format(imports="", watched=""),
