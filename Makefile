@@ -116,6 +116,7 @@ matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.
 gpu: $(STAMP)  ## the tests of a GPU, and the zoo's trainings with every tensor on it; needs one
 	$(PYTEST) --all -m '' tests/recorder/test_gpu.py tests/recorder/test_gpu_odd.py tests/observe/test_triton_kernel.py
 	$(PYTEST) --all -m '' -p tests.on_gpu tests/recorder/test_harmless.py tests/recorder/test_truth.py tests/capsules/test_capsules_zoo.py
+	TOGETHER=1 $(PYTEST) --all -m '' -p tests.on_gpu tests/recorder/test_harmless.py tests/recorder/test_truth.py
 
 docs: site  ## build the site of the documentation, run its code and its commands, and follow its links
 	$(PYTEST) -n $(AT_ONCE) --dist worksteal $(AGAIN) tests/repository/test_docs.py tests/repository/test_docs_commands.py

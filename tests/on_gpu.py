@@ -30,8 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def on_gpu() -> Iterator[None]:
-    """Create everything on the GPU, and make torch deterministic."""
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Create everything on the GPU, and make torch deterministic. With TOGETHER=1, kernels measure several tensors."""
+    monkeypatch.setenv("HOOKCORE_GPU_TOGETHER", os.environ.get("TOGETHER", ""))
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_default_device("cuda")

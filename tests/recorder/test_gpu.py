@@ -29,6 +29,12 @@ pytestmark = MARKS
 STEPS: Final = 6
 
 
+@pytest.fixture(params=["alone", "together"], autouse=True)
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure each tensor by a launch of its own, and the small ones of an optimizer's hook by one, in turns."""
+    monkeypatch.setenv("HOOKCORE_GPU_TOGETHER", "1" if request.param == "together" else "0")
+
+
 def perceptron() -> Run:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(128, 8)).to(GPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
