@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -223,7 +223,10 @@ def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
 
 
 def taps_recomputed(store: Store, match: str | None) -> list[Tap]:
-    """Return the maps of fused attention, which a trainer computes on request: one for each call that was measured."""
+    """Return the maps of fused attention, which a trainer computes on request: one for each call that was measured.
+
+    That of an evaluation is left out if the same was measured in training, because the next one may be far away.
+    """
     names = [name for name, text in functions_of(store.labels()).items() if text == ATTENTION]
     found: dict[Tap, None] = {}
     for tap in store.taps(match, PROBE).taps:
@@ -231,7 +234,7 @@ def taps_recomputed(store: Store, match: str | None) -> list[Tap]:
             if tap.index.startswith(measured := f"{name} entropy"):
                 place = tap.index.removeprefix(measured)
                 found[Tap(tap.module, "output", f"{ATTENTION_MAP}{place}", tap.call, tap.phase)] = None
-    return list(found)
+    return [tap for tap in found if tap.phase == "train" or replace(tap, phase="train") not in found]
 
 
 def looks_like_attention(snapshot: Snapshot, type_: str = "") -> bool:

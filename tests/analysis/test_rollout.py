@@ -265,14 +265,20 @@ def test_possible_attention_maps_are_requested_together(world: World) -> None:
 
 def test_maps_of_fused_attention_that_was_measured_are_requested_and_rolled_out(world: World) -> None:
     measured = (Tap("fused", "probe", "heads entropy"), Tap("fused", "probe", "heads entropy 1"))
+    evaluated = (
+        Tap("fused", "probe", "heads entropy", phase="eval"),
+        Tap("tower", "probe", "heads entropy", phase="eval"),
+    )
     others = Tap("fused", "probe", "heads distance"), Tap("fused", "probe", "rank entropy")
     labels = {"probe heads": "hookcore.probes.attention", "probe rank": "own.rank"}
     world.run.store.append(
-        make_frame(21, [0.5] * 4, new_taps=(*measured, *others), numbers=range(8, 12), labels=labels)
+        make_frame(21, [0.5] * 6, new_taps=(*measured, *others, *evaluated), numbers=range(8, 14), labels=labels)
     )
     asked = [each["tap"] for each in world.client.post("/api/v1/attention-rollout").json()["asked"]]
     found = [(each["kind"], each["index"]) for each in asked if each["module"] == "fused"]
     assert found == [("output", "recomputed attention"), ("output", "recomputed attention 1")]
+    phases = {each["module"]: each["phase"] for each in asked if each["index"] == "recomputed attention"}
+    assert phases == {"fused": "train", "tower": "eval"}
     keep(world, Tap("fused", "output", "recomputed attention"), 22, attention(1, causal=True).astype(np.float32), 101)
     assert [each["number"] for each in world.json("attention-rollout")["layers"]] == [101]
 

@@ -443,3 +443,132 @@ def test_weights_that_are_computed_are_left_alone_and_it_is_said_why() -> None:
         assert not measured(watcher, "attend", "eval")
         assert any("parametrization" in each for each in unknown(watcher))
         assert any("parametrization" in each.reason for each in watcher.coverage() if each.path == "attend")
+
+
+# Models that were not written for this, next to twins in float64.
+
+
+class Decoder(nn.Module):
+    """Words that look at those before them, and at a memory, some of which is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.words, self.layers, self.head = nn.Embedding(50, 32), nn.TransformerDecoder(layer, 2), nn.Linear(32, 50)
+
+    def forward(self, words: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(words.shape[1], dtype=memory.dtype)
+        how = {"tgt_mask": mask, "tgt_is_causal": True, "memory_key_padding_mask": padding}
+        return self.head(self.layers(self.words(words), memory, **how))  # type: ignore[no-any-return]
+
+    def batch(self) -> tuple[Tensor, ...]:
+        padding = torch.arange(9) >= torch.tensor([9, 5, 9, 2, 9])[:, None]
+        return torch.randint(0, 50, (5, 12)), torch.randn(5, 9, 32), padding
+
+
+class Perceiver(nn.Module):
+    """Learned queries that look at inputs of other widths, and then at each other, with weights and added keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents, self.norm, self.out = nn.Parameter(torch.randn(6, 32)), nn.LayerNorm(32), nn.Linear(32, 3)
+        self.cross = nn.MultiheadAttention(32, 2, kdim=10, vdim=7, add_bias_kv=True)
+        self.mix = nn.MultiheadAttention(32, 4, bias=False, add_zero_attn=True)
+
+    def forward(self, keys: Tensor, values: Tensor, added: Tensor) -> Tensor:
+        latents = self.latents[:, None].expand(-1, keys.shape[1], -1)
+        mixed = self.cross(latents, keys, value=values, attn_mask=added, average_attn_weights=False)[0]
+        normed = self.norm(mixed)
+        return self.out((mixed + self.mix(normed, normed, normed)[0]).mean(0))  # type: ignore[no-any-return]
+
+    def batch(self) -> tuple[Tensor, ...]:
+        return torch.randn(20, 7, 10), torch.randn(20, 7, 7), torch.randn(6, 20)
+
+
+class Towers(nn.Module):
+    """Two encoders, of which one is frozen and stays in evaluation mode, in torch's fast path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        frozen = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+        self.words, self.text = nn.Embedding(30, 16).requires_grad_(False), nn.TransformerEncoder(frozen, 2)
+        self.patches, self.image = nn.Linear(12, 16), nn.TransformerEncoder(layer, 2)
+        self.text.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Towers:
+        super().train(mode)
+        self.text.eval()
+        return self
+
+    def forward(self, words: Tensor, patches: Tensor, padding: Tensor) -> Tensor:
+        text = self.text(self.words(words), src_key_padding_mask=padding).nan_to_num().mean(1)
+        image: Tensor = self.image(self.patches(patches)).mean(1)
+        return text @ image.T
+
+    def batch(self) -> tuple[Tensor, ...]:
+        padding = torch.arange(8) >= torch.tensor([8, 5, 8, 3, 6])[:, None]
+        return torch.randint(0, 30, (5, 8)), torch.randn(5, 9, 12), padding
+
+
+Given = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+def train_with(model: Any, kept: dict[str, Given]) -> tuple[str, str, float]:
+    """Train three steps, with an evaluation behind the second one. Keep what the numbers are about."""
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    total = 0.0
+    for step in range(4):
+        given = model.train().batch()
+        if step == 2:
+            kept["train"] = copy.deepcopy(model), given
+        model(*given).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            given = model.eval().batch()
+            kept["eval"] = copy.deepcopy(model), given
+            with torch.inference_mode():
+                total += model(*given).sum().item()
+    return digest(model.state_dict()), random_state(), total
+
+
+def numbers_of(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, dict[str, Tensor]]:
+    """Return the numbers of each attention in a call, in float64."""
+    twin, got = copy.deepcopy(model).double(), dict[str, dict[str, Tensor]]()
+    calls: list[tuple[Any, Any, dict[str, Any]]] = []
+    paths = {path: module for path, module in twin.named_modules() if isinstance(module, nn.MultiheadAttention)}
+    hooks = [  # which turn off the fast paths
+        each.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True) for each in paths.values()
+    ]
+    with torch.no_grad():
+        twin(*(each.double() if each.is_floating_point() else each for each in batch))
+    for hook in hooks:
+        hook.remove()
+    for heads, args, keywords in calls:
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | keywords
+        masks = {name: given[name] for name in ("key_padding_mask", "attn_mask") if given.get(name) is not None}
+        path = next(path for path, module in paths.items() if module is heads)
+        got[path] = twin_of(heads, [given[name].detach() for name in ("query", "key", "value")], masks)
+    return got
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "attach"),  # hooks on modules turn off the fast path of a layer
+    [(Decoder, "global"), (Decoder, "module"), (Perceiver, "global"), (Perceiver, "module"), (Towers, "global")],
+)
+def test_models_that_were_not_written_for_this_have_the_numbers_of_their_twins(make: Any, attach: str) -> None:
+    seed_all()
+    plain, kept = train_with(make(), {}), dict[str, Given]()
+    seed_all()
+    model: Any = make()
+    with watch(model, attach=attach, state_every=3) as watcher:
+        assert train_with(model, kept) == plain
+        assert not unknown(watcher)
+        assert not watcher.errors
+        for phase, given in kept.items():
+            twins = numbers_of(*given)
+            assert twins
+            for path, expected in twins.items():
+                compare(measured(watcher, path, phase), expected, 2e-4)
