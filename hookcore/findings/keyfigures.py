@@ -313,7 +313,7 @@ def _by_values(series: Series, values: Floats, logged_first: tuple[int, float] |
         if (stayed := _plateau(series, noise, first)) is not None:
             since, level = stayed
             fell = f"{loss} fell from {first:.3g} to about {level:.3g} by step {since:,}"
-            return Course("plateau", f"{fell}, and has hardly changed since", *about, since)
+            return Course("plateau", f"{fell}, and that level has hardly changed since", *about, since)
         return Course("learning", f"{loss} fell from {first:.3g} to {newest:.3g} in {steps}", *about, from_step)
     # What the noise of few values hides, a quarter of all values may show.
     quarters = [part for _, part in by_steps(series, 4)]

@@ -192,12 +192,12 @@ def test_the_share_of_a_weight_of_zeros_is_no_value_and_not_nan() -> None:
         (
             [*map(falling, range(70)), *[0.5] * 330],
             "plateau",
-            "loss fell from 2 to about 0.5 by step 67, and has hardly changed since",
+            "loss fell from 2 to about 0.5 by step 67, and that level has hardly changed since",
         ),
         (
             [0.5 + falling(step) + 0.05 * NOISE[step] for step in range(1200)],
             "plateau",
-            "loss fell from 2.51 to about 0.498 by step 200, and has hardly changed since",
+            "loss fell from 2.51 to about 0.498 by step 200, and that level has hardly changed since",
         ),
         (
             [0.5 + falling(step) - 0.0001 * step + 0.02 * NOISE[step] for step in range(1200)],
