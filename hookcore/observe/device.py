@@ -104,6 +104,7 @@ def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: 
 # copy. The recorder's thread waits for that copy when it needs the numbers.
 
 SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
+FREED: Final = "its memory was freed: its storage is empty"
 IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
 
 TOGETHER: Final = "HOOKCORE_GPU_TOGETHER"  # switches on what no GPU has run yet: see docs/architecture.md
@@ -136,6 +137,7 @@ class DeviceArena:
         self.fallback_reason = ""  # why torch's operators are used instead of the kernel, or empty
         self.kernel = self._find_kernel()
         self._is_cuda = device.type == "cuda"
+        self._has_addresses = device.type in ("cuda", "cpu")
         self._segments: dict[int, Segment] = {}
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self.offset = 0
@@ -178,6 +180,8 @@ class DeviceArena:
             return "no room for one more tap"
         if self._is_cuda and is_stream_capturing():
             return IN_CAPTURE
+        if self._has_addresses and _is_freed(tensor):
+            return FREED
         if not (tensor.is_contiguous() or _is_dense(tensor)):
             with self._asking():
                 tensor = tensor.contiguous()
@@ -199,6 +203,7 @@ class DeviceArena:
             and (tensor.is_contiguous() or _is_dense(tensor))
             and 0 <= slot < self.capacity
             and not self._is_capturing()
+            and not _is_freed(tensor)
         )
 
     def observe_all(self, given: Sequence[tuple[Tensor, int]]) -> None:
@@ -206,16 +211,18 @@ class DeviceArena:
 
         On this arena's stream, whichever is current now.
         """
-        with self._lock, self._on_stream():
-            added, filled, add_all = [], [], self.kernel.add_all
+        added, filled = [], []
+        with self._lock:
             for tensor, slot in given:
                 segment, place = self._segment_of(slot), slot % SLOTS_PER_SEGMENT
                 stride = reference.stride_of(tensor.numel(), self.sketch_values)
                 added.append((tensor, segment.slots[place], stride))
                 filled.append((segment, place))
+            add_all = self.kernel.add_all
             try:
                 assert add_all is not None
-                add_all(added, self.offset)
+                with self._on_stream():  # known from the first segment on; it also chooses the device
+                    add_all(added, self.offset)
             except torch.OutOfMemoryError:
                 raise
             except Exception:
@@ -354,6 +361,11 @@ class Segment:
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes + self.histograms.nbytes
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Return whether a tensor has values, but its storage has none, as after `resize_(0)`: no kernel may read it."""
+    return tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize and tensor.numel() > 0
 
 
 def add_by_operators(tensor: Tensor, slot: Slot, stride: int, offset: int) -> None:

@@ -444,9 +444,9 @@ class Again:
 
     def __call__(self, programs: int, *given: int) -> bool:
         """Launch it on the current stream of the current device. Return False if this release takes other arguments."""
-        knobs = self._knobs
+        enter, leave = self._knobs.launch_enter_hook, self._knobs.launch_exit_hook  # chains of hooks, or single ones
         try:
-            if getattr(knobs.launch_enter_hook, "calls", True) or getattr(knobs.launch_exit_hook, "calls", True):
+            if (enter and getattr(enter, "calls", True)) or (leave and getattr(leave, "calls", True)):
                 self._compiled[programs, 1, 1](*given, *self._constants)  # a profiler's hooks: Triton calls them
             else:
                 stream = self._stream_of(self._device)
