@@ -295,6 +295,16 @@ def default_store() -> Any:
     return required(distributed_c10d, "_get_default_store")()
 
 
+def default_group() -> list[tuple[Any, str]] | None:
+    """Return whose attribute the default process group is, if there may be one; None if that is unknown."""
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed import distributed_c10d
+
+    world = getattr(distributed_c10d, "_world", None)
+    return [(world, "default_pg")] if hasattr(world, "default_pg") else None
+
+
 def root_mesh_of(mesh: Any) -> Any:
     """Return the device mesh that a mesh is a slice of, or itself. Asks no other process."""
     find = getattr(mesh, "_get_root_mesh", None)

@@ -8,11 +8,12 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 11 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 12 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -517,7 +518,7 @@ typedef struct {
 
 enum { METH_FASTCALL = 0x80, PYTHON_ABI_VERSION = 3 };
 
-extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct, *PyExc_TypeError;
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct, *PyExc_TypeError, *PyExc_Exception;
 void Py_IncRef(PyObject *);
 void Py_DecRef(PyObject *);
 long long PyLong_AsLongLong(PyObject *);
@@ -525,6 +526,7 @@ PyObject *PyLong_FromLongLong(long long);
 PyObject *PyErr_Format(PyObject *, const char *, ...);
 PyObject *PyErr_Occurred(void);
 void PyErr_Clear(void);
+int PyErr_ExceptionMatches(PyObject *);
 PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 PyObject *PyObject_CallNoArgs(PyObject *);
 PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
@@ -548,6 +550,9 @@ int PyDict_Contains(PyObject *, PyObject *);
 int PyObject_SetItem(PyObject *, PyObject *, PyObject *);
 int PyObject_DelItem(PyObject *, PyObject *);
 int PyObject_SetAttr(PyObject *, PyObject *, PyObject *);
+PyObject *PyErr_NoMemory(void);
+PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t);
+Py_ssize_t PyBytes_Size(PyObject *);
 PyObject *PyFloat_FromDouble(double);
 double PyFloat_AsDouble(PyObject *);
 PyObject *PyUnicode_InternFromString(const char *);
@@ -628,6 +633,22 @@ static int is_finite(const uint32_t *values, int64_t n)
     return !found;
 }
 
+/* Take everything out of the first `used` rows, packed. The buffer grows to what the largest step can need; its
+ * untouched pages cost nothing, and whoever calls this has the interpreter. */
+static PyObject *pack_bytes(int64_t base, int64_t used)
+{
+    static int64_t *words, room;
+    if (room < used * (HEAD_WORDS + BINS)) {
+        free(words);
+        room = 2 * used * (HEAD_WORDS + BINS);
+        if ((words = malloc((size_t)room * sizeof *words)) == NULL) {
+            room = 0;
+            return PyErr_NoMemory();
+        }
+    }
+    return PyBytes_FromStringAndSize((const char *)words, (Py_ssize_t)sizeof *words * pack(base, used, (int64_t)words));
+}
+
 #include "_objects.h"
 #include "_track.h"
 #include "_hold.h"
@@ -651,10 +672,10 @@ static PyObject *call_observe_strided(PyObject *self, PyObject *const *arguments
 
 static PyObject *call_pack(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    int64_t a[3];
-    if (!read_integers(arguments, given, 3, a))
+    int64_t a[2];
+    if (!read_integers(arguments, given, 2, a))
         return NULL;
-    return PyLong_FromLongLong(pack(a[0], a[1], a[2]));
+    return pack_bytes(a[0], a[1]);
 }
 
 static PyObject *call_unpack(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -696,7 +717,7 @@ static PyMethodDef methods[] = {
     {"observe_other", call_observe_other, METH_FASTCALL, "Add n values of any type that lie side by side to a row."},
     {"is_finite", call_is_finite, METH_FASTCALL, "Return 1 if all of n float32s that lie side by side are finite, else 0."},
     {"observe_strided", call_observe_strided, METH_FASTCALL, "Add n values of a tensor with gaps to a row."},
-    {"pack", call_pack, METH_FASTCALL, "Move rows of an arena to a buffer and return its number of words."},
+    {"pack", call_pack, METH_FASTCALL, "Move the first rows of an arena to bytes, packed."},
     {"unpack", call_unpack, METH_FASTCALL, "Read packed rows into arrays and return the number of rows."},
     {"stats", call_stats, METH_FASTCALL, "Write the columns of a frame from n rows of cells to an address."},
     {"limit_instructions", call_limit_instructions, METH_FASTCALL, "Use no newer instructions than x86-64-v<n>."},

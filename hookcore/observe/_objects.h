@@ -15,7 +15,8 @@ enum {
     N_SAW_END, N_INNER_BEGINS, N_INNER_ENDED, N_HELD, N_COMPILED, N_HOOKS, N_WITH_KEYWORDS, N_TABLES, N_HOLDS,
     N_OTHERS, N_IS_ON, N_NEW, N_REQUIRES_GRAD, N_IS_INFERENCE, N_VERSIONS, N_ARGS, N_KWARGS, N_UPDATES,
     N_NUMBERS, N_GENERATORS, N_AUTOCAST, N_OUTPUTS, N_GRADIENTS, N_UNKEPT, N_ENTRY, N_ARGUMENT, N_GRAD_FN,
-    N_BACKWARD_HOOKS, N_ELEMENT_SIZE, N_DETACH, N_REGISTER, N_NEXT_ID, N_CALL, N_PLACE, N_WHOLE, N_STATES, N_SCALE, N_AT, N_LOCALS, N_SELF, N_ENABLED, N_NEED_GRAD, NAMES
+    N_BACKWARD_HOOKS, N_ELEMENT_SIZE, N_DETACH, N_REGISTER, N_NEXT_ID, N_CALL, N_PLACE, N_WHOLE, N_STATES, N_SCALE, N_AT, N_LOCALS, N_SELF, N_ENABLED, N_NEED_GRAD,
+    N_REACHED, N_END_PASS, N_BEGIN_UPDATE, N_RELEASE_CALLS, N_BEGIN_STEP, NAMES
 };
 static const char *const spelled[NAMES] = {
     "grad", "_version", "dtype", "is_cpu", "dim", "is_neg", "data_ptr", "numel", "is_contiguous", "training",
@@ -25,7 +26,8 @@ static const char *const spelled[NAMES] = {
     "is_on", "__new__", "requires_grad", "is_inference", "versions", "args", "kwargs", "updates", "numbers",
     "generators", "autocast", "outputs", "gradients", "unkept", "entry", "argument", "grad_fn",
     "_backward_hooks", "element_size", "detach", "_register_hook_dict", "next_id", "_call", "_place", "",
-    "_per_optimizer_states", "_scale", "at", "f_locals", "self", "_enabled", "requires_grad_"
+    "_per_optimizer_states", "_scale", "at", "f_locals", "self", "_enabled", "requires_grad_", "reached",
+    "end_pass", "begin_update", "release_calls", "begin_step"
 };
 static PyObject *names[NAMES];
 

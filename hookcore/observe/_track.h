@@ -1,4 +1,4 @@
-/* The short way through steps that aren't captured, in one object. hookcore/recorder/clock/steady.py says what it means.
+/* The short way through steps, in one object. hookcore/recorder/clock/steady.py says what it means.
  *
  * After a step of the training, nothing of ours is in the processor's caches, so that each object of Python that is
  * touched costs more than what is done with it. A track has what it needs side by side. It is entered when a step was
@@ -6,6 +6,7 @@
  * Nothing here lets go of the interpreter between reading the state and changing it, except where it calls torch.
  */
 
+enum { MOST_BYTES = 1 << 24 }; /* of packed rows in the notes */
 enum { NOTES = 128, TURNS = 256, LOSSES = 512, MOST_WITNESSES = 32, MOST_OWNERS = 8 };
 enum { OFF, PASS, IN_PASS, STEP, IN_STEP }; /* what may come next; steady.py has the same list */
 enum { RECENT = 256 };                      /* steps; owners.py has the same number */
@@ -46,18 +47,24 @@ typedef struct {
     int64_t noted, turned, read;
     double elapsed_s[NOTES], time_s[NOTES], scales[NOTES], losses[LOSSES];
     int64_t parts[NOTES]; /* how many losses each of them has */
+    PyObject *packed[NOTES]; /* their rows, if they were captured */
     struct turn turns[TURNS];
+    /* Of captured steps: the first row and how many of them are used, whether something is read before an optimizer steps
+     * and calls are kept, and the bytes in the notes. */
+    int64_t captures, base, used, reads_ahead, keeps, bytes;
+    PyObject *rest, *current, *taps; /* which belong to the facts; `rest` does what is left to Python */
     /* references, all of them cleared together */
     PyObject *facts; /* the tuple that the following ones belong to */
     PyObject *steppers, *now, *function_modes, *dispatch_modes, *graph_task, *loop, *scalers;
     PyObject *witnesses, *roots, *lookouts, *sized, *cells, *tensor, *float32;
     PyObject *hooks, *number, *hook, *kept, *absent; /* None if no calls are held, but for the last two */
     PyObject *scaler; /* a weak reference, or None */
+    PyObject *captured; /* None if steps aren't */
     PyObject *states; /* its table of optimizers when the last pass of this step had ended */
     PyObject *host;
 } Track;
 
-enum { FACTS = 20 }; /* references in `facts`, in the order above */
+enum { FACTS = 21 }; /* references in `facts`, in the order above */
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
@@ -373,7 +380,7 @@ static int begin_pass(Track *track, PyObject *const *arguments)
         if (!read_marks(track, track->before, ~0ULL) || (track->passes && !(are_kept(track) && is_idle(track))))
             return 0;
     }
-    return see_calls(track, 0);
+    return (!track->captures || set(track->current, N_REACHED, &_Py_FalseStruct)) && see_calls(track, 0);
 }
 
 /* Find the witnesses with new gradients. They have to be some, since a pass may belong to another training. */
@@ -398,6 +405,8 @@ static int end_pass(Track *track, PyObject *const *arguments)
     if ((track->looks || track->reads || track->compares) && !is_zero(track->function_modes)) /* it would see what follows */
         return 0;
     if (track->reads && track->loss - track->loss != 0)
+        return 0;
+    if (track->captures && !is_attribute(track->current, N_REACHED, &_Py_TrueStruct))
         return 0;
     if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track, 1))
         return 0;
@@ -462,6 +471,25 @@ static int join_step(Track *track)
     return 1;
 }
 
+/* Leave a part of a captured step to Python, which reports its own errors; what it raises, such as Ctrl+C, is for the script. */
+static int leave_to(Track *track, int name, PyObject *argument)
+{
+    PyObject *done = PyObject_CallMethodObjArgs(track->rest, names[name], argument, NULL);
+    Py_DecRef(done);
+    return done != NULL;
+}
+
+/* Take the rows of the step that ends. */
+static int take_rows(Track *track)
+{
+    PyObject *packed = pack_bytes(track->base, track->used);
+    if (packed == NULL)
+        return 0;
+    track->packed[track->noted] = packed;
+    track->bytes += PyBytes_Size(packed);
+    return 1;
+}
+
 static int end_update(Track *track, PyObject *const *arguments)
 {
     const struct owner *owner = &track->owner[track->running];
@@ -469,12 +497,16 @@ static int end_update(Track *track, PyObject *const *arguments)
         return 0;
     if (track->is_late)
         return join_step(track);
+    if (track->captures && (PyList_Size(track->taps) != track->used || track->bytes >= MOST_BYTES || (track->keeps && !leave_to(track, N_RELEASE_CALLS, NULL))))
+        return 0;
     if (track->step >= track->until || track->noted >= NOTES || longest_gap(track) != track->longest || !is_zero(track->function_modes) ||
         !is_quiet(track) || !read_marks(track, track->in_step, ~0ULL) || !see_calls(track, 1) || !release_calls(track))
         return 0;
     double now = read_clock(track);
     /* Any of the above may have run Python, and let another thread take the notes and end the run. */
     if (!(now < track->until_s) || !track->runs || track->next != IN_STEP || track->step >= track->until || track->noted >= NOTES)
+        return 0;
+    if (track->captures && !take_rows(track))
         return 0;
     int64_t before = 0;
     for (int64_t i = 0; i < track->noted; i++)
@@ -513,6 +545,14 @@ static PyObject *pass_on(Track *track, int name, PyObject *const *a, Py_ssize_t 
     return found;
 }
 
+/* Do what a captured step needs besides, after a call that was handled: nothing here depends on the notes. */
+static int follow_up(Track *track, int64_t then, PyObject *optimizer)
+{
+    return then == STEP   ? leave_to(track, N_END_PASS, NULL)
+           : then == PASS ? leave_to(track, N_BEGIN_STEP, NULL)
+                          : then != IN_STEP || !track->reads_ahead || leave_to(track, N_BEGIN_UPDATE, optimizer);
+}
+
 /* Handle a call if it is an expected one. While torch is asked, another thread may take the notes, and end the run. */
 static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t then, int (*saw)(Track *, PyObject *const *), int name,
                         PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted)
@@ -523,19 +563,21 @@ static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t
     }
     double began = seconds(CLOCK_MONOTONIC);
     PyObject *found = NULL;
-    int is_done = 0;
+    int is_done = 0, is_raised = 0;
     int64_t known = track->next;
     if (track->runs && (known == expected || known == or_this)) {
         PyObject *facts = track->facts;
         Py_IncRef(facts);
         is_done = saw(track, arguments) && track->runs && track->next == known && track->facts == facts;
-        if (!is_done)
-            PyErr_Clear();
-        else
+        if (is_done)
             track->next = then;
+        if (is_done && track->captures)
+            is_raised = !follow_up(track, then, arguments[0]);
+        else if (!is_done && PyErr_Occurred() && !(is_raised = !PyErr_ExceptionMatches(PyExc_Exception)))
+            PyErr_Clear();
         Py_DecRef(facts);
     }
-    found = is_done ? none() : pass_on(track, name, arguments, given);
+    found = is_raised ? NULL : is_done ? none() : pass_on(track, name, arguments, given);
     track->spent_s += seconds(CLOCK_MONOTONIC) - began;
     return found;
 }
@@ -612,6 +654,23 @@ static int read_owner(struct owner *owner, PyObject *facts)
     return 1;
 }
 
+/* What captured steps have besides: what does the rest, the running step, the address of the first row, the taps, how many rows are used,
+ * whether something is read before an optimizer steps, and whether calls are kept. */
+static int read_captured(Track *track)
+{
+    long long base, used, reads_ahead, keeps;
+    track->captures = track->captured != &_Py_NoneStruct;
+    if (!track->captures)
+        return 1;
+    if (!PyArg_ParseTuple(track->captured, "OOLOLLL", &track->rest, &track->current, &base, &track->taps, &used, &reads_ahead, &keeps))
+        return 0;
+    track->base = base;
+    track->used = used;
+    track->reads_ahead = reads_ahead;
+    track->keeps = keeps;
+    return 1;
+}
+
 /* learn(facts): take the facts by which steps are handled; none of them may differ while they are. */
 static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -631,6 +690,10 @@ static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssiz
             Py_DecRef(arguments[0]);
             return NULL;
         }
+    if (!read_captured(track)) {
+        Py_DecRef(arguments[0]);
+        return NULL;
+    }
     track->facts = arguments[0];
     return none();
 }
@@ -713,6 +776,15 @@ static PyObject *list_of_turns(const struct turn *turns, int64_t many)
     return list;
 }
 
+/* The rows of captured steps, which the list takes over. */
+static PyObject *list_of_packed(PyObject *const *packed, int64_t many)
+{
+    PyObject *list = PyList_New(many);
+    for (int64_t i = 0; list != NULL && i < many; i++)
+        PyList_SetItem(list, i, packed[i]);
+    return list;
+}
+
 static PyObject *list_of_marks(const struct mark *marks, int64_t many)
 {
     PyObject *list = PyList_New(many);
@@ -740,6 +812,7 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
         track->losses[i] = noted.losses[ended + i];
     track->noted = track->turned = 0;
     track->trained = 0;
+    track->bytes = 0;
     track->looked_at = -1;
     if (arguments[0] == &_Py_TrueStruct || !track->runs) {
         track->runs = 0;
@@ -748,13 +821,13 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     }
     int64_t compared = noted.compares ? noted.many : 0;
     return Py_BuildValue(
-        "LLLNNNNNNddLNNNKKNLLLL", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
+        "LLLNNNNNNddLNNNKKNLLLLN", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
         list_of(noted.elapsed_s, noted.noted), list_of(noted.time_s, noted.noted), list_of_known(noted.scales, noted.noted),
         list_of_numbers(noted.parts, noted.noted), list_of(noted.losses, noted.read), list_of_turns(noted.turns, noted.turned), noted.loss,
         noted.scale, (long long)noted.looked_at, list_of_marks(noted.before, compared),
         list_of_marks(noted.in_pass, noted.reads || noted.compares ? noted.many : 0), list_of_marks(noted.in_step, noted.many),
         (unsigned long long)noted.reached, (unsigned long long)noted.trained, states, (long long)noted.has_compared, (long long)noted.running,
-        (long long)noted.is_late, (long long)noted.frame);
+        (long long)noted.is_late, (long long)noted.frame, list_of_packed(noted.packed, noted.captures ? noted.noted : 0));
 }
 
 /* when(): how many steps have ended, and when the newest one did. */
@@ -778,6 +851,8 @@ static int track_clear(PyObject *self)
     track->host = NULL;
     forget(track);
     forget_states(track);
+    while (track->captures && track->noted)
+        Py_DecRef(track->packed[--track->noted]);
     Py_DecRef(host);
     return 0;
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,7 +18,7 @@ from hookcore.records.sketch import BINS
 
 # The two halves of taking a step's numbers out of an arena.
 #
-# `Packer.pack` runs on the training thread and does as little as possible: it copies the written rows, packed, and
+# `CpuArena.pack` runs on the training thread and does as little as possible: it copies the written rows, packed, and
 # empties them. `unpack` runs on the recorder's thread, for many steps at once.
 #
 # Packed steps are bytes. NumPy would let go of the interpreter for every copy of more than 500 values, and to get it
@@ -28,7 +27,6 @@ from hookcore.records.sketch import BINS
 _CELLS = layout.CELLS
 # A packed row: slot and number of filled bins (int64), the cells, then (bin << 32 | count) for each filled bin.
 _WORDS_BEFORE_BINS = 2 + _CELLS
-_MAX_ROW_WORDS = _WORDS_BEFORE_BINS + BINS
 
 
 class Harvest(NamedTuple):
@@ -39,23 +37,6 @@ class Harvest(NamedTuple):
     start: NDArray[np.uint32]
     bins: NDArray[np.uint16]
     counts: NDArray[np.uint32]
-
-
-class Packer:
-    """Packs an arena. Its buffer grows to what the largest step can need; its untouched pages cost nothing."""
-
-    def __init__(self) -> None:
-        self._buffer: NDArray[np.int64] = np.empty(0, np.int64)
-        self._address = 0
-        self._lock = threading.RLock()  # two threads may end a step at the same moment
-
-    def pack(self, base: int, used: int) -> bytes:
-        """Move the contents of the first `used` rows at `base` out of the arena."""
-        with self._lock:
-            if self._buffer.size < used * _MAX_ROW_WORDS:
-                self._buffer = np.empty(2 * used * _MAX_ROW_WORDS, np.int64)
-                self._address = self._buffer.ctypes.data
-            return self._buffer[: cpu.pack(base, used, self._address)].tobytes()
 
 
 def unpack(packed: Sequence[bytes]) -> list[Harvest]:
@@ -174,7 +155,6 @@ class CpuArena:
         self.control: Final = self.controls.ctypes.data
         self.controls[cpu.LIMIT] = self.controls[cpu.BAD_LIMIT] = -1 if sketch_values is None else sketch_values
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
-        self._packer = Packer()
         self._shape = np.zeros(1 + 2 * _MAX_DIMENSIONS, np.int64)
         self._use_threads()
 
@@ -251,7 +231,8 @@ class CpuArena:
 
     def pack(self, used: int) -> bytes:
         """Take everything out of the first `used` rows; see `hookcore.observe.arena.unpack`."""
-        return self._packer.pack(self.base, used)
+        packed: bytes = cpu.pack(self.base, used)
+        return packed
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

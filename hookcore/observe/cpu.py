@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hookcore.observe import layout, portable
 from hookcore.records import STATS
 
-INTERFACE: Final = 11  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 12  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
@@ -57,11 +57,11 @@ MAX_VALUES: Final[int] = KERNEL.MAX_VALUES  # of a tensor that is looked at in e
 
 observe = KERNEL.observe  # (address, n, row, control): n float32s without gaps
 observe_other = KERNEL.observe_other  # (address, n, code, row, control): n values of any type without gaps
-Track: Any = KERNEL.Track  # the short way through uncaptured steps; see hookcore.recorder.clock.steady
+Track: Any = KERNEL.Track  # the short way through steps; see hookcore.recorder.clock.steady
 Hold: Any = KERNEL.Hold  # holds calls in such steps; see hookcore.recorder.calls.keeping
 is_finite = KERNEL.is_finite  # (address, n) -> whether all of n float32s without gaps are
 observe_strided = KERNEL.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
-pack = KERNEL.pack  # (base, used, target) -> words; see hookcore.observe.arena
+pack = KERNEL.pack  # (base, used) -> bytes; see hookcore.observe.arena
 stats = KERNEL.stats  # (cells, rows, stats): the columns of a frame from rows of cells
 unpack = KERNEL.unpack  # (words, size, slots, cells, start, bins, counts) -> rows
 

@@ -53,21 +53,17 @@ def observe_strided(address: int, n: int, code: int, shape: int, row: int, contr
     _add(view.reshape(-1), code, row, control)
 
 
-def pack(base: int, used: int, target: int) -> int:
-    """Pack the written rows of the first `used` to `target`, empty them, and return the number of words."""
-    rows = _rows(base, used)
-    end = target
+def pack(base: int, used: int) -> bytes:
+    """Pack the written rows of the first `used`, and empty them."""
+    rows, packed = _rows(base, used), list[bytes]()
     for slot in np.flatnonzero(rows["cells"][:, layout.PARTS]).tolist():
         cells, counts = rows["cells"][slot], rows["bins"][slot]
         bins = np.flatnonzero(counts)
-        words = _array(end, _HEAD + bins.size, np.int64)
-        words[:2] = slot, bins.size
-        words[2:_HEAD] = cells.view(np.int64)
-        words[_HEAD:] = bins << 32 | counts[bins]
+        words = np.concatenate(([slot, bins.size], cells.view(np.int64), bins << 32 | counts[bins]), dtype=np.int64)
+        packed.append(words.tobytes())
         cells[:] = 0
         counts[:] = 0
-        end += words.nbytes
-    return (end - target) // 8
+    return b"".join(packed)
 
 
 def unpack(words: int, size: int, slots: int, cells: int, start: int, bins: int, counts: int) -> int:

@@ -47,7 +47,12 @@ class Given:
         numbers = self._numbers_in(scalars)
         with self._lock:
             self._cadence.look_for_jumps(numbers)
-            if self._steps.steady.note_logged(numbers, lambda name: ended or self._between.is_behind(name, None)):
+            captured = self._context.current.captured
+
+            def is_behind(name: str) -> bool:
+                return ended or self._between.is_behind(name, self._dispatcher.has_outputs() if captured else None)
+
+            if self._steps.steady.note_logged(numbers, is_behind):
                 return
             late = self._behind(numbers, ended)
             step = self._context.step  # after that, which may have noticed the end of one
@@ -153,6 +158,7 @@ class Requests:
         if not self._commands.ask(tap):
             return
         with self._lock:
+            self._steps.steady.leave()
             if self._steps.is_fresh:
                 self._observers.begin_snapshots()
 

@@ -714,17 +714,27 @@ HOWS: Final[dict[str, dict[str, Any]]] = {
     "every tenth": {"every": 10, "capsule": "error"},
     "paused": {"every": 4},
 }
+# Every step, which only the extension handles, and of one optimizer.
+CAPTURED: Final[dict[str, dict[str, Any]]] = {
+    "captured": {},
+    "captured, and its calls held": {"capsule": "error"},
+    "captured, leaves only": {"include": "is:leaf", "kinds": ("output", "output_grad")},
+    "captured, inputs too": {"kinds": ("output", "input_grad", "param_grad"), "phases": ("train", "eval")},
+    "captured, on modules": {"attach": "module"},
+    "captured or paused": {},
+}
 
 
 def _check_short_way(kind: type[Plain], turns: list[Callable[[Plain], None]], how: str, counts: dict[Any, int]) -> None:
     turns, total = [plainly, *turns], 6 * (2 if kind is Pair else 1)
     ways = ("off", "never", "without the extension", "at random")
-    (expected, none), (found, many), *others = (_trained(kind, turns, way, how == "paused", HOWS[how]) for way in ways)
+    given, pauses = HOWS.get(how) or CAPTURED[how], "paused" in how
+    (expected, none), (found, many), *others = (_trained(kind, turns, way, pauses, given) for way in ways)
     for turn, number in zip(turns, expected["numbers"], strict=True):
         total += counts[turn]
         assert turn is in_another_thread or number == total or in_another_thread in turns
     assert none == 0
-    assert many > 0
+    assert many > 0 or (how in CAPTURED and not hasattr(cpu.Track, "learn"))
     for name, each in expected.items():
         assert repr(found[name]) == repr(each), name
         for other, _ in others:
@@ -740,12 +750,14 @@ _short_way = settings(
 @given(
     st.lists(st.sampled_from(list(STEADY)), min_size=3, max_size=9),
     st.lists(st.sampled_from(list(LEAVING)), max_size=4),
-    st.sampled_from(list(HOWS)),
+    st.sampled_from([*HOWS, *CAPTURED]),
 )
-def test_the_short_way_through_uncaptured_steps_gives_the_same_steps_values_and_events(
+def test_the_short_way_through_steps_gives_the_same_steps_values_and_events(
     turns: list[Callable[[Plain], None]], later: list[Callable[[Plain], None]], how: str
 ) -> None:
-    _check_short_way(Plain, [*turns, *later], how, LEAVING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_of("Cadence"), "TIME_FIRST_EVERY", 32)  # timed steps go the long way
+        _check_short_way(Plain, [*turns, *later], how, LEAVING)
 
 
 @_short_way
@@ -800,6 +812,33 @@ def test_with_the_extension_a_step_that_is_not_captured_takes_at_most_4_calls(pa
         assert sorted(_calls_of(world.step) for _ in range(20))[12] <= most
         assert watcher.current_step == clock.FIRST_STEPS + 22
         assert watcher.errors == []
+
+
+@pytest.mark.parametrize("logs", [False, True])
+@pytest.mark.parametrize("kinds", [("output", "output_grad"), ("output", "output_grad", "param_grad")])
+def test_with_the_extension_a_captured_step_like_the_one_before_takes_few_calls(
+    kinds: tuple[Any, ...], logs: bool
+) -> None:
+    most, world = 75 + 50 * (len(kinds) > 2) + 15 * logs if hasattr(cpu.Track, "learn") else 1000, Plain()
+    with watch(world.model, kinds=kinds, capsule="never") as watcher:
+
+        def step() -> None:
+            world.step()
+            if logs:
+                watcher.log(place=float(watcher.current_step - 1))
+
+        for _ in range(clock.FIRST_STEPS + 4):
+            step()
+        # Now and then, a step is timed, or more is measured.
+        assert sorted(_calls_of(step) for _ in range(20))[10] <= most
+        assert watcher.errors == []
+        assert watcher.flush()
+        total = clock.FIRST_STEPS + 24
+        assert watcher.store.steps().count == total
+        assert all(read_step(watcher, number).keys() >= read_step(watcher, 1).keys() for number in range(1, total))
+        if logs:
+            logged = watcher.store.scalars("place", points=1000)
+            assert logged.first_step.tolist() == logged.mean.tolist() == list(range(total))
 
 
 @pytest.mark.parametrize("at_end", [False, True])
@@ -881,6 +920,36 @@ def test_the_extension_also_serves_models_of_many_layers() -> None:
             step()
         assert sorted(_calls_of(step) for _ in range(20))[12] <= most
         assert watcher.errors == []
+
+
+def test_the_cadence_knows_of_captured_steps_that_ended_together_what_it_would_know_of_each() -> None:
+    together, apart = (Cadence(every=1, budget=None) for _ in range(2))
+    for cadence in (together, apart):
+        for captured in (True, False) * 30:
+            cadence.step_ended(captured, 0.02 if captured else 0.01)
+    times = [0.02 + 1e-4 * place for place in range(20)]
+    together.steps_ended(True, times)
+    for each in times:
+        apart.step_ended(True, each)
+    assert together.as_settings() == apart.as_settings()
+    assert together.next_unlike(1000, 50) == apart.next_unlike(1000, 50)
+
+
+@pytest.mark.parametrize("snapshot_every", [None, 1, 7, 50])
+@pytest.mark.parametrize("state_every", [1, 50])
+def test_the_cadence_says_until_when_captured_steps_are_alike(snapshot_every: int | None, state_every: int) -> None:
+    cadence, steps = Cadence(every=1, budget=None, rare_every=state_every), 300
+    known = []
+    for step in range(steps):
+        assert cadence.chooses(step)
+        timed = cadence.wants_timing
+        snapshots = snapshot_every is not None and cadence.has_snapshots(step, snapshot_every)
+        known.append((timed, cadence.is_rare(step), snapshots, cadence.next_unlike(step, snapshot_every)))
+        cadence.step_ended(True, 0.01, 0.001 if timed else float("nan"))
+    for step, (*_, until) in enumerate(known):
+        between = known[step + 1 : until]
+        assert not any(timed or rare or snapshots for timed, rare, snapshots, _ in between), step
+    assert max(until - step for step, (*_, until) in enumerate(known)) > 1 or 1 in (snapshot_every, state_every)
 
 
 def test_the_cadence_knows_of_skipped_steps_what_it_would_know_of_each() -> None:

@@ -284,3 +284,17 @@ def test_a_training_that_wraps_its_layers_computes_the_same_bits_watched(attach:
         return digest(dict(model.state_dict()))
 
     assert train() == train(watched=True)
+
+
+@pytest.mark.parametrize("attach", ATTACH)
+def test_each_layer_that_replaces_another_one_is_captured(attach: str) -> None:
+    model, steps = net(), 20
+    with watch(model, attach=attach) as watcher:
+        for number in range(steps):
+            if number % 2:
+                model[2] = nn.Linear(5, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            model(torch.ones(5, 4)).square().mean().backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert [number for number in range(steps) if ("2", "output", "", 0) not in read_step(watcher, number)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from hookcore.hooks.backward import forward_segment, take_call, why_unknown
 from hookcore.hooks.inside import Materialized
 from hookcore.hooks.internals import (
+    PIPELINES,
     REHEARSAL,
     DisableTorchFunction,
     current_graph_task,
@@ -127,39 +129,42 @@ class Dispatcher:
 
     def enter_model(self, plan: Plan, module: nn.Module, args: Any) -> None:
         """Report that a model is about to run."""
-        self._note_pipeline(plan)
-        if plan.root.rehearses:
+        if PIPELINES in sys.modules and self._rehearses(plan):
             return
         if current_graph_task() == -1 and self.plans.enter(plan, module):
             self.names.leaves()
             self._forget_call(plan)
-        if plan.is_root and plan.root.enter() and transform() is None:
+        if plan.root.ref() is plan.ref() and plan.root.enter() and transform() is None:
             with DisableTorchFunction():
-                self._samples.saw_call(plan.root.note_batch(module, args))
+                first = plan.root.note_batch(module, args)
+                if self._samples.recent:
+                    self._samples.saw_call(first)
         self.names.enters()
         if self.others and not self.names.has_tokens and transform() is None:
             with DisableTorchFunction():
                 self.names.saw_batch(args, keywords_of(module), self.track.step)
         plan.root.called = True
         plan.root.note_wrapper()
-        if torch.is_grad_enabled():
-            self.times.enter_model(id(plan))
-        else:
-            self.times.saw_evaluation()
+        if self.times.parts is not None:
+            if torch.is_grad_enabled():
+                self.times.enter_model(id(plan))
+            else:
+                self.times.saw_evaluation()
         if self.when_evaluating is not None and (plan.root.evaluates or not torch.is_grad_enabled()):
             self.when_evaluating()
         if self.keeper is not None and self.keeper.armed and transform() is None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan, model, args, keywords_of(module))
 
-    def _note_pipeline(self, plan: Plan) -> None:
-        """Restart the counts if a pipeline gives the model another micro-batch, so that it is a part of one batch."""
+    def _rehearses(self, plan: Plan) -> bool:
+        """Return whether a pipeline only learns shapes. Restart the counts if it gives another micro-batch."""
         number = pipeline_call()
         plan.root.rehearses = number == REHEARSAL
         if number is not None and number != plan.counts.micro_batch:
             for each in self.plans.live():
                 each.counts.begin_micro_batch()
         plan.counts.micro_batch = number
+        return plan.root.rehearses
 
     def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
         """Report that a module is about to run, to what learns the data flow or looks for attention."""
@@ -181,8 +186,9 @@ class Dispatcher:
             return
         self.names.leaves()
         plan.counts.runs_in = 0
-        self.times.leave_model(id(plan))
-        if plan.is_root:
+        if self.times.parts is not None:
+            self.times.leave_model(id(plan))
+        if plan.root.ref() is plan.ref():
             plan.root.leave()
         if self.keeper is not None and (model := plan.ref()) is not None:
             try:

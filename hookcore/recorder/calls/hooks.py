@@ -176,7 +176,7 @@ class ModuleAttachment:
         self._models = models
         self.passes = passes
         self._handles: list[hooks.HookHandle] = []
-        self._attached: set[int] = set()  # by id(plan)
+        self._attached: dict[int, Plan] = {}  # by id, which another plan may have once this one is gone
         self._borrowed: list[hooks.HookHandle] = []  # for the observers other than the statistics
         self._tree = -1  # the state of the models' trees that the hooks follow
         self._has_headroom = True
@@ -188,9 +188,11 @@ class ModuleAttachment:
         if self._tree == plans.changes:
             return
         self._tree = plans.changes
-        for plan in plans.live():
-            if id(plan) not in self._attached and (plan.wants_output or plan.acts_before):
-                self._attached.add(id(plan))
+        attached, live = self._attached, plans.live()
+        self._attached = {id(plan): plan for plan in live if id(plan) in attached}
+        for plan in live:
+            if id(plan) not in attached and (plan.wants_output or plan.acts_before):
+                self._attached[id(plan)] = plan
                 self._handles += self._put_on(plan, plan.acts_before, after=True)
 
     def _put_on(self, plan: Plan, before: bool, after: bool) -> list[hooks.HookHandle]:
@@ -474,7 +476,7 @@ class ProcessAttachment:
 
     def _look_up(self, module: nn.Module, plan: Plan | None) -> tuple[Plan | None, bool]:
         """Return the plan of a module, which may not be the one known so far, and whether its call enters a region."""
-        if self._models.unsure or (plan is not None and plan.is_model and plan.is_root):
+        if self._models.unsure or (plan is not None and plan.is_model and plan.root.ref() is module):
             plan = self._begin_calls(module)
         if plan is None or self._calls_regions or "_compiled_call_impl" in module.__dict__:
             entered = self._is_entered(module)

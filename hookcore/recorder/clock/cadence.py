@@ -84,7 +84,9 @@ class Cadence:
         self._snapshots_s = 0.0  # of the training's thread for automatic snapshots, per captured step
         self.background_s = self._light_s = 0.0  # processor time of hookcore's threads per captured and other frame
         self.uncaptured = 0  # steps that were skipped
-        self.skipped: list[float] = []  # times of skipped steps that ended since the cadence last looked
+        # Times of steps that ended since the cadence last looked: of skipped ones, and of captured ones like others.
+        self.skipped: list[float] = []
+        self._taken: list[float] = []
         self.alarmed = ""  # why to capture the next step, whatever its number
         self._reported = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
@@ -202,7 +204,7 @@ class Cadence:
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
-        if self.skipped:
+        if self.skipped or self._taken:
             self.catch_up()
         self._seen += 1
         self.uncaptured += not captured
@@ -218,18 +220,22 @@ class Cadence:
             self._spend(self.budget, elapsed_s, price_s)
         self._conclude(self._seen % ESTIMATE_EVERY == 0, spent_s)
 
+    def steps_ended(self, captured: bool, times_s: Iterable[float]) -> None:
+        """Record steps that ended one after the other, when that is needed. None of them changes what is captured."""
+        (self._taken if captured else self.skipped).extend(times_s)
+
     def catch_up(self) -> None:
         """Record the steps that ended in the meantime. Until then, none of them could change what is captured."""
-        many = len(self.skipped)
+        (skipped, self.skipped), (taken, self._taken) = (self.skipped, []), (self._taken, [])
+        many = len(skipped) + len(taken)
         if not many:
             return
         seen, self._seen = self._seen, self._seen + many
-        self.uncaptured += many
-        self._plain.extend(self.skipped[max(0, WARM_UP - seen) :][-WINDOW:])
-        elapsed_s = sum(self.skipped)
-        self.skipped.clear()
+        self.uncaptured += len(skipped)
+        for sort, times in ((self._plain, skipped), (self._captured if self.sketched else self._lean, taken)):
+            sort.extend(times[max(0, WARM_UP - seen) :][-WINDOW:])
         if self.budget is not None and self._allowance:
-            self._spend(self.budget, elapsed_s, 0.0)
+            self._spend(self.budget, sum(skipped), 0.0)
         self._conclude(seen // ESTIMATE_EVERY != self._seen // ESTIMATE_EVERY)
 
     def _conclude(self, is_due: bool, spent_s: float = float("nan")) -> None:
@@ -300,6 +306,19 @@ class Cadence:
         together = self.stride * self.block
         return (step // together + 1) * together
 
+    def next_unlike(self, step: int, snapshot_every: int | None) -> int:
+        """Return the first step after a captured one that isn't captured as it is, or of which more is known.
+
+        Until then, a step is known to be like the one before: only without a budget, which may change what is captured
+        after any step. `snapshot_every`: captured steps from one that may have automatic snapshots to the next.
+        """
+        is_steady = self.budget is None and self.stride == self.block == self.thinning == 1 and not self._around
+        if not is_steady or self._seen < WARM_UP:
+            return step + 1
+        timed = step + self._timed_every - self._seen % self._timed_every
+        cycles = (self.rare_every, snapshot_every or self.rare_every)
+        return min(timed, *(step + 1 + (min(RARE_FIRST, each - 1) - step - 1) % each for each in cycles))
+
     def is_rare(self, step: int) -> bool:
         """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""
         place = step // self.block // self.stride % self.rare_every
@@ -329,8 +348,11 @@ class Cadence:
             return True  # the first ones included: what they take is known then
         if (self.budget is not None and not self._is_free) or self.stride > 1 or self._seen < WARM_UP:
             return False
-        every = TIME_EVERY if len(self._spent) == WINDOW else TIME_FIRST_EVERY
-        return self._seen % every == 0
+        return self._seen % self._timed_every == 0
+
+    @property
+    def _timed_every(self) -> int:
+        return TIME_EVERY if len(self._spent) == WINDOW else TIME_FIRST_EVERY
 
     def _compare(self) -> None:
         plain = _lower_quartile(self._plain)

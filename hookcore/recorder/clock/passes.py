@@ -271,16 +271,20 @@ class OptimizerSteps(EndsSteps):
         owner.owned, owner.copies, owner.was_read = None, [], False
         self._scale.read(owner.scaler.live(), optimizer)
         if self.last_captured if owner.late else self._current.captured:
-            owned, step = self._find_owned(owner, optimizer), self.clock.step - owner.late
-            if with_gradients and owned and not self.clock.reach.many_threads:
-                many = sum(len(group["params"]) for group in optimizer.param_groups)
-                self._parameters.raw.compare(owned, many, owner.late)
-            owned = owner.owned = self._parameters.unread(owned, step) if owner.late else owned
-            owner.copies = self._parameters.before_step(owned, with_gradients, step)
-            if owned:
-                self._observers.before_step(owned, with_gradients)
-            self._keeping.look("before an optimizer's step")
+            self.read(owner, optimizer, with_gradients)
         self._keeping.settle("before an optimizer's step")
+
+    def read(self, owner: Owner, optimizer: Optimizer, with_gradients: bool = True) -> None:
+        """Read what an optimizer is about to use in a captured step."""
+        owned, step = self._find_owned(owner, optimizer), self.clock.step - owner.late
+        if with_gradients and owned and not self.clock.reach.many_threads:
+            many = sum(len(group["params"]) for group in optimizer.param_groups)
+            self._parameters.raw.compare(owned, many, owner.late)
+        owned = owner.owned = self._parameters.unread(owned, step) if owner.late else owned
+        owner.copies = self._parameters.before_step(owned, with_gradients, step)
+        if owned:
+            self._observers.before_step(owned, with_gradients)
+        self._keeping.look("before an optimizer's step")
 
     def read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
         """Add the learning rates that have changed to the step that they are used in."""

@@ -1,14 +1,19 @@
-"""The short way through a step that isn't captured.
+"""The short way through a step that is like the one before.
 
-Such a step needs little: its number, its loss, its time, and a look at its gradients. While a training does what it did
-in the step before, that is done here, for each of torch's four calls. All else is left to the full machinery, in the
-call that differs. Both change the same state, so either may follow the other at any call. Only frames and the cadence's
-sums come later: the next captured step is known when the last one ends, so an uncaptured step compares one number.
+If it isn't captured, it needs little: its number, its loss, its time, and a look at its gradients. While a training
+does what it did in the step before, that is done here, for each of torch's four calls. All else is left to the full
+machinery, in the call that differs. Both change the same state, so either may follow the other at any call. Only frames
+and the cadence's sums come later: the next captured step is known when the last one ends, so an uncaptured step
+compares one number.
 
 If the extension is there, its *track* (`observe/_track.h`) sees torch's calls even before. It does the same for a run
 of steps that are equal in all that is checked here, touches few objects, and keeps notes. They are settled, that is,
 turned into the state that the full machinery would have made, when a call differs, and whenever somebody else needs it.
 It also compares passes, so that it serves several optimizers and a scaler; without it, such steps go the long way.
+
+It handles captured steps, too, if a single optimizer makes them, without a budget, and if only the statistics look at
+them. It takes their rows when they end, and `CapturedSteps` does the rest of what each step needs. What is decided for
+such a step stays decided until one that is known to be another one.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -31,7 +36,13 @@ from torch.optim import Optimizer
 
 from hookcore.hooks.compiled import guard_functions, until_compiled
 from hookcore.hooks.handle import STEP_LOOP
-from hookcore.hooks.internals import SCALER_STEPS, current_graph_task, dispatch_modes, function_modes
+from hookcore.hooks.internals import (
+    SCALER_STEPS,
+    current_graph_task,
+    default_group,
+    dispatch_modes,
+    function_modes,
+)
 from hookcore.observe import cpu
 from hookcore.recorder.calls.keeping import Holding, Keeping
 from hookcore.recorder.calls.plans import StepKeeper
@@ -39,7 +50,7 @@ from hookcore.recorder.capture import Capture
 from hookcore.recorder.clock.cadence import Cadence
 from hookcore.recorder.clock.clock import RENEW_EVERY, Boundary, Clock
 from hookcore.recorder.clock.current import CurrentStep
-from hookcore.recorder.clock.errors import ErrorLog
+from hookcore.recorder.clock.errors import ErrorLog, entry
 from hookcore.recorder.clock.owners import FIRST_WITNESSES, Owner, groups_of
 from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps
 from hookcore.recorder.clock.steptimes import StepTimes
@@ -47,8 +58,17 @@ from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.leaving.frames import MANY_FRAMES, MAX_BATCH, Collector, FrameQueue, without_rows
-from hookcore.recorder.measured.scalars import FIRST_STEPS, LossScale, product_of
+from hookcore.recorder.leaving.frames import (
+    MANY_FRAMES,
+    MAX_BATCH,
+    Collector,
+    FrameQueue,
+    Light,
+    RawFrame,
+    RowFacts,
+    without_rows,
+)
+from hookcore.recorder.measured.scalars import FIRST_STEPS, LossScale, Sum, product_of
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import Snapshots
 
@@ -106,6 +126,19 @@ class Notes(NamedTuple):
     owner: int  # the place of the optimizer that steps
     is_late: int
     frame: int
+    packed: list[bytes]  # the rows of the steps that ended, if they were captured
+
+
+class CapturedFacts(NamedTuple):
+    """What a track has to know of captured steps. The extension has the same list."""
+
+    steps: CapturedSteps
+    current: CurrentStep  # which says whether a gradient has arrived
+    base: int  # the address of the first row
+    taps: list[Any]
+    used: int  # how many taps there are
+    reads_ahead: bool  # whether something is read before an optimizer steps
+    keeps: bool  # whether calls are kept
 
 
 class TrackFacts(NamedTuple):
@@ -133,6 +166,112 @@ class TrackFacts(NamedTuple):
     kept: tuple[Any, ...]  # what has the held calls as its attribute `held`
     absent: tuple[tuple[dict[str, Any], str], ...]  # tables, and keys that must stay absent from them
     scaler: Any  # by weak reference
+    captured: CapturedFacts | None  # of captured steps
+
+
+class CapturedSteps:
+    """What the track needs to handle captured steps, and what it leaves to be done after a call that it has handled."""
+
+    def __init__(self, context: Context, capture: Capture, optimizers: OptimizerSteps) -> None:
+        self._context, self._capture, self._optimizers = context, capture, optimizers
+        self._current, self._errors, self._lock = context.current, context.errors, context.lock
+        self._parameters, self._cadence, self._collector = context.parameters, context.cadence, capture.collector
+        self._dispatcher, self._keeping = capture.dispatcher, capture.keeping
+        self._keeps = False  # whether calls are kept
+        self._costs: dict[str, float] = {}  # the numbers about the cost
+        self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
+
+    @property
+    def are_special(self) -> bool:
+        """Whether the step that begins may have more than rows of the statistics and a loss."""
+        states, statistics, dispatcher = self._optimizers.states, self._context.statistics, self._dispatcher
+        return (
+            not _TRACKS
+            or bool(dispatcher.others or dispatcher.times.active or statistics.devices.arenas)
+            or self._current.clock is not None
+            or self._parameters.measures_updates
+            or not self._collector.loss.reads
+            or (states.due or states.was_due)
+            or not (self._collector.is_empty and self._collector.replicas.is_alone and statistics.table.is_announced)
+        )
+
+    def next_unlike(self, step: int) -> int:
+        """Return the first step after this one that isn't captured as it is, as far as is known."""
+        unlike = self._cadence.next_unlike(step, self._context.settings.snapshot_every)
+        return int(min(unlike, self._capture.observers.routers.next_at))
+
+    def cells(self) -> list[tuple[Any, str]] | None:
+        """Return the attributes that must stay the same objects; None if not all are known."""
+        flows, plans, machine = self._capture.observers.flows, self._context.plans, self._collector.machine
+        own = [(self._cadence, "alarmed"), (machine, "has_news"), (flows, "wanted"), (plans, "changes")]
+        group = default_group()
+        return None if group is None else [*group, *own, (self._dispatcher, "others")]
+
+    def facts(self, owner: Owner) -> CapturedFacts:
+        """Return what the track has to know, if this optimizer makes the steps."""
+        statistics, keeper = self._context.statistics, self._dispatcher.keeper
+        taps, keeps = statistics.table.taps, keeper is not None and keeper.armed
+        self._keeps, self._costs = keeps, self._cadence.as_scalars()
+        reads_ahead = keeps or owner.settled != self._parameters.version
+        return CapturedFacts(self, self._current, statistics.arena.base, taps, len(taps), reads_ahead, keeps)
+
+    def put(self, lights: Iterable[Light], notes: Notes) -> None:
+        """Queue the frames of steps that have ended."""
+        for light, packed, passes in zip(lights, notes.packed, notes.parts, strict=True):
+            step, time_s, elapsed_s, logged, name, parts, _ = light
+            found = {name: Sum(parts)} if parts else {}
+            frame = RawFrame(step, time_s, packed, (), passes, elapsed_s, scaled=self._collector.scale.kinds)
+            frame.scalars = {**(logged or {}), **found, **self._costs}
+            frame.rows = self._rows.pop(step, frame.rows)
+            self._collector.queue.put(frame)
+
+    def forget(self) -> None:
+        """Forget the running step: the full machinery asks again."""
+        self._rows.clear()
+
+    # After calls that the track has handled. Nothing here depends on its notes, which another thread may take.
+
+    @entry("end of a backward pass")
+    def end_pass(self) -> None:
+        """Do the rest at the end of a pass."""
+        self._current.reached = False
+        self._dispatcher.reset_calls()
+        if self._keeps:
+            self._keeping.look("at the end of a backward pass", is_whole=False)
+        self._parameters.end_pass()
+        if self._keeps:
+            self._keeping.settle("at the end of a backward pass")
+
+    @entry("optimizer pre-hook")
+    def begin_update(self, optimizer: Optimizer) -> None:
+        """Read what the optimizer is about to use."""
+        if (owner := self._context.owners.get(optimizer)) is None:
+            return
+        self._optimizers.read(owner, optimizer)
+        if raws := self._parameters.raws():
+            self._rows[self._context.step] = RowFacts(raws=raws, is_whole=self._parameters.raw.is_whole)
+        self._keeping.settle("before an optimizer's step")
+
+    @entry("end of a step")
+    def release_calls(self) -> None:
+        """Let go of the calls of a step that is about to end."""
+        if (keeper := self._dispatcher.keeper) is not None:
+            keeper.end_step()
+
+    @entry("begin of a step")
+    def begin_step(self) -> None:
+        """Begin the next captured step."""
+        context, step, placement = self._context, self._context.step, self._capture.placement
+        if (owner := self._optimizers.clock.alone) is not None:
+            owner.owned = None
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.look_for_models()
+        for root in context.plans.roots:
+            root.note_step()
+        self._dispatcher.names.begin_step(step, captured=True)
+        self._parameters.begin_step()
+        # Another thread may have paused or closed it just now.
+        placement.begin_step(step, captured=placement.attached and not context.paused)
 
 
 @dataclass(slots=True, eq=False)
@@ -186,6 +325,8 @@ class Steady:
     _entered: int = field(default=-1, init=False)  # the step that began when it was entered last,
     _waits: int = field(default=0, init=False)  # how often the long way ended that step, in a row,
     _later: int = field(default=0, init=False)  # and the first step to try again
+    _captured: CapturedSteps = field(init=False)
+    _captures: bool = field(default=False, init=False)  # whether the track handles captured steps
 
     def __post_init__(self) -> None:
         context, capture, clock = self._context, self._capture, self._passes.clock
@@ -197,6 +338,7 @@ class Steady:
         self._events, self._changes = context.events, capture.commands.changes
         self._snapshots, self._track = capture.observers.snapshots, context.track
         self._scale = capture.collector.scale
+        self._captured = CapturedSteps(context, capture, self._optimizers)
         self._track.serve(self)
 
     @property
@@ -221,9 +363,11 @@ class Steady:
         elif self._entered >= 0:
             self._waits = 0
         self._entered = -1
-        if not self._current.captured and step >= self._later and self._is_quiet():
+        captured = self._current.captured
+        if step >= self._later and self._is_quiet() and not (captured and self._captured.are_special):
             owners = self.clock.find_steady()
-            if owners and (owners[0] is self.clock.alone or (_TRACKS and not self._optimizers.last_captured)):
+            compares = _TRACKS and not (captured or self._optimizers.last_captured)
+            if owners and (owners[0] is self.clock.alone or compares):
                 self._enter(owners)
 
     def _is_quiet(self) -> bool:
@@ -243,11 +387,11 @@ class Steady:
         )
 
     def _enter(self, owners: list[Owner]) -> None:
-        step, alone = self.clock.step, self.clock.alone
+        step, alone, captured = self.clock.step, self.clock.alone, self._current.captured
         keeper = self._capture.dispatcher.keeper
         if (keeper is not None and keeper.has_fired) or not self._know_witnesses(owners):
             return
-        is_armed = keeper is not None and keeper.armed
+        is_armed = keeper is not None and keeper.armed and not captured
         self._keeper, self._holding = (keeper, self._capture.placement.holding) if is_armed else (None, None)
         self._thread, self._paused = get_ident(), self._context.paused
         self._looks, self._reads = self._sentinel.is_on, self._collector.loss.reads
@@ -258,16 +402,24 @@ class Steady:
         self._name = "" if alone is None else alone.loss_name
         if step >= self._check_at:
             self._check_at = step // MULTIPLE * MULTIPLE + CHECK_EVERY
-        chosen = self._check_at + 1 if self._paused else self._cadence.next_chosen(step)
-        # Before a step in which updates are compared with those before, weights are read earlier.
-        ahead = self._cadence.block if self._parameters.requests_updates and self._cadence.is_rare(chosen) else 0
-        self._until = min(chosen - 1 - ahead, self._ownership.next, self._check_at)
-        self._until_s = self._parameters.look_at
+        other = self._check_at + 1 if self._paused else self._next_other(step, captured)
+        self._until = min(other - 1, self._ownership.next, self._check_at)
+        self._until_s = min(self._parameters.look_at, self._times.due_at) if captured else self._parameters.look_at
+        self._captures = captured
         if step < self._until:
             self._teach(owners)
             self._entered = step
             self._next = _PASS if alone is not None else _OFF
             self._start()
+
+    def _next_other(self, step: int, captured: bool) -> int:
+        """Return the first step after this one whose beginning needs more than those until then, as far as is known."""
+        if captured:
+            return self._captured.next_unlike(step)
+        chosen = self._cadence.next_chosen(step)
+        # Before a step in which updates are compared with those before, weights are read earlier.
+        is_preceded = self._parameters.requests_updates and self._cadence.is_rare(chosen)
+        return chosen - self._cadence.block if is_preceded else chosen
 
     def _know_witnesses(self, owners: Sequence[Owner]) -> bool:
         """Find the models of the optimizers' witnesses. Return False if any of these is of a custom class."""
@@ -293,6 +445,12 @@ class Steady:
             return
         parts, empty, held, absent = holding
         parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
+        captured = None
+        if self._captures:
+            if (cells := self._captured.cells()) is None:
+                return
+            captured, parts = self._captured.facts(owners[0]), parts + cells
+            empty = (*empty, self._events, self._context.statistics.devices.arenas)
         self._owners, self._keys, self._compares = owners, tuple(map(id, witnesses)), compares
         self._modes, self._is_scaled = self._find_modes(witnesses), bool(scalers)
         facts = TrackFacts(
@@ -313,6 +471,7 @@ class Steady:
             *held,
             absent,
             next((weakref.ref(each) for each in scalers.values()), None),
+            captured,
         )
         self._track.learn(facts)
 
@@ -399,6 +558,8 @@ class Steady:
                     self._errors.record("notes of steps", error)
             if self._logged:
                 self._give_logged()
+            if stops:
+                self._captured.forget()
         if stops and len(self._queue.frames) >= MAX_BATCH:
             self._queue.wake()
 
@@ -445,7 +606,7 @@ class Steady:
         owners, now_next = self._owners, notes.next
         if not owners or (self.clock.last_owner is None if self._compares else owners[0] is not self.clock.alone):
             return
-        self._next = _OFF if self._compares else now_next
+        self._next = _OFF if self._compares or self._captures else now_next
         if notes.looked_at >= 0:
             self._sentinel.looked(notes.looked_at)
         self.clock.follow(owners, notes.turns, notes.step - len(notes.elapsed_s))
@@ -466,6 +627,10 @@ class Steady:
             self._stacks[self._thread] = [(id(owner.ref()), notes.frame)]
         self._scale.value = None if notes.scale != notes.scale else notes.scale
         self._apply_passes(notes, list(losses))
+        if self._captures:
+            self._current.backwards, self._current.began_backward = notes.passes, notes.passes > 0
+            if now_next == _IN_STEP:
+                owners[0].owned, self._parameters.read = owners[0].owned or [], True
 
     def _apply_ended(self, notes: Notes, losses: Iterator[float]) -> None:
         """Do what the ends of these steps would have done, and take their losses."""
@@ -474,7 +639,9 @@ class Steady:
         self._collector.jumps.add(chain.from_iterable(parts))
         if not many:
             return
-        self._cadence.followed(self.take_spent(), short=many)
+        spent_s = self.take_spent()
+        if not self._captures:
+            self._cadence.followed(spent_s, short=many)
         if not self._paused:
             self._queue.shipped = step - 1
             numbers, names = (
@@ -483,9 +650,13 @@ class Steady:
             )
             logged = [self._logged.pop(number, None) for number in numbers]
             rest = logged, names, parts if wanted else [None] * many, notes.scales
-            self._queue.frames.extend(zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True))
-        self._cadence.skipped.extend(notes.elapsed_s)
-        self._optimizers.last_captured = False
+            lights = zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True)
+            if self._captures:
+                self._captured.put(lights, notes)
+            else:
+                self._queue.frames.extend(lights)
+        self._cadence.steps_ended(self._captures, notes.elapsed_s)
+        self._optimizers.last_captured = self._captures
         self._current.number = step
         self._collector.loss.of_step = []
         self._scale.begin_step()
@@ -493,7 +664,8 @@ class Steady:
     def _apply_passes(self, notes: Notes, losses: list[float]) -> None:
         """Do what the passes of the running step would have done; `losses` are theirs."""
         reach, loss, runs = self.clock.reach, self._collector.loss, notes.next == _IN_PASS
-        self._current.reached = False
+        if not (self._captures and runs):
+            self._current.reached = False
         loss.running = [notes.running] if runs and self._reads else []
         if loss.wanted:
             loss.of_step = losses

@@ -67,7 +67,7 @@ class StepTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._now = clock
         self.prompt = False  # whether the step that ends now is known to end now
-        self._parts: dict[str, float] | None = None  # of the running step, if it is measured
+        self.parts: dict[str, float] | None = None  # of the running step; None if it isn't measured
         self._stack: list[str] = []  # the running parts; those inside others are no longer in these
         self._base = TIME_BEFORE  # of the time outside of all parts
         self._model = 0  # the running model, by id
@@ -76,17 +76,17 @@ class StepTimes:
         self._meter: Meter | None = None
         self._mark = self._spent = 0.0  # when the running part began, by both clocks
         self._thread = 0
-        self._due_at, self._pause = float("-inf"), FIRST_S
+        self.due_at, self._pause = float("-inf"), FIRST_S
 
     def due(self) -> bool:
         """Return whether to measure the step that begins, if it is captured."""
-        return self.prompt and self._now() >= self._due_at
+        return self.prompt and self._now() >= self.due_at
 
     def begin(self, meter: Meter | None) -> None:
         """Start to measure a step."""
         now = self._now()
-        self._due_at, self._pause = now + self._pause, min(EVERY_S, 2 * self._pause)
-        self._parts = dict.fromkeys(_PARTS, 0.0)
+        self.due_at, self._pause = now + self._pause, min(EVERY_S, 2 * self._pause)
+        self.parts = dict.fromkeys(_PARTS, 0.0)
         self._stack, self._base, self._model, self._evaluates = [], TIME_BEFORE, 0, False
         self._meter, self._mark, self._spent = meter, now, 0.0
         self._thread = threading.get_ident()
@@ -94,30 +94,30 @@ class StepTimes:
     @property
     def active(self) -> bool:
         """Whether this thread's step is measured."""
-        return self._parts is not None and threading.get_ident() == self._thread
+        return self.parts is not None and threading.get_ident() == self._thread
 
     def enter(self, part: str) -> None:
         """Start a part of the step, maybe inside another one."""
         self.prompt = False
-        if self._parts is not None and self.active:
+        if self.parts is not None and self.active:
             self._turn()
             self._stack.append(part)
 
     def leave(self, part: str) -> None:
         """End it. This may also be the end of the step."""
         self.prompt = True
-        if self._parts is None or not self.active:
+        if self.parts is None or not self.active:
             return
         self._turn()
         stack = self._stack  # another thread may begin a new one
         if stack and stack[-1] == part:
             stack.pop()
         else:
-            self._parts = None
+            self.parts = None
 
     def enter_model(self, model: int) -> None:
         """Start the call of a model with gradients; those inside a model's call or a backward pass are part of it."""
-        if self._parts is None or not self.active:
+        if self.parts is None or not self.active:
             return
         running = self._stack[-1:]
         if running in ([], [TIME_OPTIMIZER]):
@@ -125,7 +125,7 @@ class StepTimes:
             self._assign_loaded(TIME_LOADING)
             self._model, self._base, self._evaluates = model, TIME_OTHER, False
         elif running == [TIME_FORWARD] and model == self._model:  # its last call raised, so its end is unknown
-            self._parts = None
+            self.parts = None
 
     def leave_model(self, model: int) -> None:
         """End it."""
@@ -135,7 +135,7 @@ class StepTimes:
 
     def saw_evaluation(self) -> None:
         """Note a call of a model without gradients. Unless one with gradients follows, it used the loaded data."""
-        parts = self._parts
+        parts = self.parts
         if self.active and parts is not None and not self._stack:
             self._evaluates = parts[_LOADED] > 0
 
@@ -153,7 +153,7 @@ class StepTimes:
             return
         self._turn()
         if self._stack[-1:] != [_LOADED]:
-            self._parts = None
+            self.parts = None
             return
         self._stack.pop()
         if self._evaluates and not brought:  # the evaluation has had its last batch
@@ -162,10 +162,10 @@ class StepTimes:
 
     def take(self, is_known: bool) -> dict[str, float]:
         """End the step. Return its parts in seconds, or nothing if they aren't known."""
-        parts, meter = self._parts, self._meter
+        parts, meter = self.parts, self._meter
         if parts is not None:
             self._turn()
-        self._parts = self._meter = None
+        self.parts = self._meter = None
         if parts is None or not is_known or not self.prompt or self._stack or self._base == TIME_BEFORE:
             return {}
         parts[self._base if self._evaluates else TIME_LOADING] += parts.pop(_LOADED)
@@ -176,14 +176,14 @@ class StepTimes:
 
     def _assign_loaded(self, part: str) -> None:
         """Count the time of loading as a part of the step."""
-        parts = self._parts
+        parts = self.parts
         if parts is not None:
             parts[part] += parts[_LOADED]
             parts[_LOADED] = 0.0
 
     def _turn(self) -> None:
         """Add the time since the last call to the running part, without that of hookcore's code."""
-        parts, stack = self._parts, self._stack
+        parts, stack = self.parts, self._stack
         if parts is None:  # another thread has ended the step
             return
         now = self._now()  # the same for both, or the part would be too short if the process waited in between

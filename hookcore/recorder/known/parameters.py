@@ -225,6 +225,11 @@ class Parameters:
         self.when_gone: Callable[[Set[int]], None] = lambda _: None  # is called with the ids of a dead module's
         self.read = False  # whether this step's gradients have been read
 
+    @property
+    def measures_updates(self) -> bool:
+        """Whether any update is measured in the running step."""
+        return self.requests_updates or bool(self._measured)
+
     def begin_step(self) -> None:
         """Forget that gradients were read, and whose updates were measured."""
         self.read = False
@@ -385,7 +390,7 @@ class Parameters:
             each.read_in = step
         with self._statistics.devices.together():
             self._read_weights(owned)
-            copies = self._copies(owned) if self.requests_updates or self._measured else []
+            copies = self._copies(owned) if self.measures_updates else []
             if with_gradients:
                 self.read_gradients(owned)
         return copies
@@ -459,7 +464,7 @@ class Parameters:
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each update and of the weights it changed."""
-        if not (self.requests_updates or self._measured):
+        if not self.measures_updates:
             return ()
         return tuple((p.update_slot, p.norm_slot) for p in self.all() if p.update_slot >= 0)
 

@@ -160,6 +160,11 @@ class Replicas:
             return np.full(len(self._table.taps), UNKNOWN_OWNER, np.int32)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether this process is no known rank of a training."""
+        return self._ranks.look() is None
+
+    @property
     def only_reduces(self) -> bool:
         """Whether ranks wait for each other when gradients are reduced, and nowhere else, as far as is known."""
         if not self._reducers or any(tree.is_sharded for tree in self._trees.values()):

@@ -377,6 +377,11 @@ class Collector:
         return bool(self._events) or self.has_values
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether nothing but rows and the loss is for the next frame."""
+        return not (self.has_news or self._labels or self.steps)
+
+    @property
     def has_values(self) -> bool:
         """Return whether a scalar or a flow waits for a frame."""
         return bool(self.scalars or self._flow)

@@ -353,8 +353,9 @@ class Flows:
         self._table, self._plans, self._emit = context.statistics.table, context.plans, context.emit
         self._max_calls = context.settings.calls
         self._changes_seen = 0
-        self._wanted = context.settings.compiled != "inside"  # in a graph, nothing shows which tensor goes where
-        self._tries = 0 if self._wanted else MAX_TRIES
+        # Whether to learn in the next captured step. In a compiled graph, nothing shows which tensor goes where.
+        self.wanted = context.settings.compiled != "inside"
+        self._tries = 0 if self.wanted else MAX_TRIES
         self._lesson: Lesson | None = None
         self._observes = False
         self._known: set[tuple[FlowCall, ...]] = set()
@@ -373,9 +374,9 @@ class Flows:
         """Decide whether to learn in this step. Return whether that changed who observes calls."""
         before, self._lesson = self._observes, None
         if captured and self._changes_seen != self._plans.changes:
-            self._changes_seen, self._wanted = self._plans.changes, True
-        if captured and self._wanted and self._tries < MAX_TRIES and len(self._known) < MAX_FLOWS:
-            self._wanted = False
+            self._changes_seen, self.wanted = self._plans.changes, True
+        if captured and self.wanted and self._tries < MAX_TRIES and len(self._known) < MAX_FLOWS:
+            self.wanted = False
             self._tries += 1
             self._lesson = Lesson(self._max_calls)
         self._observes = self._lesson is not None
@@ -387,7 +388,7 @@ class Flows:
         if lesson is None:
             return None
         if lesson.thread != threading.get_ident():  # its calls may still run: several threads train
-            self._wanted = True
+            self.wanted = True
             return None
         self._taught = step
         try:
@@ -423,7 +424,7 @@ class Flows:
             return
         if len(self._patterns) < MAX_PATTERNS:
             self._patterns.add(pattern)
-            self._wanted = self._wanted or frame.step != self._taught
+            self.wanted = self.wanted or frame.step != self._taught
 
     # Calls
 

@@ -259,7 +259,7 @@ class Samples(Outgoing[Snapshot]):
         self._taken: deque[LoadedBatch] = deque()
         self._closing = Lock()  # the recorder's thread may send a block while another one ends the training
         self._added = self._removed = 0  # samples: one thread adds, another one removes
-        self._recent: deque[LoadedBatch] = deque(maxlen=_RECENT)
+        self.recent: deque[LoadedBatch] = deque(maxlen=_RECENT)  # the newest ones
         self._ahead: weakref.WeakKeyDictionary[Any, LoadedBatch] = weakref.WeakKeyDictionary()
         self._dropped = 0
         self._doubt = ""
@@ -322,7 +322,7 @@ class Samples(Outgoing[Snapshot]):
 
     def _add(self, found: LoadedBatch) -> None:
         found = found if found.step >= 0 else replaced(found, step=self._context.step)
-        self._recent.append(found)
+        self.recent.append(found)
         if len(self._taken) >= MAX_WAITING or self._waits + found.many > MAX_WAITING_IDS:
             self._dropped += 1
             self._errors.count_loss("samples-dropped", "batch", "without a place in the ledger: too many waited")
@@ -336,7 +336,7 @@ class Samples(Outgoing[Snapshot]):
 
     def saw_call(self, first: torch.Tensor | None) -> None:
         """Compare the first tensor that a model is given in a captured step with the batches of this step."""
-        recent = [*self._recent][::-1]  # another thread may add one
+        recent = [*self.recent][::-1]  # another thread may add one
         if not recent or first is None:
             return
         place = place_of(first)
@@ -356,7 +356,7 @@ class Samples(Outgoing[Snapshot]):
     def of_call(self, values: Any) -> tuple[Batch | None, str]:
         """Return the batch that a call of the running step was given, or why it isn't known."""
         step, places = self._context.step, [place for each in tensors_of(values) if (place := place_of(each))]
-        known = [each for each in _of_training(self._recent) if each.step == step]
+        known = [each for each in _of_training(self.recent) if each.step == step]
         named = [each for each in known if not each.data]
         seen = [each for each in known if any(map(each.has, places))]
         found = named[-1:] or seen[-1:] or known

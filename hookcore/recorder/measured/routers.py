@@ -301,8 +301,13 @@ class Routers:
         if captured and step >= self.due_at and "train" in self._statistics.phases:
             self._find()
             self.due = bool(self._routers)
-            self.due_at = step + ROUTERS_EVERY
+            self.due_at = step + ROUTERS_EVERY if self.due else 0
         return before or self.due
+
+    @property
+    def next_at(self) -> float:
+        """The next step to look at; infinite if no router is known."""
+        return self.due_at if self._routers else math.inf
 
     def _search(self, block: nn.Module) -> list[tuple[nn.Module, Router]]:
         """Return the routers among a module's children. What a class of the user answers must not end the training."""

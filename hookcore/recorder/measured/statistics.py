@@ -450,6 +450,11 @@ class TapTable:
             return len(self.taps) - 1
 
     @property
+    def is_announced(self) -> bool:
+        """Whether frames have announced all taps."""
+        return self._announced == len(self.taps)
+
+    @property
     def room(self) -> int:
         """The number of taps for which there is room."""
         return self.capacity - len(self.taps)
