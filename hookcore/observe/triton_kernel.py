@@ -513,7 +513,8 @@ def add_all(given: Sequence[tuple[Tensor, Slot, int]], offset: int, block: int =
         lines.append((tensor.data_ptr(), number, slot.rows_at, slot.histogram_at, stride, whole, programs))
         whole += programs
     with unseen(), torch.inference_mode(False), apart_from_captures():
-        on_host = torch.empty(len(lines) * len(lines[0]) + whole, dtype=torch.int64, pin_memory=device.type == "cuda")
+        size, pinned = len(lines) * len(lines[0]) + whole, device.type == "cuda"
+        on_host = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
         numbers = on_host.numpy()
         numbers[:-whole] = np.array(lines, np.int64).reshape(-1)
         numbers[-whole:] = np.repeat(np.arange(len(lines)), [line[-1] for line in lines])
