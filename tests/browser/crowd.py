@@ -113,7 +113,10 @@ def describe(paths: list[str], kind: str) -> wire.Description:
     modules = tuple(
         ModuleRecord(each, kind, None, 10**9, 10**9, (), (("weight", (8192, 8192)),), source=source) for each in paths
     )
-    coverage = tuple(Coverage(each, kind, True, ("output", "output_grad")) for each in paths)
+    reasons = "", f"inside the compiled region {LONGEST}, whose boundary is captured"
+    coverage = tuple(
+        Coverage(each, kind, True, ("output", "output_grad"), reasons[place % 2]) for place, each in enumerate(paths)
+    )
     hooks = tuple(
         HookRecord("module", each, "forward", spy, f"{'libs/' * 20}spy.py:3", False, 7, ("prepend",), False, ERROR)
         for each in paths[:3]
