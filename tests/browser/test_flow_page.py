@@ -131,39 +131,32 @@ def test_the_find_box_and_the_type_filter_all_charts(visit: Open, paths: Paths) 
         expect(tab.page.locator("#flow-count")).to_have_text(re.compile(r"^\d of \d+ layers"))
 
 
-def test_a_layer_is_selected_by_click_or_key_drawn_as_a_line_and_can_be_pinned(visit: Open, paths: Paths) -> None:
+def test_a_click_or_a_key_opens_the_drawer_of_a_layer_which_all_charts_mark(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["flow"])
         page = opened(tab.page)
-        page.locator("#profile [role=application]").hover()
-        page.locator("#profile [role=application]").click(position={"x": 62, "y": 60})
-        expect(page.locator("#line-title")).to_have_text("features.0")
-        page.locator("#line").scroll_into_view_if_needed()
-        page.locator("#line .js-plotly-plot").wait_for()
-        page.locator("#line-name").click()  # the name opens the drawer
-        expect(page.locator("#drawer h2")).to_have_text("features.0")
+        title = page.locator("#drawer h2")
+        bars = page.locator("#profile [role=application]")
+        bars.hover()
+        bars.click(position={"x": 62, "y": 60})
+        expect(title).to_have_text("features.0")
+        page.keyboard.press("j")
+        expect(title).to_have_text("features.1")
         page.keyboard.press("Escape")
         expect(page.locator("#drawer")).to_be_hidden()
-        page.locator("#flow .heat-pad").click(position={"x": 20, "y": 10})  # and so do those of the heatmap
-        expect(page.locator("#drawer h2")).to_have_text("features.0")
+        page.locator("#flow .heat-pad").click(position={"x": 20, "y": 10})  # a name
+        expect(title).to_have_text("features.0")
+        assert "step=" not in page.url
         page.keyboard.press("Escape")
         expect(page.locator("#flow .heat-pad")).to_be_focused()
-        page.locator("#main").focus()
-        page.keyboard.press("j")
-        expect(page.locator("#line-title")).to_have_text("features.1")
-        page.get_by_role("button", name="Pin").click()
-        assert "pin=features.1" in page.url
-        choose(page, "Show as table", "Over steps")
-        expect(page.locator("#flow .card-table tbody th").first).to_have_text("features.1")
-        page.get_by_role("button", name="Close").click()
-        expect(page.locator("#line")).to_be_hidden()
-        tab.goto(paths("ended")["flow"] + "?module=")  # the root
-        expect(page.locator("#line-title")).to_have_text("Net")
-        page.get_by_role("button", name="Pin").click()
-        assert "root" in page.url.partition("pin=")[2]
-        page.get_by_role("button", name="Close").click()
-        expect(page.locator("#line")).to_be_hidden()
-        assert "module=" not in page.url
+        before = page.evaluate("document.querySelector('#flow .heat-over').toDataURL()")
+        page.locator("#flow .heat-pad").click(position={"x": 300, "y": 10})  # a cell, which has a step
+        expect(title).to_have_text("features.0")
+        expect(page.locator("#status-words")).to_have_text(re.compile("held at step"))
+        page.mouse.move(0, 0)
+        becomes(page, f"document.querySelector('#flow .heat-over').toDataURL() !== {before!r}")
+        tab.goto(paths("ended")["flow"] + "?drawer=module%3D")  # the root
+        expect(title).to_have_text("Net")
 
 
 def test_a_live_run_advances_and_stops_while_it_is_paused(visit: Open, paths: Paths) -> None:

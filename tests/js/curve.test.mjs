@@ -48,6 +48,18 @@ test("old steps are forgotten in every column", () => {
   curve.take(series([1, 2, 3, 4]), true);
   curve.forget(3);
   const line = curve.line("loss");
-  for (const column of [line.first, line.last, line.mean, line.min, line.max, line.nonfinite])
-    assert.equal(column.length, 2);
+  for (const column of [line.first, line.last, line.mean, line.nonfinite]) assert.equal(column.length, 2);
+  assert.equal(line.min, undefined);
+});
+
+test("a line has a band only if several steps share a point", () => {
+  const curve = new Curve();
+  curve.take({ ...series([1, 2]), last_step: [1, 5], min: [0, 1], max: [2, 3] }, true);
+  assert.deepEqual(
+    [curve.line("loss").min, curve.line("loss").max],
+    [
+      [0, 1],
+      [2, 3],
+    ],
+  );
 });

@@ -12,7 +12,6 @@ import {
   panelMarks,
   stateOf,
 } from "../../app/static/js/flow/bars.js";
-import { pinsOf, withPin } from "../../app/static/js/flow/overtime.js";
 import { merged } from "../../app/static/js/flow/profile.js";
 import { capacityOf, windowOf } from "../../app/static/js/live/subscription.js";
 import { dice } from "./dice.mjs";
@@ -138,11 +137,4 @@ test("a following page requests the newest steps, and a held one those in view",
   const [many, width] = capacityOf(wide);
   assert.ok(many * width >= 100000 && many <= 2001);
   assert.deepEqual(capacityOf(live), [501, 1]);
-});
-
-test("the root module can be pinned, too", () => {
-  const text = withPin(withPin("", "a"), "");
-  assert.deepEqual(pinsOf(text), ["a", ""]);
-  assert.deepEqual(pinsOf(withPin(text, "a")), [""]);
-  assert.deepEqual(pinsOf(""), []);
 });

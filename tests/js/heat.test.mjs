@@ -79,7 +79,7 @@ test("filling in step by step gives the same image as filling in everything at o
     const [rows, window, pixels] = [1 + whole(40), 5 + whole(60), 4 + whole(50)];
     const columns = new Columns(rows, window + 1);
     const order = identity(rows).sort(() => chance() - 0.5);
-    const starts = startsOf(rows, 1 + whole(30), whole(2));
+    const starts = startsOf(rows, 1 + whole(30));
     const live = new Grid();
     live.shape(starts, order);
     for (let step = 0; step < 150; step += 1) {
@@ -250,13 +250,12 @@ test("the block of a module is the first part of its path, with a number if ther
   assert.equal(shortened("layers.12.mlp.gate_proj", 80), "\u202612.mlp.ga\u2026oj");
 });
 
-test("every row is in exactly one pixel row, whatever is pinned and wherever it is scrolled to", () => {
+test("every row is in exactly one pixel row, wherever it is scrolled to", () => {
   const { whole } = dice(9);
   for (let time = 0; time < 200; time += 1) {
     const rows = 1 + whole(3000);
-    const pinned = Math.min(rows, whole(4));
     const fit = whole(2) ? "fit" : "read";
-    const layout = layOut(400 + whole(1200), 200 + whole(600), identity(rows), pinned, fit, whole(rows), 120);
+    const layout = layOut(400 + whole(1200), 200 + whole(600), identity(rows), fit, whole(rows), 120);
     assert.equal(layout.starts[0], 0);
     assert.equal(layout.starts[layout.starts.length - 1], layout.shown.length);
     for (let y = 1; y < layout.starts.length; y += 1) assert.ok(layout.starts[y] > layout.starts[y - 1]);
@@ -274,7 +273,7 @@ test("every row is in exactly one pixel row, whatever is pinned and wherever it 
 });
 
 test("converting a step to a place on the axis and back gives the same step", () => {
-  const layout = layOut(900, 400, identity(10), 0, "fit", 0, 120);
+  const layout = layOut(900, 400, identity(10), "fit", 0, 120);
   for (const span of /** @type {[number, number][]} */ ([
     [0, 499],
     [1000, 1007],

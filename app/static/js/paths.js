@@ -7,7 +7,7 @@ const LETTERS = /[^. \u2026\d]+/g; // what stands between the numbers of a path
 const MAX_FITTED = 20_000;
 
 /** Texts as they fit, by font, room, and text. @type {Map<string, string>} */
-const fitted = new Map();
+const kept = new Map();
 
 /** How many names all paths begin with; each keeps at least one of its own.
  * @param {readonly {module: string}[]} rows */
@@ -76,11 +76,17 @@ export function shortened(text, fits) {
  * @param {CanvasRenderingContext2D} pen @param {string} path @param {number} room @param {number} [shared] */
 export function cut(pen, path, room, shared = 0) {
   const key = `${pen.font} ${Math.round(room)} ${shared} ${path}`;
-  let found = fitted.get(key);
+  let found = kept.get(key);
   if (found === undefined) {
-    if (fitted.size > MAX_FITTED) fitted.clear();
+    if (kept.size > MAX_FITTED) kept.clear();
     found = shortPath(path, (text) => pen.measureText(text).width <= room, shared);
-    fitted.set(key, found);
+    kept.set(key, found);
   }
   return found;
+}
+
+/** A text that isn't a path, as it fits into so many pixels.
+ * @param {CanvasRenderingContext2D} pen @param {string} text @param {number} room */
+export function fitted(pen, text, room) {
+  return shortened(text, (part) => pen.measureText(part).width <= room);
 }

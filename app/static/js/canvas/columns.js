@@ -175,12 +175,6 @@ export class Columns {
     this.length += 1;
   }
 
-  /** Whether a column has values of several steps. */
-  get areMerged() {
-    for (let i = 0; i < this.length; i += 1) if (this.first(i) !== this.last(i)) return true;
-    return false;
-  }
-
   /** How many steps lie between two columns, about. */
   get pace() {
     return this.length > 1 ? (this.first(this.length - 1) - this.first(0)) / (this.length - 1) : 1;

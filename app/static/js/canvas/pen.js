@@ -7,8 +7,7 @@ const MONO = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
 const SIZE = { sans: 11, mono: 10 };
 
 /** @typedef {{kind: "rect", x: number, y: number, w: number, h: number, fill: string, hatch?: string} | {kind: "text",
- * x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean, bold?:
- * boolean}} Mark */
+ * x: number, y: number, text: string, fill: string, align: "left" | "right" | "center", mono?: boolean}} Mark */
 
 /** @param {number} x @param {number} y @param {number} w @param {number} h @param {string} fill @param {string} [hatch]
  * @returns {Mark} */
@@ -17,7 +16,7 @@ export function rect(x, y, w, h, fill, hatch) {
 }
 
 /** @param {number} x @param {number} y its middle @param {string} text @param {string} fill
- * @param {"left" | "right" | "center"} align @param {{mono?: boolean, bold?: boolean}} [how] @returns {Mark} */
+ * @param {"left" | "right" | "center"} align @param {{mono?: boolean}} [how] @returns {Mark} */
 export function words(x, y, text, fill, align, how) {
   return { kind: "text", x, y, text, fill, align, ...how };
 }
@@ -33,7 +32,7 @@ export function drawMarks(context, marks) {
       if (mark.hatch) hatch(context, mark, mark.hatch);
       continue;
     }
-    const wanted = `${mark.bold ? "600 " : ""}${mark.mono ? SIZE.mono : SIZE.sans}px ${mark.mono ? MONO : SANS}`;
+    const wanted = `${mark.mono ? SIZE.mono : SIZE.sans}px ${mark.mono ? MONO : SANS}`;
     if (wanted !== font) context.font = font = wanted;
     context.textAlign = mark.align;
     context.fillText(mark.text, mark.x, mark.y);
@@ -65,7 +64,7 @@ export function svgOf(marks) {
       if (mark.kind === "rect")
         return `<rect x="${mark.x}" y="${mark.y}" width="${mark.w}" height="${mark.h}" fill="${mark.fill}"/>`;
       const [family, size] = mark.mono ? [MONO, SIZE.mono] : [SANS, SIZE.sans];
-      const font = `font-family="${escaped(family)}" font-size="${size}"${mark.bold ? ' font-weight="600"' : ""}`;
+      const font = `font-family="${escaped(family)}" font-size="${size}"`;
       const place = `x="${mark.x}" y="${mark.y}" text-anchor="${anchors[mark.align]}" dominant-baseline="central"`;
       return `<text ${place} fill="${mark.fill}" ${font}>${escaped(mark.text)}</text>`;
     })

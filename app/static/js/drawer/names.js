@@ -93,6 +93,11 @@ export class LayerNames {
     from?.scrollIntoView({ block: "nearest" }); // a narrower page may have moved it
   }
 
+  /** The path of the layer that is shown; null if there is none. */
+  get module() {
+    return new URLSearchParams(this.page.state.get("drawer")).get("module");
+  }
+
   #show() {
     const layer = read(new URLSearchParams(this.page.state.get("drawer")));
     if (layer) this.drawer.open(layer, this.#from);

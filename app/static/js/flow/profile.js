@@ -28,9 +28,6 @@ import {
  * @import { Frame } from "../live/stream.js"
  * @import { Page } from "../page.js" */
 
-/** The module of the address if none is picked: "" is the root, and no module has this path. */
-export const NONE = ".";
-
 const TITLES = ["Activations", "Gradients"];
 const LINES = ["line1", "line2"];
 const LABEL = "Activations and gradients from input to output. Arrow keys move between layers, Enter selects one.";
@@ -53,7 +50,7 @@ export class Profile extends CanvasChart {
   #named = [/** @type {readonly any[]} */ ([]), /** @type {readonly any[]} */ ([])];
 
   /** @param {Page} page @param {HTMLElement} element the figure
-   * @param {{fits: (layer: Layer) => boolean, onPick: (layer: Layer) => void, onLayers: () => void}} options */
+   * @param {{fits: (layer: Layer) => boolean, onPick: (row: Row) => void, onLayers: () => void}} options */
   constructor(page, element, options) {
     const plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
     super(page, plot, { label: LABEL });
@@ -72,7 +69,7 @@ export class Profile extends CanvasChart {
       new Values(page, "output", "act", () => this.changed()),
       new Values(page, "output_grad", "grad", () => this.changed()),
     ];
-    page.state.on("module", () => this.draw());
+    page.state.on("drawer", () => this.draw());
   }
 
   /** Collects the values of the shown layers. */
@@ -148,7 +145,7 @@ export class Profile extends CanvasChart {
     const pen = penOf(this.canvas, width, height);
     drawMarks(pen, this.marks);
     const { module } = this.page.cursor.point;
-    this.#frame(pen, this.#placeOf(this.page.state.get("module")), page.accent);
+    this.#frame(pen, this.#placeOf(new URLSearchParams(this.page.state.get("drawer")).get("module")), page.accent);
     this.#frame(pen, this.at?.place ?? this.#placeOf(module), page.ink);
     this.options.onLayers();
     if (this.step !== null) reportDrawn("bars", this.step, performance.now() - began);
@@ -229,8 +226,9 @@ export class Profile extends CanvasChart {
 
   /** @override @param {{place: number} | null} at */
   choose(at) {
-    const layer = at && this.shown[at.place];
-    if (layer) this.options.onPick(layer);
+    const { rows: [output, gradient] = [-1, -1] } = (at && this.shown[at.place]) ?? {};
+    const row = this.values[0].rows[output] ?? this.values[1].rows[gradient];
+    if (row) this.options.onPick(row);
   }
 }
 

@@ -35,9 +35,8 @@ export class Heat {
   rows = [];
   /** @type {Columns | null} */
   columns = null;
-  /** All rows that are shown, from the top, the pinned ones first. */
+  /** All rows that are shown, from the top. @type {Int32Array} */
   order = new Int32Array(0);
-  pinned = 0;
   /** The rows that the reader zoomed in on, of those in the order. @type {Set<number> | null} */
   only = null;
   /** Whether they stand in the model's order. */
@@ -129,19 +128,12 @@ export class Heat {
     this.screen.changed(frame.kind === "snapshot" ? null : changed);
   }
 
-  /** Sets the shown rows and their order.
-   * @param {number[]} shown in the model's order @param {{sort?: Sort, pinned?: number[]}} [how] */
-  setOrder(shown, { sort = "model", pinned = [] } = {}) {
-    const alone = new Set(pinned);
-    const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;
-    const order = Int32Array.from([...pinned, ...sorted(rest, sort, this.columns)]);
-    const same =
-      order.length === this.order.length &&
-      this.pinned === alone.size &&
-      order.every((row, place) => row === this.order[place]);
+  /** Sets the shown rows and their order. @param {number[]} shown in the model's order @param {Sort} [sort] */
+  setOrder(shown, sort = "model") {
+    const order = sorted(shown, sort, this.columns);
+    const same = order.length === this.order.length && order.every((row, place) => row === this.order[place]);
     this.grouped = sort === "model";
     this.order = order;
-    this.pinned = alone.size;
     // Of rows that the filter hides, a zoom would leave nothing.
     if (this.only && !this.visible.some((row) => this.only?.has(row))) this.zoomRows(null);
     else if (!same) this.screen.arrange();
@@ -149,8 +141,8 @@ export class Heat {
 
   /** The visible rows, from the top: all in the order, or those that the reader zoomed in on. */
   get visible() {
-    const { only, pinned } = this;
-    return only ? this.order.filter((row, place) => place < pinned || only.has(row)) : this.order;
+    const { only } = this;
+    return only ? this.order.filter((row) => only.has(row)) : this.order;
   }
 
   /** Shows only some rows, or all again. @param {Iterable<number> | null} rows */

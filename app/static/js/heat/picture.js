@@ -39,40 +39,29 @@ export function widthOf(rows) {
  * {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors @returns
  * {Mark[]} */
 function rowMarks(layout, rows, grouped, page) {
-  const { shown, labels, gutter, pinned } = layout;
+  const { shown, labels, gutter } = layout;
   if (!shown.length) return [];
   /** @type {Mark[]} */
   const marks = [];
   const shared = sharedBy(rows.map(({ module }) => ({ module: moduleName(module) })));
-  /** @param {string} text @param {number} y @param {boolean} [bold] */
-  const name = (text, y, bold = false) => {
-    const short = shortened(text, labels - 4, shared);
-    marks.push(words(labels, y, short, bold ? page.ink : page.quiet, "right", { mono: true, bold }));
-  };
-  for (let place = 0; place < pinned; place += 1) {
-    const box = boxOf(layout, place);
-    name(axisName(rows[shown[place]]), box.y + box.h / 2, true);
-  }
-  const rest = shown.subarray(pinned);
-  if (!rest.length) return marks;
-  const groups = grouped ? groupsOf(rows, rest, shared) : [];
+  const groups = grouped ? groupsOf(rows, shown, shared) : [];
   for (const [place, group] of groups.entries()) {
-    const [top, end] = [boxOf(layout, pinned + group.from), boxOf(layout, pinned + group.to - 1)];
+    const [top, end] = [boxOf(layout, group.from), boxOf(layout, group.to - 1)];
     const tall = Math.max(1, end.y + end.h - top.y - 1);
     marks.push(rect(gutter.x, top.y, gutter.w - 2, tall, place % 2 ? page.quiet : page.line));
   }
-  const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
+  const readable = boxOf(layout, 0).h >= LINE_PX - 2;
   const named =
     groups.length && !readable
       ? groups.map(({ name, from, to }) => ({ text: name || moduleName(""), place: from, middle: (from + to - 1) / 2 }))
       : null;
   let free = -Infinity;
-  for (let place = 0; place < (named?.length ?? rest.length); place += 1) {
-    const at = named ? Math.floor(named[place].middle) : place;
-    const box = boxOf(layout, pinned + at);
+  for (let place = 0; place < (named?.length ?? shown.length); place += 1) {
+    const box = boxOf(layout, named ? Math.floor(named[place].middle) : place);
     const y = box.y + box.h / 2;
     if (y < free || y + 5 > layout.plot.y + layout.plot.h + 4) continue;
-    name(named ? named[place].text : axisName(rows[rest[place]]), y);
+    const text = shortened(named ? named[place].text : axisName(rows[shown[place]]), labels - 4, shared);
+    marks.push(words(labels, y, text, page.quiet, "right", { mono: true }));
     free = y + LINE_PX - 2;
   }
   return marks;
@@ -253,26 +242,15 @@ export class Texture {
   /** @param {CanvasRenderingContext2D} context @param {HTMLCanvasElement} cells
    * @param {Pick<Scene, "layout" | "grid" | "along">} scene @param {number} ratio */
   #stretch(context, cells, { layout, grid, along }, ratio) {
-    const { bands, plot } = layout;
-    const wide = plot.w / (along.to - along.from || 1);
+    const { band, plot } = layout;
+    const [top, bottom] = [band.y, band.y + band.h].map((y) => Math.round(y * ratio));
+    const each = plot.w / (along.to - along.from || 1);
     for (const [first, last] of pieces(...grid.shown, grid.ring)) {
       const [left, right] = [first, last + 1].map((cell) =>
-        Math.round((plot.x + (cell * grid.per - 0.5 - along.from) * wide) * ratio),
+        Math.round((plot.x + (cell * grid.per - 0.5 - along.from) * each) * ratio),
       );
-      for (const band of bands) {
-        const [top, bottom] = [band.y, band.y + band.h].map((y) => Math.round(y * ratio));
-        context.drawImage(
-          cells,
-          first % grid.ring,
-          band.from,
-          last - first + 1,
-          band.to - band.from,
-          left,
-          top,
-          right - left,
-          bottom - top,
-        );
-      }
+      const wide = last - first + 1;
+      context.drawImage(cells, first % grid.ring, 0, wide, grid.height, left, top, right - left, bottom - top);
     }
   }
 }

@@ -60,15 +60,10 @@ export function sameRows(before, after) {
   );
 }
 
-/** Which rows share a pixel row: the first `alone` have one each, the others share the rest.
- * @param {number} rows @param {number} pixels @param {number} [alone] */
-export function startsOf(rows, pixels, alone = 0) {
-  const rest = rows - alone;
-  const height = Math.max(0, Math.min(rest, pixels));
-  const starts = new Int32Array(alone + height + 1);
-  for (let y = 0; y < alone; y += 1) starts[y] = y;
-  for (let y = 0; y <= height; y += 1) starts[alone + y] = alone + (height ? startOf(y, rest, height) : 0);
-  return starts;
+/** Which rows share a pixel row. @param {number} rows @param {number} pixels */
+export function startsOf(rows, pixels) {
+  const height = Math.max(0, Math.min(rows, pixels));
+  return Int32Array.from({ length: height + 1 }, (_, y) => (height ? startOf(y, rows, height) : 0));
 }
 
 /** The step at which each row first was not finite; Infinity if it always was finite. @param {Columns} columns */
@@ -119,15 +114,12 @@ export function sorted(shown, sort, columns) {
 }
 
 export const ROW_PX = 16; // of a readable row
-const PINNED_GAP = 4;
 const AXIS = 22;
 const LEGEND = 22;
 const GUTTER = 7;
 const TOP = 4;
 
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
-/** @typedef {{y: number, h: number, from: number, to: number}} Band pixel rows `from` to `to` of the grid are at y to y
- * + h */
 
 /**
  * @typedef {object} Layout
@@ -137,79 +129,50 @@ const TOP = 4;
  * @property {Box} gutter
  * @property {Box} bar
  * @property {number} labels how wide labels may be
- * @property {Band[]} bands
+ * @property {{y: number, h: number}} band where all pixel rows are
  * @property {Int32Array} starts pixel row y holds the rows starts[y] to starts[y + 1] - 1 of `shown`
  * @property {Int32Array} shown rows of the data, from the top
- * @property {number} pinned how many of them are pinned at the top
  * @property {number} content how high all rows together are: for the scroll bar
  */
 
-/** How many rows a picture of this height has room for. @param {number} height @param {number} pinned */
-function roomFor(height, pinned) {
-  const rest = height - TOP - AXIS - LEGEND - (pinned ? pinned * ROW_PX + PINNED_GAP : 0);
-  return Math.max(1, Math.floor(rest / ROW_PX));
-}
-
-/** @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first @param
- * {number} pinned @param {Fit} fit @param {number} scrolled the first row after the pinned ones, if the rows are tall
- * enough to read @param {number} wanted how wide the names would like to be @param {number} [density] device pixels of
- * a CSS pixel, where they are fewer than one @returns {Layout} */
-export function layOut(width, height, order, pinned, fit, scrolled, wanted, density = 1) {
+/** @param {number} width @param {number} height @param {Int32Array} order all rows @param {Fit} fit @param {number}
+ * scrolled the first row, if the rows are tall enough to read @param {number} wanted the width of the longest name
+ * @param {number} [density] device pixels of a CSS pixel, where they are fewer than one @returns {Layout} */
+export function layOut(width, height, order, fit, scrolled, wanted, density = 1) {
   const labels = Math.round(Math.min(230, wanted, Math.max(64, width * 0.22)));
   const bar = width < 560 ? 64 : 74;
   const x = labels + GUTTER + 6;
   const plot = { x, y: TOP, w: Math.max(20, width - x - bar), h: Math.max(20, height - TOP - AXIS - LEGEND) };
-  const top = pinned ? pinned * ROW_PX + PINNED_GAP : 0;
-  const room = roomFor(height, pinned);
-  const rest = order.length - pinned;
-  const read = fit === "read" && rest > 0;
-  const begin = read ? Math.min(Math.max(0, scrolled), Math.max(0, rest - room)) : 0;
-  const shown =
-    read && rest > room
-      ? Int32Array.from([...order.subarray(0, pinned), ...order.subarray(pinned + begin, pinned + begin + room)])
-      : order;
-  const starts = startsOf(shown.length, Math.floor((plot.h - top) * density), pinned);
-  /** @type {Band[]} */
-  const bands = [];
-  if (pinned) bands.push({ y: plot.y, h: pinned * ROW_PX, from: 0, to: pinned });
-  const pixels = starts.length - 1 - pinned;
-  if (pixels > 0)
-    bands.push({
-      y: plot.y + top,
-      h: read ? Math.min(plot.h - top, pixels * ROW_PX) : plot.h - top,
-      from: pinned,
-      to: pinned + pixels,
-    });
-  const content = read && rest > room ? plot.h + (rest - room) * ROW_PX : plot.h;
+  const room = Math.max(1, Math.floor((height - TOP - AXIS - LEGEND) / ROW_PX));
+  const read = fit === "read";
+  const more = read ? Math.max(0, order.length - room) : 0;
+  const begin = Math.min(Math.max(0, scrolled), more);
+  const shown = more ? order.subarray(begin, begin + room) : order;
+  const starts = startsOf(shown.length, Math.floor(plot.h * density));
   return {
     width,
     height,
     plot,
     labels,
-    bands,
+    band: { y: plot.y, h: read ? Math.min(plot.h, (starts.length - 1) * ROW_PX) : plot.h },
     starts,
     shown,
-    pinned,
-    content,
+    content: plot.h + more * ROW_PX,
     gutter: { x: labels + 4, y: plot.y, w: GUTTER, h: plot.h },
     bar: { x: plot.x + plot.w + 10, y: plot.y, w: 10, h: plot.h },
   };
 }
 
 /** The middle of a row of `shown`. @param {Layout} layout @param {number} place @returns {{y: number, h: number}} */
-export function boxOf(layout, place) {
-  const pixel = countOf(layout.starts.length - 1, (row) => layout.starts[row] <= place) - 1;
-  const band = layout.bands.find(({ from, to }) => pixel >= from && pixel < to);
-  if (!band) return { y: layout.plot.y, h: 0 };
-  const h = band.h / (band.to - band.from);
-  return { y: band.y + (pixel - band.from) * h, h };
+export function boxOf({ starts, band }, place) {
+  const h = band.h / Math.max(1, starts.length - 1);
+  return { y: band.y + (countOf(starts.length - 1, (row) => starts[row] <= place) - 1) * h, h };
 }
 
 /** The pixel row at a height; -1 if there is none. @param {Layout} layout @param {number} y */
-export function pixelAt(layout, y) {
-  const band = layout.bands.find((candidate) => y >= candidate.y && y < candidate.y + candidate.h);
-  if (!band) return -1;
-  return Math.min(band.to - 1, band.from + Math.floor(((y - band.y) / band.h) * (band.to - band.from)));
+export function pixelAt({ starts, band }, y) {
+  const share = (y - band.y) / band.h;
+  return share < 0 || share >= 1 ? -1 : Math.floor(share * (starts.length - 1));
 }
 
 /** The step at a place. @param {Layout} layout @param {Along} along @param {number} x */

@@ -24,14 +24,9 @@ function drawCursor(pen, screen, scene) {
   const { plot } = scene.layout;
   const held = page.state.get("step");
   if (held !== "" && held !== undefined) drawStep(pen, scene, Number(held), 0.9);
-  const { module: picked } = page.state.values; // "" is the root
-  if (picked !== undefined)
-    drawMark(
-      pen,
-      screen,
-      scene,
-      heat.rows.findIndex((row) => row.module === picked),
-    );
+  const { drawer = "", module: picked = new URLSearchParams(drawer).get("module") } = page.state.values;
+  const marked = heat.rows.findIndex((row) => row.module === picked);
+  drawMark(pen, scene, screen.placeOf(marked));
   const { module, tap, step } = page.cursor.point;
   if (step !== null && step !== undefined) drawStep(pen, scene, step, 0.6);
   const named = heat.rows.findIndex((row) =>
@@ -71,10 +66,8 @@ function drawStep(pen, { layout, along, page }, step, alpha) {
   pen.globalAlpha = 1;
 }
 
-/** A triangle at the picked layer. @param {CanvasRenderingContext2D} pen @param {Screen} screen @param {Scene}
- * scene @param {number} row */
-function drawMark(pen, screen, scene, row) {
-  const place = row < 0 ? -1 : screen.placeOf(row);
+/** A triangle at the picked layer. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} place */
+function drawMark(pen, scene, place) {
   if (place < 0) return;
   const { y, h } = boxOf(scene.layout, place);
   const { plot } = scene.layout;
@@ -210,14 +203,13 @@ export class Screen extends CanvasChart {
 
   /** @param {number} ratio */
   #layOut(ratio) {
-    const { visible: order, pinned, fit } = this.heat;
+    const { visible: order, fit } = this.heat;
     const { clientWidth, clientHeight } = this.plot;
     for (const canvas of [this.canvas, this.over]) fitCanvas(canvas, clientWidth, clientHeight, ratio);
     const layout = layOut(
       clientWidth,
       clientHeight,
       order,
-      pinned,
       fit,
       Math.round(this.pad.scrollTop / ROW_PX),
       widthOf(this.heat.rows),
@@ -294,12 +286,11 @@ export class Screen extends CanvasChart {
   scrollTo({ row }) {
     const layout = this.scene?.layout;
     const place = this.heat.visible.indexOf(row);
-    if (!layout || layout.content <= layout.plot.h || place < layout.pinned) return;
-    const room = layout.shown.length - layout.pinned;
+    if (!layout || layout.content <= layout.plot.h) return;
+    const room = layout.shown.length;
     const first = Math.round(this.pad.scrollTop / ROW_PX);
-    const wanted = place - this.heat.pinned;
-    if (wanted < first) this.pad.scrollTop = wanted * ROW_PX;
-    else if (wanted >= first + room) this.pad.scrollTop = (wanted - room + 1) * ROW_PX;
+    if (place < first) this.pad.scrollTop = place * ROW_PX;
+    else if (place >= first + room) this.pad.scrollTop = (place - room + 1) * ROW_PX;
   }
 
   /** @override @param {Point} at @returns {[number, number]} */

@@ -50,9 +50,11 @@ export class Curve {
     return first.at(-1) === last.at(-1) ? (mean.at(-1) ?? null) : null;
   }
 
-  /** @param {string} name @returns {Line} */
+  /** The curve, with the band of its extremes if several steps share a point. @param {string} name @returns {Line} */
   line(name) {
-    return { name, ...this.#points };
+    const { min, max, ...points } = this.#points;
+    const isMerged = points.first.some((first, place) => first !== points.last[place]);
+    return { name, ...points, ...(isMerged ? { min, max } : {}) };
   }
 }
 

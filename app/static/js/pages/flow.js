@@ -1,8 +1,8 @@
 /** Gradient flow: one step from input to output, and every layer over the steps. */
 import { byId, write } from "../dom.js";
-import { LayerNames } from "../drawer/names.js";
+import { LayerNames, layerOf } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { NONE, Profile } from "../flow/profile.js";
+import { Profile } from "../flow/profile.js";
 import { count, counted, moduleName } from "../format.js";
 import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
@@ -20,33 +20,28 @@ const page = open({
   rows: "fit",
   y: "log",
   relative: "0",
-  module: NONE,
-  pin: "",
   row: "0",
 });
 const { state } = page;
 
 const finder = new Finder(page, () => filter());
 
-/** @param {{module: string, type?: string}} layer */
-const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includes(state.get("type"));
+/** @param {{type?: string}} layer */
+const fits = ({ type = "" }) => ["", type].includes(state.get("type"));
 
-/** @param {string} module */
-const pick = (module) => state.set({ module: state.get("module") === module ? NONE : module });
-
-const { ofHeatmap } = new LayerNames(page);
+const names = new LayerNames(page);
 /** @type {Maps | null} */
 let maps = null;
 
 const profile = new Profile(page, byId("profile"), {
-  fits,
-  onPick: (layer) => pick(layer.module),
+  fits: (layer) => finder.fits(layer.module) && fits(layer),
+  onPick: (row) => names.open(layerOf(row)),
   onLayers: () => sayCount(),
 });
 
 page.schedule.whenSeen(byId("flow")).then(async () => {
   const part = await load(() => import("../flow/overtime.js"));
-  if (part) maps = new part.Maps(page, { fits, pick, ofHeatmap });
+  if (part) maps = new part.Maps(page, names, finder, fits);
 });
 
 function sayCount() {
@@ -86,12 +81,12 @@ filter();
 
 /** The next layer, in the order that is seen. @param {number} by */
 function walk(by) {
-  const names = [...new Set(maps?.modules ?? profile.layers.map(({ module }) => module))];
-  if (!names.length) return;
-  const place = names.indexOf(state.get("module"));
-  const next = names[place < 0 ? 0 : Math.min(names.length - 1, Math.max(0, place + by))];
-  state.set({ module: next });
-  page.announce(moduleName(next));
+  const modules = [...new Set(maps?.modules ?? profile.layers.map(({ module }) => module))];
+  if (!modules.length) return;
+  const place = modules.indexOf(names.module ?? ".");
+  const module = modules[place < 0 ? 0 : Math.min(modules.length - 1, Math.max(0, place + by))];
+  names.open(layerOf({ module, kind: state.get("kind") }));
+  page.announce(moduleName(module));
 }
 
 /** Turns a choice to its next value. @param {string} name @param {Record<string, string>} words of its values */

@@ -30,7 +30,7 @@ async function showModel(element) {
   const typed = new Promise((found) => page.state.on("f", found));
   await Promise.race([page.schedule.whenSeen(element), typed]);
   const part = await load(() => import("../overview/picture.js"));
-  if (part) new part.ModelPicture(page, element, names);
+  part?.showModel(page, names);
 }
 
 function startParts() {

@@ -2,6 +2,7 @@
 import { CanvasChart, penOf, pixelRatio } from "../canvas/chart.js";
 import { colorOf, makeBar, paintBar, paletteOf, swatch } from "../canvas/colors.js";
 import { number } from "../format.js";
+import { fitted } from "../paths.js";
 import { evenTicks } from "../scale.js";
 import { colors } from "../theme.js";
 
@@ -209,13 +210,13 @@ function drawNames(pen, { rows, columns }, { left, top }, layout, cells) {
   const [high, wide] = [layout.tileHeight / cells[0], layout.tileWidth / cells[1]];
   pen.textAlign = "right";
   for (let row = 0; row < rows.length; row += strideOf(high))
-    pen.fillText(shortened(pen, rows[row], left - NAME_GAP), left - NAME_GAP, top + (row + 0.5) * high);
+    pen.fillText(fitted(pen, rows[row], left - NAME_GAP), left - NAME_GAP, top + (row + 0.5) * high);
   pen.textAlign = "left";
   for (let column = 0; column < columns.length; column += strideOf(wide)) {
     pen.save();
     pen.translate(left + (column + 0.5) * wide, top - NAME_GAP);
     pen.rotate(-Math.PI / 2);
-    pen.fillText(shortened(pen, columns[column], top - NAME_GAP), 0, 0);
+    pen.fillText(fitted(pen, columns[column], top - NAME_GAP), 0, 0);
     pen.restore();
   }
   pen.restore();
@@ -248,18 +249,6 @@ function drawAxes(pen, { words, first, factors }, layout, cells) {
   for (const column of ticksOf(1, layout.tileWidth))
     pen.fillText(String(column), AXIS_PX + along(1, column, layout.tileWidth), HEAD_PX - 8);
   pen.restore();
-}
-
-/** @param {CanvasRenderingContext2D} pen @param {string} text @param {number} room */
-function shortened(pen, text, room) {
-  if (pen.measureText(text).width <= room) return text;
-  let [fits, over] = [1, Math.min(text.length, 200)];
-  while (over - fits > 1) {
-    const end = (fits + over) >> 1;
-    if (pen.measureText(`${text.slice(0, end)}\u2026`).width > room) over = end;
-    else fits = end;
-  }
-  return `${text.slice(0, fits)}\u2026`;
 }
 
 /** Fills an element with the color bar of a picture. @param {HTMLElement} element @param {Tiles | null} tiles */
@@ -387,7 +376,7 @@ export class Tiles extends CanvasChart {
     pen.textAlign = "left";
     for (const [tile, name] of names.entries()) {
       const [left, top] = this.#cornerOf(tile);
-      pen.fillText(shortened(pen, name, this.layout?.tileWidth ?? 0), left, top - 1);
+      pen.fillText(fitted(pen, name, this.layout?.tileWidth ?? 0), left, top - 1);
     }
   }
 
