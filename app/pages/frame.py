@@ -581,6 +581,7 @@ def render(
         "find": _find_of(request, page, run) if run is not None else None,
         "may_change": may_change(request.scope, request.app.state.access),
         "is_framed": is_framed(request.scope),
+        "tour": request.query_params.get("tour", ""),
     }
     common |= naming(run)
     html = _TEMPLATES.get_template(f"{page}.html").render(common | values)

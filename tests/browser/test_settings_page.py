@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -41,24 +38,18 @@ def test_a_preferred_window_is_in_the_url_so_that_a_link_shows_the_same(visit: O
         tab.page.wait_for_url("**steps=live%3A200*")
 
 
-def test_settings_are_exported_and_imported_and_a_foreign_file_changes_nothing(visit: Open, tmp_path: Path) -> None:
+def test_the_page_offers_the_values_that_each_preference_may_have(visit: Open) -> None:
     with visit() as tab:
-        tab.require_downloads()
         tab.goto("settings")
-        tab.page.get_by_label("Updates").select_option("1")
-        with tab.page.expect_download() as started:
-            tab.page.get_by_role("button", name="Export").click()
-        file = tmp_path / "settings.json"
-        started.value.save_as(file)
-        assert json.loads(file.read_text()) == {"hookcore": 1, "rate": "1"}
-        tab.page.get_by_label("Updates").select_option("20")
-        tab.page.locator("#prefs-file").set_input_files(file)
-        expect(tab.page.get_by_label("Updates")).to_have_value("1")
-        foreign = tmp_path / "foreign.json"
-        foreign.write_text('{"rate": "20"}')
-        tab.page.locator("#prefs-file").set_input_files(foreign)
-        expect(tab.page.locator(".toast.error")).to_contain_text("no hookcore settings")
-        expect(tab.page.get_by_label("Updates")).to_have_value("1")
+        offered, known = tab.page.evaluate(
+            """async () => {
+              const at = new URL(`${document.body.dataset.static}/js/prefs.js`, document.baseURI);
+              const selects = [...document.querySelectorAll("#prefs select:not([name=theme])")];
+              return [selects.map((each) => [each.name, [...each.options].map(({ value }) => value)]),
+                      Object.entries((await import(at.href)).PREFERENCES)];
+            }"""
+        )
+        assert offered == known
 
 
 def test_capture_settings_are_one_click_away_on_the_hooks_page(visit: Open, site: Site) -> None:

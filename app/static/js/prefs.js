@@ -69,25 +69,9 @@ class Prefs extends Emitter {
     this.#put({});
   }
 
-  /** The changed settings as JSON, without the defaults. */
-  get text() {
-    return JSON.stringify({ hookcore: 1, ...this.#chosen }, null, 2);
-  }
-
-  /** Takes the result of `text`; reports the problem with anything else.
-   * @param {string} text @returns {number} how many were taken */
-  take(text) {
-    let stored;
-    try {
-      stored = JSON.parse(text);
-    } catch {
-      throw new Error("not a JSON file: choose a file exported from this page");
-    }
-    const read = readPrefs(stored);
-    if (stored?.hookcore !== 1)
-      throw new Error("this file contains no hookcore settings: choose a file exported from this page");
-    this.#put(read);
-    return Object.keys(read).length;
+  /** All preferences with their values. */
+  get all() {
+    return Object.fromEntries(Object.keys(PREFERENCES).map((name) => [name, this.get(name)]));
   }
 
   /** @param {Record<string, string>} chosen */
@@ -111,12 +95,12 @@ class Prefs extends Emitter {
 
   /** @param {Record<string, string>} chosen */
   #show(chosen) {
-    const before = Object.keys(PREFERENCES).map((name) => this.get(name));
+    const before = this.all;
     this.#chosen = chosen;
     setForm(/** @type {any} */ (FORMS)[this.get("numbers")]);
     if (globalThis.document) document.documentElement.dataset.density = this.get("density");
-    for (const [place, name] of Object.keys(PREFERENCES).entries()) {
-      if (before[place] === this.get(name)) continue;
+    for (const name of Object.keys(PREFERENCES)) {
+      if (before[name] === this.get(name)) continue;
       this.emit(name, this.get(name));
       this.emit("change", name);
     }

@@ -6,7 +6,7 @@ import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { loadOpened, toast } from "../popup.js";
 import { setTheme, theme } from "../theme.js";
-import { keepSteps } from "../timeline/links.js";
+import { keepSteps, visit } from "../timeline/links.js";
 import { Timeline } from "../timeline/timeline.js";
 import { THEMES } from "../vocabulary.js";
 import { Status } from "./status.js";
@@ -111,7 +111,6 @@ export function startFrame(page) {
 }
 
 const palette = () => loadOpened(() => import("../palette.js"));
-const tour = () => loadOpened(() => import("../tour.js"));
 
 /** @param {Page} page */
 function startPalette(page) {
@@ -128,10 +127,22 @@ function startPalette(page) {
 
 /** @param {Page} page */
 function startTour(page) {
-  const show = async () => (await tour())?.showTour(page);
-  page.state.on("tour", show);
-  page.keys.add("y", "take the tour of five steps", async () => (await tour())?.goTo(page, 0), { group: "Everywhere" });
-  if (page.state.get("tour")) void show();
+  page.keys.add("y", "take the tour of five steps", () => visit(page, "overview", { tour: 1 }), {
+    group: "Everywhere",
+  });
+  const card = document.getElementById("tour");
+  if (!card) return;
+  document.getElementById(card.dataset.target ?? "")?.scrollIntoView({ block: "nearest" });
+  /** @type {HTMLElement | null} */ (card.querySelector(".main"))?.focus({ preventScroll: true });
+  const end = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    event.stopPropagation();
+    page.state.set({ tour: "" });
+    card.remove();
+    byId("main").focus({ preventScroll: true });
+  };
+  byId("tour-end").addEventListener("click", end);
+  card.addEventListener("keydown", (event) => event.key === "Escape" && end(event));
 }
 
 /** @param {Page} page */
