@@ -148,9 +148,9 @@ onClick("#kept a[data-snapshot]", ({ dataset }, event) => {
   event.preventDefault();
   state.set({ snapshot: dataset.snapshot, beside: "", ...("alike" in dataset ? {} : PLAIN) }, { push: true });
 });
-new Asking(page, load, (number) => state.set({ snapshot: String(number), beside: "", ...PLAIN }));
+const asking = new Asking(page, load, (number) => state.set({ snapshot: String(number), beside: "", ...PLAIN }));
 // The next snapshot of the same tensor is looked at in the same way.
-addFollowing(page, { look: load, chosen, show: (number) => state.set({ snapshot: String(number) }) });
+addFollowing(page, asking, { chosen, show: (number) => state.set({ snapshot: String(number) }) });
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));
 follow.on("change", say(show));
 for (const name of ["module", "kind"]) state.on(name, say(places));

@@ -2,9 +2,9 @@
 import { send } from "../api.js";
 import { breakable, byId, copyText, h } from "../dom.js";
 import { counted, kindWords } from "../format.js";
-import { nextNews, outcomesOf } from "../live/news.js";
+import { outcomesOf } from "../live/news.js";
 import { Refresh } from "../live/refresh.js";
-import { toast } from "../popup.js";
+import { attempt, toast } from "../popup.js";
 import { Emitter } from "../state.js";
 
 /** @import { Outcome, RequestedSnapshot, Snapshot } from "../answers.js"
@@ -47,7 +47,10 @@ export function whyGone({ outcome, reason }) {
   return `${outcome === "applied" ? "No longer kept" : WORDS.gone[0]}: ${reason}`;
 }
 
-/** @typedef {{numbers: number[], line: HTMLElement, words: HTMLElement}} Request */
+/** @typedef {{module: string, kind: string, index: string, call: number, phase: string}} Tap */
+/** Called once: with the snapshot, or with why there is none.
+ * @typedef {(snapshot: Snapshot | undefined, why: string) => void} Done */
+/** @typedef {{numbers: number[], line: HTMLElement, words: HTMLElement, done?: Done}} Request */
 
 export class Asking {
   /** @type {Set<Request>} */
@@ -91,18 +94,18 @@ export class Asking {
       phase: state.get("phase"),
       call: Number(state.get("call")) || 0,
     };
-    await this.#try(async () => {
-      const request = await send("POST", "snapshots", body, { run: this.page.run });
-      this.#add(
-        [request.number],
-        `${body.module || "the model"} ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
-      );
-    });
+    await attempt("Capturing failed", () => this.take(body));
+  }
+
+  /** @param {Tap} tap @param {Done} [done] then the request isn't listed */
+  async take(tap, done) {
+    const { number } = await send("POST", "snapshots", tap, { run: this.page.run });
+    this.#add([number], `${tap.module || "the model"} ${kindWords(tap.kind)}${tap.index && ` [${tap.index}]`}`, done);
   }
 
   /** Every map of attention, all of one step. */
   async attention() {
-    await this.#try(async () => {
+    await attempt("Capturing failed", async () => {
       const answer = await send("POST", "attention-rollout", undefined, { run: this.page.run });
       const numbers = answer.asked.map((/** @type {RequestedSnapshot} */ snapshot) => snapshot.number);
       this.#add(numbers, counted(numbers.length, "possible attention map"));
@@ -110,22 +113,13 @@ export class Asking {
     });
   }
 
-  /** @param {() => Promise<void>} work */
-  async #try(work) {
-    try {
-      await work();
-      this.refresh.soon();
-    } catch (error) {
-      toast(/** @type {any} */ (error).message, { kind: "error" });
-    }
-  }
-
-  /** @param {number[]} numbers @param {string} label */
-  #add(numbers, label) {
+  /** @param {number[]} numbers @param {string} label @param {Done} [done] */
+  #add(numbers, label, done) {
     const words = h("span", { class: "state" }, WORDS.asked[0]);
     const line = h("li", {}, h("span", {}, label), words);
-    this.#open.add({ numbers, line, words });
-    byId("asked").append(line);
+    this.#open.add({ numbers, line, words, done });
+    if (!done) byId("asked").append(line);
+    this.refresh.soon();
   }
 
   /** What became of the open requests. If the server doesn't answer, the page says so, and it is asked again. */
@@ -136,7 +130,7 @@ export class Asking {
       this.page.run,
       open.flatMap(({ numbers }) => numbers),
     );
-    const kept = new Set((await this.look()).map(({ number }) => number));
+    const kept = new Map((await this.look()).map((snapshot) => [snapshot.number, snapshot]));
     const byNumber = new Map(outcomes.map((outcome) => [outcome.number, outcome]));
     for (const request of open)
       this.#tell(
@@ -146,7 +140,8 @@ export class Asking {
       );
   }
 
-  /** @param {Request} request @param {Outcome[]} outcomes @param {Set<number>} kept snapshots that are there */
+  /** @param {Request} request @param {Outcome[]} outcomes @param {Map<number, Snapshot>} kept snapshots that are there
+   */
   #tell(request, outcomes, kept) {
     const fates = outcomes.map((outcome) => fateOf(outcome, kept.has(outcome.number)));
     const [came, fate] = [fates.filter((fate) => fate === "came").length, fateOfAll(fates)];
@@ -156,29 +151,16 @@ export class Asking {
     request.words.title = WORDS[fate][1];
     request.line.className = fate;
     if (fate !== "came" && fate !== "gone") return;
-    if (came) this.show(request.numbers[fates.indexOf("came")]);
     this.#open.delete(request);
+    if (request.done) return request.done(kept.get(request.numbers[0]), why);
+    if (came) this.show(request.numbers[fates.indexOf("came")]);
     setTimeout(() => request.line.remove(), fate === "came" ? SHORT_MS : 4 * SHORT_MS);
   }
 }
 
 export const MAX_TAKEN = 200;
-const PATIENCE_MS = 30_000; // for a module that doesn't run
 
-/** @typedef {{module: string, kind: string, index: string, call: number, phase: string}} Tap */
-
-/**
- * What it needs of the page.
- * @typedef {object} Around
- * @property {(tap: Tap) => Promise<number>} ask for a snapshot; returns its number
- * @property {(number: number) => Promise<number | null>} look for it; returns its step, or null if it isn't there yet;
- *   throws if it won't come
- * @property {(number: number) => void} show
- * @property {(ms: number) => Promise<void>} news resolves when the run has some, or after a while
- * @property {() => number} [now]
- */
-
-/** Emits "change" when it begins, ends, or has taken a snapshot. */
+/** Requests a tensor again and again, one at a time. Emits "change" when it begins, ends, or has a snapshot. */
 export class Following extends Emitter {
   /** @type {Tap | null} */
   tap = null;
@@ -187,71 +169,54 @@ export class Following extends Emitter {
   /** Why it ended, if it wasn't by hand. */
   why = "";
   every = 10;
-  /** The step of the last one. */
-  #last = -Infinity;
+  /** The step from which on the next one is requested. */
+  #next = -Infinity;
   #newest = -Infinity;
   #isBusy = false;
 
-  /** @param {Around} around */
-  constructor({ now = () => performance.now(), ...around }) {
+  /** @param {(tap: Tap, done: Done) => Promise<void>} take @param {(number: number) => void} show */
+  constructor(take, show) {
     super();
-    this.around = around;
-    this.now = now;
+    this.take = take;
+    this.show = show;
   }
 
   /** @param {Tap} tap @param {number} every steps @param {number} newest step of the run */
   start(tap, every, newest) {
     Object.assign(this, { tap, every, taken: 0, why: "" });
-    this.#last = -Infinity;
+    this.#next = -Infinity;
     this.emit("change");
-    return this.step(newest);
+    this.step(newest);
   }
 
   /** @param {string} [why] */
   stop(why = "") {
     if (this.tap === null) return;
-    this.tap = null;
-    this.why = why;
+    Object.assign(this, { tap: null, why });
     this.emit("change");
   }
 
   /** The run has a newer step. @param {number} newest */
-  async step(newest) {
+  step(newest) {
     this.#newest = newest;
     const { tap } = this;
-    if (tap === null || this.#isBusy || newest < this.#last + this.every || globalThis.document?.hidden) return;
+    if (tap === null || this.#isBusy || newest < this.#next || globalThis.document?.hidden) return;
     this.#isBusy = true;
-    try {
-      await this.#take(tap);
-    } catch (error) {
-      if (this.tap === tap) this.stop(/** @type {Error} */ (error).message);
-    } finally {
+    /** @type {Done} */
+    const done = (snapshot, why) => {
       this.#isBusy = false;
-    }
-    if (this.tap !== null) await this.step(this.#newest); // steps that came meanwhile
+      if (this.tap === tap && snapshot) this.#took(snapshot);
+      else if (this.tap === tap) this.stop(why);
+      this.step(this.#newest); // steps that came meanwhile
+    };
+    this.take(tap, done).catch((error) => done(undefined, error.message));
   }
 
-  /** @param {Tap} tap */
-  async #take(tap) {
-    const { around } = this;
-    const number = await around.ask(tap);
-    const until = this.now() + PATIENCE_MS;
-    while (this.tap === tap) {
-      const news = around.news(Math.max(0, until - this.now()));
-      const step = await around.look(number);
-      if (this.tap !== tap) return;
-      if (step !== null) return this.#took(number, step);
-      if (this.now() >= until)
-        return this.stop(`No snapshot arrived within ${PATIENCE_MS / 1000} s: the module may no longer run.`);
-      await news;
-    }
-  }
-
-  /** @param {number} number @param {number} step */
-  #took(number, step) {
-    this.#last = step;
+  /** @param {Snapshot} snapshot */
+  #took({ number, step }) {
+    this.#next = step + this.every;
     this.taken += 1;
-    this.around.show(number);
+    this.show(number);
     if (this.taken >= MAX_TAKEN) this.stop(`Ended after ${MAX_TAKEN} snapshots.`);
     else this.emit("change");
   }
@@ -280,38 +245,21 @@ export function offerLine(page) {
   });
 }
 
-/** Why a run in this state can't be followed. @type {Record<string, string>} */
-const ENDS = {
-  ended: "The training has ended.",
-  crashed: "The training crashed.",
-  stopped: "The training was stopped.",
-  lost: "The trainer does not answer.",
-  removed: "The run was removed.",
-};
-
-/** @param {Page} page @param {{look: () => Promise<Snapshot[]>, chosen: () => Snapshot | null | undefined, show:
- * (number: number) => void}} tensors */
-export function addFollowing(page, { look, chosen, show }) {
-  const { run, state } = page;
+/** @param {Page} page @param {Asking} asking
+ * @param {{chosen: () => Snapshot | null | undefined, show: (number: number) => void}} tensors */
+export function addFollowing(page, asking, { chosen, show }) {
+  const { state } = page;
   const button = /** @type {HTMLButtonElement} */ (byId("follow-tensor"));
   const every = /** @type {HTMLInputElement} */ (byId("follow-every"));
   const words = byId("following-words");
   let shown = "";
-  const following = new Following({
-    ask: async ({ module, kind, index, call, phase }) =>
-      (await send("POST", "snapshots", { module, kind, index, call, phase }, { run })).number,
-    news: (ms) => nextNews(page, ms),
-    look: async (number) => {
-      const [outcome] = await outcomesOf(run, [number]); // before the list, as above
-      const snapshot = (await look()).find((kept) => kept.number === number);
-      if (fateOf(outcome, Boolean(snapshot)) === "gone") throw new Error(whyGone(outcome));
-      return snapshot?.step ?? null;
-    },
-    show: (number) => {
+  const following = new Following(
+    (tap, done) => asking.take(tap, done),
+    (number) => {
       shown = String(number);
       show(number);
     },
-  });
+  );
   const say = () => {
     const { tap, taken, why } = following;
     const may = page.mayChange && page.runState === "live";
@@ -329,14 +277,13 @@ export function addFollowing(page, { look, chosen, show }) {
     if (following.tap !== null) return following.stop();
     if (!one || page.follow.newest === null || !every.reportValidity()) return;
     const { module, kind, index, call, phase } = one.tap;
-    void following.start({ module, kind, index, call, phase }, Number(every.value), page.follow.newest);
+    following.start({ module, kind, index, call, phase }, Number(every.value), page.follow.newest);
   });
-  page.follow.on("newest", () => void following.step(page.follow.newest ?? 0));
+  page.follow.on("newest", () => following.step(page.follow.newest ?? 0));
   page.follow.on("change", () => page.follow.paused && following.stop("The page was held."));
   state.on("snapshot", (number) => number !== shown && following.stop("Another snapshot was chosen."));
   page.events.on("run", () => {
-    if (page.runState !== "live" && page.runState !== "waiting")
-      following.stop(ENDS[page.runState] ?? `The run is ${page.runState}.`);
+    if (page.runState !== "live" && page.runState !== "waiting") following.stop("The run is no longer live.");
     say();
   });
   say();
