@@ -6,13 +6,13 @@ from .. import assets
 from .compare import ComparePage, DifferencesPage
 from .frame import compile_templates
 from .home import BoardPage, GroupPage, MetricsPage, RunsPage
-from .model import DrawerPage, FlowPage, HistogramsPage, LayerPage, ModelPage, PrecisionPage
+from .model import DrawerPage, FlowPage, LayerPage, ModelPage, PrecisionPage
 from .overview import CapturePage, HooksPage, OverviewPage, SystemPage, TimelinePage
 from .page import router_of
 from .problems import EventsPage, IncidentPage, RulesPage
 from .ranks import RanksPage
 from .settings import HelpPage, SettingsPage
-from .tensors import MediaPage, TensorsPage
+from .tensors import HistogramsPage, MediaPage, TensorsPage
 
 router = router_of(
     (

@@ -1,4 +1,4 @@
-"""The pages of the model and its layers: Picture, Layers, Gradient flow, Histograms, and the drawer."""
+"""The pages of the model and its layers: Picture, Layers, Gradient flow, and the drawer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, ClassVar, Final, cast
 
 import numpy as np
 from fastapi import Query, Request
@@ -26,7 +26,7 @@ from ..analysis.numerals import why_not
 from ..formats import words_of
 from ..runs import Run
 from ..runs.answering import tap_list, taps_of_all_values
-from ..runs.joint import is_unsure, joint_of
+from ..runs.joint import is_unsure, joint_of, local_kinds
 from .compare import drawn_magnitudes
 from .frame import address_of
 from .overview import usual_kind
@@ -35,6 +35,7 @@ from .tensors import nearest_of
 from .views.events import SIGNS
 from .views.layer import (
     SHOWN_STATS,
+    LayerCharts,
     LayerView,
     box_id,
     box_of,
@@ -162,7 +163,8 @@ class LayerPage(RunPage):
     """One module, or a list of modules to choose from. The root's path is empty."""
 
     name = "layer"
-    parts = ("facts", "experts", "values", "ranks", "alerts", "hooks", "numbers")
+    parts = ("facts", "experts", "values", "ranks", "alerts", "hooks", "pickers", "found", "list", "numbers")
+    of_list: ClassVar = {"found", "list", "numbers"}  # parts of the choice
 
     module: Annotated[str | None, Query(max_length=1000)] = None
     f: FindText = ""
@@ -179,11 +181,11 @@ class LayerPage(RunPage):
 
     def respond(self) -> Response:
         """Render the module, or the choice."""
-        if self.layer is not None or (self.module is None and self.part == ["numbers"]):
+        if self.layer is not None or (self.module is None and self.part and self.of_list.issuperset(self.part)):
             return Page.respond(self)
         list_: dict[str, Any] = {"layer": None, **self.part_numbers()}
         if self.module is None:
-            return self.render("layer", list_ | _choice(self.run, self.f, self.row, *self._shown))
+            return self.render("layer", list_ | self.part_list())
         unknown = {"unknown": self.module, "near": near(self.run.reader, self.module)}
         answer = self.render("layer", list_ | _choice(self.run, "", 0, *self._shown) | unknown)
         answer.status_code = 404
@@ -251,6 +253,21 @@ class LayerPage(RunPage):
     def part_alerts(self) -> dict[str, Any]:
         lines = lines_of(self.run, self.shown.module.path, *self.listed_in)
         return {"lines": lines[:MAX_LINES], "lines_total": len(lines), "signs": SIGNS}
+
+    def part_pickers(self) -> dict[str, Any]:
+        """Return the charts, and what chooses their tensors."""
+        if self.layer is None:
+            return {}
+        taps = [answers.Tap.of(number, tap) for number, tap in self.layer.taps]
+        asked = {name: self.request.query_params.get(name, "") for name in ("kind", "index", "call", "phase")}
+        return {"charts": LayerCharts(taps, asked, local_kinds(self.run))}
+
+    def part_found(self) -> dict[str, Any]:
+        return self.part_list()
+
+    def part_list(self) -> dict[str, Any]:
+        """Return the modules to choose from."""
+        return {} if self.layer is not None else _choice(self.run, self.f, self.row, *self._shown)
 
     def part_numbers(self) -> dict[str, Any]:
         """Return the table of the newest values of all tensors, which only the list of layers shows."""
@@ -355,43 +372,6 @@ class DrawerPage(PartsPage):
         first, last = self.values_in
         is_about = kept is None or first is None or last is None or first <= kept.step <= last
         return {"kept": kept, "is_about": is_about}
-
-
-MAX_TILES: Final = 200  # shown until the page's script runs
-SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "drift": "drift", "bad": "NaN/Inf"}
-RANGES: Final = {"own": "per layer", "shared": "shared"}
-SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
-VIEWS: Final = {"map": "over steps", "ridges": "ridges", "bars": "one step"}
-CHOICES: Final = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
-
-
-@dataclass(frozen=True, kw_only=True)
-class HistogramsPage(RunPage):
-    """A wall of layers. Invalid query parameters fall back to defaults."""
-
-    name = "histograms"
-
-    kind: str = "output"
-    f: FindText = ""
-
-    def values(self) -> dict[str, Any]:
-        """Return the layers, and how they are shown."""
-        given = {"size": "m", **self.request.query_params}
-        chosen = next((kind for kind in KINDS if kind == self.kind), KINDS[0])
-        reader, fits = self.run.reader, finder_of(self.run, self.f).fits
-        first, last = self.values_in
-        latest = reader.latest(kind=chosen, first=first, last=last, limit=max(1, len(reader.taps().taps)))
-        types, fitting = types_of(reader), [tap for tap in taps_of_all_values(latest) if fits(tap.module)]
-        order = {path: place for place, path in enumerate(types)}
-        return {
-            "kind": chosen,
-            "choices": CHOICES,
-            "asked": {name: given[name] if given.get(name) in of else next(iter(of)) for name, of in CHOICES.items()},
-            "tiles": sorted(fitting, key=lambda tap: order.get(tap.module, len(order)))[:MAX_TILES],
-            "total": len(fitting),
-            "types": types,
-            "column": {name: place for place, name in enumerate(latest.stats)},
-        }
 
 
 # The page Precision: what casts to formats of low precision would make of the values of layers.

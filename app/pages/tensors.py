@@ -1,21 +1,24 @@
-"""The pages Tensors and Media: what was kept of a run besides numbers."""
+"""The pages Tensors, Media, and Histograms: what was kept of a run besides numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 from hookcore.delivery.dashboard.private import parsed
-from hookcore.reading import Reader
+from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Media, Snapshot
-from hookcore.records import TENSOR_KINDS
+from hookcore.records import KINDS, TENSOR_KINDS
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPES, MAX_MEDIA_BYTES, TABLE_TYPE, TEXT_TYPE
+from hookcore.store import STAT_NAMES
 
-from ..analysis.modules import finder_of
+from ..analysis.modules import finder_of, types_of, why_uncaptured
 from ..analysis.tiles import MAX_VALUES, statistics_of
 from ..runs import Run
+from ..runs.answering import taps_of_all_values
 from .page import FindText, RowNumber, RunPage, TablePage
 from .views.span import ALL, Shared, Span
 
@@ -129,7 +132,12 @@ NAMES_A_PAGE: Final = 50
 MAX_STEPS: Final = 12  # of a name, to choose from
 MAX_LETTERS: Final = 20_000
 MAX_ROWS: Final = 100
-KINDS: Final = {**dict.fromkeys(IMAGE_TYPES, "image"), TEXT_TYPE: "text", TABLE_TYPE: "table", FIGURE_TYPE: "figure"}
+MEDIA_KINDS: Final = {
+    **dict.fromkeys(IMAGE_TYPES, "image"),
+    TEXT_TYPE: "text",
+    TABLE_TYPE: "table",
+    FIGURE_TYPE: "figure",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,7 @@ def items_of(reader: Reader, first: int | None, last: int | None) -> tuple[Named
 
 def _item(reader: Reader, found: Media, every: Sequence[Media]) -> Item:
     steps = tuple(each.step for each in every)
-    kind = KINDS.get(found.type, "")
+    kind = MEDIA_KINDS.get(found.type, "")
     text, whole, table = "", True, None
     if kind == "text":
         text = reader.media_content(found.number).decode("utf-8", "replace")
@@ -237,3 +245,65 @@ class MediaPage(RunPage):
             "names_total": len(named),
             "media_lost": lost,
         }
+
+
+# The page Histograms: a wall of layers.
+
+TILES: Final = 200  # on one page
+LETTERS: Final = {"s": 20, "m": 34, "l": 60}  # of a name that a tile has room for
+SORTS: Final = {"model": "model order", "zero": "zero share", "spread": "spread", "bad": "NaN/Inf"}
+SORTED_BY: Final = {"zero": "zero_fraction", "spread": "std", "bad": "nonfinite"}
+RANGES: Final = {"own": "per layer", "shared": "shared"}
+SIZES: Final = {"s": "small", "m": "medium", "l": "large"}
+VIEWS: Final = {"map": "over steps", "bars": "one step"}
+CHOICES: Final = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramsPage(RunPage):
+    """A wall of layers. Invalid query parameters fall back to defaults."""
+
+    name = "histograms"
+    parts = ("total", "title", "tiles")
+
+    kind: str = "output"
+    f: FindText = ""
+    row: RowNumber = 0
+
+    def values(self) -> dict[str, Any]:
+        """Return the layers, and how they are shown."""
+        given = {"size": "m", **self.request.query_params}
+        asked = {name: given[name] if given.get(name) in of else next(iter(of)) for name, of in CHOICES.items()}
+        kind = next((kind for kind in KINDS if kind == self.kind), KINDS[0])
+        reader, fits, (first, last) = self.run.reader, finder_of(self.run, self.f).fits, self.values_in
+        most = max(1, len(reader.taps().taps))
+        newest = taps_of_all_values(reader.latest(kind=kind, limit=most))
+        latest = reader.latest(kind=kind, first=first, last=last, limit=most)
+        shown = newest if last is None else taps_of_all_values(latest)
+        values, types = {tap.number: tap for tap in shown}, types_of(reader)
+        places = {path: place for place, path in enumerate(types)}
+        layers = sorted(
+            (tap for tap in newest if fits(tap.module)), key=lambda tap: places.get(tap.module, len(places))
+        )
+        if asked["sort"] in SORTED_BY:
+            layers.sort(key=lambda tap: _least_last(values.get(tap.number), SORTED_BY[asked["sort"]]))
+        table = TablePage.at(self.row, TILES, len(layers))
+        return {
+            "kind": kind,
+            "choices": CHOICES,
+            "asked": asked,
+            "letters": LETTERS[asked["size"]],
+            "table": table,
+            "tiles": table.cut(layers),
+            "many": len(newest),
+            "values_of": values,
+            "types": types,
+            "column": {name: place for place, name in enumerate(STAT_NAMES)},
+            "why": why_uncaptured(self.run.store, kind, self.run.state == "live", first, last),
+        }
+
+
+def _least_last(tap: answers.LatestTap | None, stat: str) -> float:
+    """Return a key by which the largest value comes first, and one that is unknown last."""
+    value = float("nan") if tap is None else float(tap.values[STAT_NAMES.index(stat)])
+    return math.inf if math.isnan(value) else -value

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { Along, sideBySide } from "../../app/static/js/along.js";
 import { stopAt } from "../../app/static/js/canvas/columns.js";
 import { levelOf, paint, STRIP } from "../../app/static/js/histograms/paint.js";
-import { heightOf, heightsOf, picked } from "../../app/static/js/histograms/profile.js";
+import { heightOf, heightsOf } from "../../app/static/js/histograms/profile.js";
 import {
   barsOf,
   binAt,
@@ -14,7 +14,6 @@ import {
   stopsOf,
   tableOf,
 } from "../../app/static/js/histograms/shape.js";
-import { driftOf, ordered } from "../../app/static/js/histograms/wall.js";
 import { Scale, ticks } from "../../app/static/js/scale.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
@@ -149,47 +148,13 @@ test("the tooltip names the bin under the pointer and its share", () => {
   assert.deepEqual(tableOf(shape).rows[0], ["4", 10, 0, 0, 0, 0, 0, 30, 0, 10, 50]);
 });
 
-test("heights of a profile ascend with the share, and the newest step is always among the ridges", () => {
+test("heights of a profile ascend with the share", () => {
   const shape = shapeOf(answer([0], [[0, 0, 0, 0, 0, 10, 90]]));
   const heights = heightsOf(shape, AXIS, 0, 100);
   assert.equal(heights[0], 0);
   assert.ok(heights[99] > heights[70] && heights[70] > 0);
   assert.equal(heightOf(1), 1);
   assert.equal(heightOf(0), 0);
-  assert.deepEqual(picked(3, 12), [0, 1, 2]);
-  assert.equal(picked(500, 12).at(-1), 499);
-  assert.deepEqual(picked(1, 12), [0]);
-  assert.deepEqual(picked(9, 3, 7), [0, 7, 8], "the selected one is among them");
-  assert.deepEqual(picked(9, 3, 4), [0, 4, 8]);
-});
-
-test("layers are sorted with the largest first, unknown ones last, and ties in model order", () => {
-  const layer = (/** @type {number} */ place, /** @type {number} */ zero) =>
-    /** @type {any} */ ({ tap: place, place, zero });
-  const layers = [layer(3, 0.1), layer(0, NaN), layer(2, 0.9), layer(1, 0.1)];
-  assert.deepEqual(
-    ordered(layers, "zero").map((each) => each.place),
-    [2, 1, 3, 0],
-  );
-  assert.deepEqual(
-    ordered(layers, "model").map((each) => each.place),
-    [0, 1, 2, 3],
-  );
-  assert.deepEqual(
-    driftOf(
-      [
-        [1, 2, 8],
-        [1, NaN, 1],
-        [0, 0, 0],
-      ],
-      [
-        [1, 1, 1],
-        [1, 2, 1],
-        [1, 1, 1],
-      ],
-    ),
-    [3, 0, NaN],
-  );
 });
 
 test("a held step has a column only if it was captured", () => {

@@ -1,6 +1,5 @@
-/** One layer's histograms as lines: ridges, the newest in front, or the bars of one step. Values to the right. */
+/** The histogram of a layer in one step: values to the right, and their share upwards, by its logarithm. */
 import { CanvasChart, penOf } from "../canvas/chart.js";
-import { colorTable, cssOf } from "../canvas/colors.js";
 import { count, number } from "../format.js";
 import { ticks } from "../scale.js";
 import { colors } from "../theme.js";
@@ -12,7 +11,6 @@ import { axisOf, columnAt, tableOf as numbersOf, say, shapeOf, stepsOf } from ".
  * @import { Page } from "../page.js"
  * @import { Scale } from "../scale.js" */
 
-const RIDGES = 12;
 const PLACES = 100; // that the arrow keys visit on the axis
 const BOTTOM = 16;
 const FONT = "10.5px system-ui, sans-serif";
@@ -27,14 +25,11 @@ export class HistProfile extends CanvasChart {
   shared = null;
 
   /** @param {Page} page @param {HTMLElement} element
-   * @param {{title: string, height: number, mode: string, onOpen?: (step: number | null) => void}} options */
-  constructor(page, element, { title, height, mode, onOpen }) {
-    const what = mode === "bars" ? "the histogram of one step" : "histograms of several steps, newest in front";
-    const label = `${title}: ${what}. Left and right move along the values`;
-    super(page, element, { label, name: "histmap", height, isLinked: mode === "bars" });
-    this.mode = mode;
+   * @param {{title: string, height: number, onOpen?: (step: number | null) => void}} options */
+  constructor(page, element, { title, height, onOpen }) {
+    const label = `${title}: the histogram of one step. Left and right move along the values`;
+    super(page, element, { label, name: "histmap", height });
     this.onOpen = onOpen;
-    if (mode !== "bars") this.onClose(page.follow.on("change", () => this.draw()));
   }
 
   /** @param {Histograms} answer @param {[number, number] | null} _span @param {Scale | null} [shared] */
@@ -48,13 +43,12 @@ export class HistProfile extends CanvasChart {
     return this.shape ? numbersOf(this.shape) : { columns: ["step"], rows: [] };
   }
 
-  /** The column that is read out: the held step, or the newest. Bars are those of the step under the cursor, if there
-   * is one. -1 if it has no histogram. */
+  /** The column of the step under the cursor, of the held one, or the newest; -1 if that has no histogram. */
   get column() {
-    const { shape, page, mode } = this;
+    const { shape, page } = this;
     if (!shape) return -1;
     const { step = null } = page.cursor.point;
-    const pointed = step === null || mode !== "bars" ? -1 : columnAt(shape, step);
+    const pointed = step === null ? -1 : columnAt(shape, step);
     if (pointed >= 0) return pointed;
     const { held } = page.follow;
     return held === null ? shape.columns - 1 : columnAt(shape, held);
@@ -73,27 +67,12 @@ export class HistProfile extends CanvasChart {
     this.axis = this.shared ?? axisOf([shape]);
     const pen = penOf(canvas, width, height);
     pen.font = FONT;
-    const { column: read } = this;
-    const columns = this.mode === "bars" ? [read] : picked(shape.columns, RIDGES, read);
-    const marked = this.page.follow.held === null ? -1 : read;
-    if (columns[0] < 0) return this.#say(pen);
+    const { column } = this;
+    if (column < 0) return this.#say(pen);
     const room = height - BOTTOM;
-    const tall = this.mode === "bars" ? room - 14 : room * 0.55;
-    const table = colorTable();
-    if (this.mode === "bars") grid(pen, width, room, tall);
-    for (const [place, column] of columns.entries()) {
-      const share = columns.length > 1 ? place / (columns.length - 1) : 1;
-      const base = this.mode === "bars" ? room : tall + (room - tall) * share;
-      ridge(
-        pen,
-        heightsOf(shape, this.axis, column, Math.floor(width)),
-        base,
-        tall,
-        cssOf(table[Math.round(30 + 170 * share)]),
-        this.mode === "bars" || column === marked,
-      );
-    }
-    this.#axis(pen, width, height, columns);
+    grid(pen, width, room, room - 14);
+    draw(pen, heightsOf(shape, this.axis, column, Math.floor(width)), room, room - 14);
+    this.#axis(pen, width, height, column);
   }
 
   /** @param {CanvasRenderingContext2D} pen */
@@ -104,8 +83,8 @@ export class HistProfile extends CanvasChart {
     pen.fillText(this.#missing, 2, 10);
   }
 
-  /** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {number[]} columns */
-  #axis(pen, width, height, columns) {
+  /** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {number} column */
+  #axis(pen, width, height, column) {
     const { axis, shape } = this;
     if (!axis || !shape) return;
     pen.fillStyle = colors().quiet;
@@ -122,12 +101,7 @@ export class HistProfile extends CanvasChart {
       pen.fillRect(Math.round(x), height - BOTTOM, 1, 3);
     }
     pen.textAlign = "left";
-    const [first, last] = [columns[0], columns[columns.length - 1]];
-    pen.fillText(
-      first === last ? stepsOf(shape, first) : `${count(shape.first[first])} \u2026 ${count(shape.last[last])}`,
-      2,
-      10,
-    );
+    pen.fillText(stepsOf(shape, column), 2, 10);
   }
 
   /** @override @param {number} x */
@@ -162,9 +136,9 @@ export class HistProfile extends CanvasChart {
     this.onOpen?.(null);
   }
 
-  /** @override The cursor isn't drawn. */
+  /** @override The bars are those of the step under the cursor. */
   mark() {
-    if (this.isLinked) this.draw();
+    this.draw();
   }
 }
 
@@ -181,19 +155,17 @@ function grid(pen, width, base, tall) {
   }
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Float32Array} heights @param {number} base @param {number} tall
- * @param {string} color @param {boolean} full */
-function ridge(pen, heights, base, tall, color, full) {
+/** @param {CanvasRenderingContext2D} pen @param {Float32Array} heights @param {number} base @param {number} tall */
+function draw(pen, heights, base, tall) {
   const path = new Path2D();
   path.moveTo(0, base);
   for (const [x, high] of heights.entries()) path.lineTo(x, base - high * tall);
   path.lineTo(heights.length, base);
-  pen.globalAlpha = full ? 0.75 : 0.9;
-  pen.fillStyle = full ? colors().line1 : color;
+  pen.globalAlpha = 0.75;
+  pen.fillStyle = pen.strokeStyle = colors().line1;
   pen.fill(path);
   pen.globalAlpha = 1;
   pen.lineWidth = 1;
-  pen.strokeStyle = full ? colors().line1 : colors().card;
   pen.stroke(path);
 }
 
@@ -219,18 +191,4 @@ export function heightsOf(shape, axis, column, width) {
 /** @param {number} share */
 export function heightOf(share) {
   return share <= FLOOR ? 0 : Math.min(1, Math.log10(share / FLOOR) / Math.log10(1 / FLOOR));
-}
-
-/** The columns of a ridge plot: at most a given number, evenly spaced, always with the newest, and with the one that is
- * read out, which takes the place of its neighbor.
- * @param {number} columns @param {number} most @param {number} [read] -1 for none @returns {number[]} */
-export function picked(columns, most, read = -1) {
-  const many = Math.min(columns, most);
-  const places = Array.from({ length: many }, (_, place) =>
-    many === 1 ? columns - 1 : Math.round((place * (columns - 1)) / (many - 1)),
-  );
-  if (read < 0 || places.includes(read)) return places;
-  const place = Math.min(many - 2, Math.round((read * (many - 1)) / (columns - 1)));
-  places[Math.max(0, place)] = read;
-  return places;
 }
