@@ -157,8 +157,6 @@ class TreeRow:
 
     branch: Branch
     level: int
-    place: int  # among the shown siblings, from 1
-    siblings: int
     is_open: bool | None  # None without anything to open
     matches: bool  # or only contains modules that match
 
@@ -315,10 +313,9 @@ def _tree_rows(
     rows, waiting = list[TreeRow](), list[TreeRow]()
 
     def await_rows(branches: Sequence[Branch], level: int) -> None:
-        there = [branch for branch in branches if branch in shown]
-        for place, branch in reversed([*enumerate(there, 1)]):
+        for branch in reversed([branch for branch in branches if branch in shown]):
             is_open = branch in opened if any(child in shown for child in branch.children) else None
-            waiting.append(TreeRow(branch, level, place, len(there), is_open, branch in matching))
+            waiting.append(TreeRow(branch, level, is_open, branch in matching))
 
     await_rows(roots, 1)
     while waiting:
@@ -331,12 +328,11 @@ def _tree_rows(
 
 def _list_rows(branches: Sequence[Branch], sort: str) -> list[TreeRow]:
     column = sort.removeprefix("-")
-    rows = [TreeRow(branch, 1, 0, len(branches), None, True) for branch in branches]
+    rows = [TreeRow(branch, 1, None, True) for branch in branches]
     values = {row.branch: _SORTED_BY[column](row.worst(column)) for row in rows}
     known = [row for row in rows if values[row.branch] != ""]
     known.sort(key=lambda row: _natural(values[row.branch]), reverse=sort.startswith("-"))
-    ordered = known + [row for row in rows if values[row.branch] == ""]  # missing values come last either way
-    return [replace(row, place=place) for place, row in enumerate(ordered, 1)]
+    return known + [row for row in rows if values[row.branch] == ""]  # missing values come last either way
 
 
 def _natural(value: int | str) -> list[tuple[int, int, str]]:

@@ -95,11 +95,6 @@ def test_matches_are_shown_with_their_groups_and_counted_without_them() -> None:
         assert all(each.matches or each.is_open for each in found)
 
 
-def test_position_and_number_of_siblings_count_the_shown_ones() -> None:
-    found, _ = shown_rows(grow(blocks()), lambda path: path.endswith("mlp"))
-    assert [(each.place, each.siblings) for each in found if each.level == 3] == [(place, 6) for place in range(1, 7)]
-
-
 def test_equal_blocks_are_folded_and_a_different_one_stays_between_them() -> None:
     found = [(each.branch.path, len(each.branch.members)) for each in shown(fold_alike(grow(blocks())))]
     parts = ("", ".attn", ".attn.q", ".mlp")

@@ -3,8 +3,7 @@ import { prefs } from "./prefs.js";
 
 const PATIENCE_MS = 1500;
 /** These use the arrows and the space bar themselves. */
-const WIDGETS =
-  "[role=application], [role=treegrid], [role=grid], [role=tree], [role=slider], [role=listbox], [role=tablist], .wide";
+const WIDGETS = "[role=application], [role=slider], [role=listbox], .wide";
 const TYPING = "input:not([type=checkbox], [type=radio], [type=button]), textarea, select, [contenteditable]";
 
 /** @typedef {{key: string, words: string, group: string, action: (event: any) => void}} Key */

@@ -17,8 +17,8 @@ const NAMES = /** @type {const} */ (["every", "budget", "include", "exclude"]);
 export class Capture {
   /** The modules that the form's patterns would select. @type {Preview | null} */
   #preview = null;
-  /** The settings before the last change on this page. @type {Wanted | null | undefined} */
-  #before;
+  /** The settings before the last change on this page. @type {Wanted | null} */
+  #before = null;
   /** The number of modules that the applied settings select. @type {number | null} */
   #now = null;
   /** The request for a preview of the form as it is. */
@@ -55,7 +55,6 @@ export class Capture {
     this.buttons.drop.addEventListener("click", () => this.fill(this.held));
     this.buttons.undo.addEventListener("click", () => this.putBack());
     this.buttons.pause.addEventListener("click", () => this.pause());
-    this.buttons.undo.hidden = !this.before;
   }
 
   /** @returns {Wanted} */
@@ -181,40 +180,15 @@ export class Capture {
     const changes = changesOf(before, wanted);
     if (!Object.keys(changes).length || !(await this.#ask(changes))) return false;
     this.held = wanted;
-    this.before = before;
+    this.#before = before;
+    this.buttons.undo.hidden = false;
     this.fill(wanted);
     toast("Applied the new settings", { undo: () => void this.putBack() });
     return true;
   }
 
-  /** The settings before the last change in this tab. They survive a reload, if the browser stores anything.
-   * @returns {Wanted | null} */
-  get before() {
-    if (this.#before !== undefined) return this.#before;
-    try {
-      return JSON.parse(sessionStorage.getItem(this.#key) ?? "null");
-    } catch {
-      return null;
-    }
-  }
-
-  set before(settings) {
-    this.#before = settings;
-    try {
-      sessionStorage.setItem(this.#key, JSON.stringify(settings));
-    } catch {
-      // Without a storage, they are kept until the page closes.
-    }
-    this.buttons.undo.hidden = !settings;
-  }
-
-  get #key() {
-    return `hookcore-before-${this.form.dataset.run}`;
-  }
-
   async putBack() {
-    const { before } = this;
-    if (before) await this.apply(before);
+    if (this.#before) await this.apply(this.#before);
   }
 
   async pause() {
