@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from urllib.parse import parse_qsl
 
 from fastapi import Query
 
@@ -23,7 +24,7 @@ from ..live.views import news_of
 from ..runs import Run, Runs
 from ..runs.query import EXAMPLE, RECENT_LOSS, Traits, find_runs, names_apart, names_in
 from .page import Page, RowNumber, RunPage, TablePage, Text
-from .views.overview import scalar_lines
+from .views.overview import plans_of, scalar_lines
 from .views.run_list import (
     SORTS,
     Cells,
@@ -318,4 +319,11 @@ class BoardPage(RunPage):
         """Return each pinned chart, and why it can't be shown, if an earlier version has stored it unchecked."""
         from ..api.rest import charts_of, problem_of_chart  # late, as above
 
-        return {"charts": [(chart, problem_of_chart(chart)) for chart in charts_of(self.runs)]}
+        charts = charts_of(self.runs)
+        plans = [plans_of([value for name, value in parse_qsl(chart.query) if name == "name"]) for chart in charts]
+        return {
+            "charts": [
+                (chart, problem_of_chart(chart), next(iter(plan), None))
+                for chart, plan in zip(charts, plans, strict=True)
+            ]
+        }

@@ -133,10 +133,10 @@ def test_the_list_of_layers_is_filtered_while_typing(visit: Open, paths: Paths, 
         expect(page.locator("#found")).to_have_text(f"6 of {many} modules")
         assert "f=type%3ALayerNorm" in page.url
         page.get_by_label("Find", exact=True).fill("/[/")
-        expect(page.locator("#problem")).not_to_be_empty()
+        expect(page.locator("#find-problem")).not_to_be_empty()
         expect(rows).to_have_count(6)
         page.get_by_label("Find", exact=True).fill("head")
-        page.get_by_role("link", name="head", exact=True).click()
+        page.get_by_role("region", name="Modules").get_by_role("link", name="head", exact=True).click()
         expect(page.locator("h1")).to_contain_text("head Linear")
 
 
@@ -227,12 +227,12 @@ def test_the_newest_values_of_a_live_run_appear_by_themselves(visit: Open, paths
 def test_charts_say_that_the_dashboard_is_away_and_fill_when_it_is_back(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.forgiven = ("net::ERR",)
-        tab.page.route("**/api/v1/taps?*", lambda route: route.abort())
+        tab.page.route("**/api/v1/series?*", lambda route: route.abort())
         tab.goto(paths("ended")["layer"])
-        expect(tab.page.locator("#charts")).to_have_text(
+        expect(tab.page.locator("#charts")).to_contain_text(
             "The dashboard isn\u2019t responding. Values appear when it is back."
         )
-        tab.page.unroute("**/api/v1/taps?*")
+        tab.page.unroute("**/api/v1/series?*")
         expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("mean", timeout=PATIENCE_MS)
         tab.page.route("**/api/v1/series?*", lambda route: route.abort())
         with tab.page.expect_request("**/api/v1/series?*"):

@@ -28,7 +28,7 @@ def test_the_machine_of_a_run_with_gpus_is_drawn_over_its_steps(visit: Open, gpu
         expect(line).to_contain_text(re.compile(f"^GPU 0 87%, {speed}, {time}$"))
         line.click()
         expect(tab.page.get_by_role("heading", level=1)).to_have_text("Performance")
-        sampled = tab.page.locator("#newest").get_attribute("data-names") or ""
+        sampled = tab.page.locator("#newest").get_attribute("data-plans") or ""
         expect(tab.page.locator("#charts h2")).to_have_text(
             [
                 "GPU utilization, %",

@@ -41,9 +41,11 @@ test("a second chart with the same name gets a number, and the same chart is pin
 });
 
 test("charts of the machine keep their words and units", () => {
+  const parts = ["forward", "backward", "other"].map((words) => ({ name: `hookcore/system/time/${words}`, words }));
+  const plan = { id: "time", title: "Step time, ms", unit: 1e-3, parts };
   const times = ["time/backward", "time/forward"].map((name) => series(`hookcore/system/${name}`, null, [0.5]));
   assert.deepEqual(
-    linesOf(times).map(({ name, mean }) => [name, mean]),
+    linesOf(times, plan).map(({ name, mean }) => [name, mean]),
     [
       ["forward", [500]],
       ["backward", [500]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -127,10 +128,36 @@ def test_a_page_without_samples_says_what_will_appear(
     assert words in text_of(sampled(*samples), f"/runs/one/performance{query}")
 
 
-def test_a_part_is_rendered_alone_with_the_names_that_scripts_draw() -> None:
-    part = sampled(HOST).get("/runs/one/performance?part=newest", headers=HTML).text
-    assert f'data-names="{" ".join(HOST)}"' in part
+def plans_in(page: str) -> list[dict[str, Any]]:
+    """Return the charts that scripts draw."""
+    found = re.search(r"data-plans='([^']*)'", page)
+    assert found is not None
+    plans: list[dict[str, Any]] = json.loads(found[1])
+    return plans
+
+
+def test_a_part_is_rendered_alone_with_the_charts_that_scripts_draw() -> None:
+    part = sampled(HOST | {f"{SYSTEM}something/new": 1.0}).get("/runs/one/performance?part=newest", headers=HTML).text
+    plans = plans_in(part)
+    assert [plan["id"] for plan in plans] == ["samples", "steps", "cpu", "memory"]
+    assert [line["words"] for line in plans[2]["parts"]] == ["this process", "all processes"]
+    assert plans[3]["unit"] == 1e9
     assert "<main" not in part
+
+
+def test_gpus_share_a_chart_of_each_sensor_in_the_order_of_their_numbers_and_have_one_each_for_their_memory() -> None:
+    gpus = {f"{SYSTEM}{name}": 1.0 for name in ("gpu10/utilization", "gpu2/utilization", "gpu2/reserved", "gpu2/power")}
+    plans = plans_in(sampled(gpus).get("/runs/one/performance", headers=HTML).text)
+    assert [plan["title"] for plan in plans] == ["GPU utilization, %", "GPU power, W", "Memory of GPU 2, GB"]
+    assert [line["words"] for line in plans[0]["parts"]] == ["GPU 2", "GPU 10"]
+
+
+def test_the_parts_of_a_step_are_lines_of_one_chart_with_a_color_each() -> None:
+    parts = {f"{SYSTEM}time/{name}": 0.002 for name in ("hookcore", "forward", "before", "loading")}
+    plan, *_ = plans_in(sampled(parts).get("/runs/one/performance", headers=HTML).text)
+    assert plan["title"] == "Step time, ms"
+    assert [line["words"] for line in plan["parts"]] == ["data loading", "before the model", "forward", "hookcore"]
+    assert len({line["color"] for line in plan["parts"]}) == 4
 
 
 def test_the_time_of_a_step_needs_no_sample() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypedDict
 from urllib.parse import quote
 
 import numpy as np
@@ -18,7 +18,8 @@ from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Flow, FlowCall, Model, ModelBox, ModelTensor, Module, Snapshot
 from hookcore.reading.pictures import address_of as address_of_image
 from hookcore.reading.pictures import image_of
-from hookcore.records import KINDS, PARAMETER_KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Phase, Tap, adds_up
+from hookcore.records import KINDS, PARAMETER_KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Kind, Phase, Tap, adds_up
+from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import TapList
 from hookcore.store.incidents import NONFINITE, Incident
 
@@ -423,3 +424,169 @@ def steps_of(first: int, last: int, span: Span | None) -> str:
 def about_reading(reading: Reading, span: Span | None) -> str:
     """Return of which steps a reading is, unless the page says so."""
     return steps_of(reading.first_step if reading.is_mean else reading.step, reading.step, span)
+
+
+# The charts of the page Layer: what its script draws, and of which tensors.
+
+MAX_LINES: Final = 4  # of a chart
+QUANTILES: Final = ("p1", "p5", "p25", "p50", "p75", "p95", "p99")
+GRADIENTS: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "raw_grad", "input_grad")
+DISTRIBUTIONS: Final[tuple[Kind, ...]] = ("output", "output_grad", "param", "param_grad", "update")
+PHASE_WORDS: Final = {"train": "training", "eval": "evaluation"}
+
+Parts = list[tuple[answers.Tap, str]]  # tensors, and the names of their lines
+
+
+class LayerChart(TypedDict):
+    """A chart as the script reads it: `make` of a part says which lines it is (js/layer/plan.js)."""
+
+    id: str
+    title: str
+    y: dict[str, Any]
+    stats: Sequence[str]
+    parts: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Picker:
+    """A choice among the tensors of a kind: value and words."""
+
+    name: str
+    label: str
+    options: tuple[tuple[str, str], ...]
+    chosen: str
+    hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCharts:
+    """The charts of a module's tensors, those that the address asks for: `kind`, `index`, `call`, and `phase`."""
+
+    taps: Sequence[answers.Tap]
+    asked: Mapping[str, str]
+    local: Collection[str]  # the kinds that are of a rank's own loss
+
+    @property
+    def tensor(self) -> answers.Tap | None:
+        """The one tensor that is looked at: the one that is most like what is asked for; None at a glance."""
+        some = [tap for tap in self.taps if tap.kind == self.asked["kind"]]
+        wanted = [(name, value) for name, value in self.asked.items() if value]
+        return max(some, key=lambda tap: sum(str(getattr(tap, name)) == value for name, value in wanted), default=None)
+
+    def _of(self, *kinds: Kind) -> list[answers.Tap]:
+        """The tensors of kinds, in one call and phase."""
+        call, phase = self.asked["call"] or "0", self.asked["phase"] or "train"
+        own = [tap for tap in self.taps if str(tap.call) == call and tap.phase == phase]
+        return [tap for kind in kinds for tap in own if tap.kind == kind]
+
+    def short(self, tap: answers.Tap) -> str:
+        """Return a tensor within its module, in short: `activation`, `bias gradient`."""
+        words = f"{KIND_WORDS[tap.kind]}{' (local)' if tap.kind in self.local else ''}"
+        if not tap.index:
+            return words
+        if tap.kind in ("probe", "state"):
+            return tap.index
+        if tap.kind == "update" or tap.kind.startswith("exp_avg"):
+            return f"{tap.index} {words}"
+        return words.replace("weight", tap.index, 1) if tap.kind in PARAMETER_KINDS else f"{words} {tap.index}"
+
+    @property
+    def distributions(self) -> list[dict[str, Any]]:
+        """The tensors whose histograms are shown: the one that is looked at, or the first of each kind."""
+        tensor = self.tensor
+        some = [tensor] if tensor else [tap for kind in DISTRIBUTIONS for tap in self._of(kind)[:1]]
+        return [_as_read(tap) for tap in some]
+
+    @property
+    def pickers(self) -> list[Picker]:
+        """What tells the tensors of a kind apart."""
+        kind, tensor = self.asked["kind"], self.tensor
+        some = [tap for tap in self.taps if tap.kind == (kind or "output")]
+        found = []
+        for name, label in (("index", "Of"), ("call", "Call"), ("phase", "Phase")):
+            values = list(dict.fromkeys(str(getattr(tap, name)) for tap in some))
+            chosen = str(getattr(tensor, name)) if tensor else self.asked[name]
+            options = tuple((value, PHASE_WORDS.get(value, value or "single tensor")) for value in values)
+            hidden = len(values) < 2 or (not kind and name == "index")
+            found.append(Picker(name, label, options, chosen if chosen in values else next(iter(values), ""), hidden))
+        return found
+
+    @property
+    def plans(self) -> list[LayerChart]:
+        """The charts, at most four."""
+        tensor = self.tensor
+        return self._at_a_glance() if tensor is None else _of_tensor(tensor)
+
+    def _at_a_glance(self) -> list[LayerChart]:
+        main = self._of("output")[:1] or self._of("input", "param", "param_grad", "update")[:1]
+        shown, word = self._named(main), self.short(main[0]) if main else ""
+        word = word[:1].upper() + word[1:]
+        gradients, updates, probes = self._of(*GRADIENTS), self._of("update"), self._of("probe")
+        plans = [_values(shown, f"{word}: mean, min, and max")] if main else []
+        if gradients:
+            lines = _parts("norm", self._named(gradients))
+            plans.append(_chart("gradients", _counted("Gradients: norm", gradients), _log("norm"), ["norm"], lines))
+        if updates:
+            plans.append(_ratio(self._named(updates), _counted("Update-to-weight ratio", updates)))
+        elif main:
+            plans.append(_percentiles(shown, f"{word}: percentiles"))
+        if probes:
+            lines, title = _parts("mean", self._named(probes)), _counted("Probes: mean", probes)
+            plans.append(_chart("probes", title, {"title": "value", "scale": "linear"}, ["mean"], lines))
+        elif main:
+            plans.append(_shares(self._named([*main, *self._of("output_grad")[:1]])))
+        return plans
+
+    def _named(self, taps: Sequence[answers.Tap]) -> Parts:
+        return [(tap, self.short(tap)) for tap in taps[:MAX_LINES]]
+
+
+def _of_tensor(tap: answers.Tap) -> list[LayerChart]:
+    one: Parts = [(tap, "")]
+    sizes = [*_parts("rms", one), *_parts("norm", one)]
+    size = _chart("size", "Size: rms and norm", _log("rms, norm"), ["rms", "norm"], sizes)
+    return [
+        _values(one, "Mean, min, and max"),
+        _ratio(one, "Update-to-weight ratio") if tap.kind == "update" else size,
+        _percentiles(one, "Percentiles"),
+        _shares(one),
+    ]
+
+
+def _chart(key: str, title: str, y: dict[str, Any], stats: Sequence[str], parts: list[dict[str, Any]]) -> LayerChart:
+    return LayerChart(id=key, title=title, y=y, stats=stats, parts=parts)
+
+
+def _values(parts: Parts, title: str) -> LayerChart:
+    lines, y = _parts("values", parts), {"title": "value", "scale": "linear"}
+    return _chart("values", title, y, ["mean", "min", "max"], lines)
+
+
+def _percentiles(parts: Parts, title: str) -> LayerChart:
+    return _chart("percentiles", title, {"title": "value", "scale": "linear"}, QUANTILES, _parts("fan", parts))
+
+
+def _ratio(parts: Parts, title: str) -> LayerChart:
+    return _chart("ratio", title, _log("norm of the update / norm of the weight"), ["ratio"], _parts("ratio", parts))
+
+
+def _shares(parts: Parts) -> LayerChart:
+    y = {"title": "share of the values", "scale": "linear", "fixed": True, "low": 0, "high": 1}
+    stats = ["zero_fraction", "nan", "inf", "count"]
+    return _chart("shares", "Share of zeros, NaN, and infinities", y, stats, _parts("shares", parts))
+
+
+def _log(title: str) -> dict[str, Any]:
+    return {"title": title, "scale": "log"}
+
+
+def _parts(make: str, parts: Parts) -> list[dict[str, Any]]:
+    return [{"tap": _as_read(tap), "name": name, "make": make} for tap, name in parts]
+
+
+def _counted(words: str, some: Sequence[answers.Tap]) -> str:
+    return f"{words}, {MAX_LINES} of {len(some)}" if len(some) > MAX_LINES else words
+
+
+def _as_read(tap: answers.Tap) -> dict[str, Any]:
+    return {name: getattr(tap, name) for name in ("number", "kind", "index", "call", "phase", "label")}

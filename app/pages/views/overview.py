@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypedDict
 
 import numpy as np
 
@@ -59,7 +59,82 @@ from .span import Span
 Write = Callable[[float], str]
 Detail = tuple[str, Write]  # the name of a scalar, and how its value is said
 
+# The charts of the page Performance, with the names of their lines. Values are divided by the unit.
+COLORS: Final = dict(
+    zip(PARTS, ("#0e97a7", "#e07b17", "#2f7ed8", "#7b61d9", "#1f9d55", "#7a8794", "#d03b3b"), strict=True)
+)
+CHARTS: Final[tuple[tuple[str, str, float, Mapping[str, str]], ...]] = (
+    ("samples", "Samples per second", 1, {SAMPLES_RATE: "samples per second"}),
+    ("tokens", "Tokens per second", 1, {TOKENS_RATE: "tokens per second"}),
+    ("time", "Step time, ms", 1e-3, PARTS),
+    ("steps", "Steps per second", 1, {STEPS_RATE: "steps per second"}),
+    ("cpu", "CPU: busy cores", 1, {CPU_PROCESS: "this process", CPU_MACHINE: "all processes"}),
+    ("memory", "Memory in use, GB", 1e9, {MEMORY_PROCESS: "this process", MEMORY_MACHINE: "all processes"}),
+    ("disk", "Disks, MB per second", 1e6, {DISK_READ: "read", DISK_WRITTEN: "written"}),
+    ("network", "Network, MB per second", 1e6, {NET_RECEIVED: "received", NET_SENT: "sent"}),
+)
+OF_GPUS: Final = {  # a line for each GPU
+    "utilization": "GPU utilization, %",
+    "power": "GPU power, W",
+    "temperature": "GPU temperature, \u00b0C",
+}
+GPU_MEMORY: Final = {  # a chart for each GPU
+    "memory": "all processes",
+    "reserved": "torch: reserved",
+    "allocated": "torch: in tensors",
+    "peak": "torch: peak in tensors",
+}
+
 _GPU: Final = re.compile(re.escape(SYSTEM) + r"(gpu(\d+))/")
+
+
+class ChartPlan(TypedDict):
+    """A chart of the machine, as scripts read it."""
+
+    id: str
+    title: str
+    unit: float
+    parts: list[dict[str, str]]  # the lines: name, words, and perhaps a color
+
+
+def plans_of(names: Collection[str]) -> list[ChartPlan]:
+    """Return the charts that have at least one line."""
+    gpus = _gpus_in(names)
+    charts = [
+        *(
+            (f"gpu-{part}", title, 1.0, {f"{SYSTEM}{gpu}/{part}": f"GPU {number}" for number, gpu in gpus})
+            for part, title in OF_GPUS.items()
+        ),
+        *(
+            (
+                f"{gpu}-memory",
+                f"Memory of GPU {number}, GB",
+                1e9,
+                {f"{SYSTEM}{gpu}/{part}": words for part, words in GPU_MEMORY.items()},
+            )
+            for number, gpu in gpus
+        ),
+        *CHARTS,
+    ]
+    plans = [
+        ChartPlan(
+            id=key,
+            title=title,
+            unit=unit,
+            parts=[
+                {"name": name, "words": words, **({"color": COLORS[name]} if name in COLORS else {})}
+                for name, words in lines.items()
+                if name in names
+            ],
+        )
+        for key, title, unit, lines in charts
+    ]
+    return [plan for plan in plans if plan["parts"]]
+
+
+def _gpus_in(names: Iterable[str]) -> list[tuple[int, str]]:
+    """Return the numbers and the names of the GPUs, in their order."""
+    return sorted({(int(match[2]), match[1]) for name in names if (match := _GPU.match(name))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +194,11 @@ class Machine:
     time: StepTime | None
 
     @property
+    def plans(self) -> list[ChartPlan]:
+        """The charts of the page."""
+        return plans_of(self.names)
+
+    @property
     def sampled(self) -> tuple[str, ...]:
         """The scalars that are sampled now and then; the parts of a step are measured at its end."""
         return tuple(name for name in self.names if name not in PARTS)
@@ -132,7 +212,7 @@ def machine_of(run: Run, first: int | None = None, last: int | None = None) -> M
     speeds = {STEPS_RATE: rates.steps, SAMPLES_RATE: rates.samples, TOKENS_RATE: rates.tokens}
     values = {name: found.value for name, found in read.items() if name not in speeds}
     values |= {name: rate for name, rate in speeds.items() if rate is not None and name in read}
-    gpus = sorted({(int(match[2]), match[1]) for name in names if (match := _GPU.match(name))})
+    gpus = _gpus_in(names)
     gauges = [
         *_speeds(values, _about_rates(run)),
         *(_gpu(values, number, gpu) for number, gpu in gpus),

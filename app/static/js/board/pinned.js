@@ -2,16 +2,17 @@
 import { get } from "../api.js";
 import { h } from "../dom.js";
 import { tapWords, titled } from "../format.js";
-import { fanOf, shortOf } from "../layer/plan.js";
-import { lineOf as curveOf } from "../live/curve.js";
+import { extremesOf, fanOf, shortOf } from "../layer/plan.js";
+import { lineOf } from "../live/curve.js";
 import { isPassing, Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/plot.js";
-import { lineOf as machineLineOf, plansOf } from "../system/charts.js";
+import { linesOf as machineLines } from "../system/charts.js";
 import { queryOf } from "./pin.js";
 
 /** @import { Series } from "../answers.js"
  * @import { Page } from "../page.js"
- * @import { Line } from "../plot/thin.js" */
+ * @import { Line } from "../plot/thin.js"
+ * @import { Plan } from "../system/charts.js" */
 
 const EXTREMES = ["mean", "min", "max"];
 const POSITIVE = ["norm", "rms", "ratio"]; // over magnitudes
@@ -21,16 +22,10 @@ export function scaleOf(stats) {
   return stats.split(",").every((stat) => POSITIVE.includes(stat)) ? "log" : "linear";
 }
 
-/** @param {readonly Series[]} many @returns {Line[]} */
-export function linesOf(many) {
+/** @param {readonly Series[]} many @param {Plan | null} [plan] of a chart of the machine @returns {Line[]} */
+export function linesOf(many, plan = null) {
   const lines = many.map((series) => ({ series, line: lineOf(series) })).filter(({ line }) => line.first.length);
-  const [plan] = plansOf(lines.map(({ series }) => series.name));
-  if (plan)
-    return plan.parts.flatMap(({ name, words, color }) =>
-      lines
-        .filter(({ series }) => series.name === name)
-        .map(({ line }) => machineLineOf(line, words, plan.unit, color)),
-    );
+  if (plan) return machineLines(plan, (name) => lines.find(({ series }) => series.name === name)?.line ?? null);
   const modules = new Set(lines.map(({ series }) => series.tap?.module));
   const taps = new Set(lines.map(({ series }) => series.tap?.label ?? ""));
   const stats = new Set(lines.map(({ series }) => series.name));
@@ -38,16 +33,7 @@ export function linesOf(many) {
   if (taps.size === 1 && stats.size === lines.length) {
     const fan = stats.has("p50") ? fanOf(of) : [];
     if (fan.length > 1) return fan;
-    const [mean, min, max] = EXTREMES.map(of);
-    if (
-      mean &&
-      min &&
-      max &&
-      stats.size === 3 &&
-      min.first.length === mean.first.length &&
-      max.first.length === mean.first.length
-    )
-      return [{ ...mean, name: "mean", min: min.min ?? min.mean, max: max.max ?? max.mean }];
+    if (EXTREMES.every((stat) => stats.has(stat)) && stats.size === EXTREMES.length) return extremesOf(of);
   }
   return lines.map(({ series, line }) => ({
     ...line,
@@ -62,13 +48,6 @@ function nameOf({ name, tap }, taps, stats, inside) {
   return stats === 1 ? words : `${words} ${name}`;
 }
 
-/** @param {Series} series @returns {Line} */
-function lineOf(series) {
-  const line = curveOf(series);
-  const merged = Array.from(line.first).some((first, place) => first !== line.last[place]);
-  return merged ? line : { ...line, min: undefined, max: undefined };
-}
-
 const POINTS = 1000;
 const MAX_MS = 10_000;
 
@@ -80,12 +59,13 @@ export class PinnedChart {
     this.figure = figure;
     this.path = /** @type {"series" | "scalars"} */ (path);
     this.asked = queryOf(query);
+    this.linesOf = (/** @type {readonly Series[]} */ many) => linesOf(many, JSON.parse(figure.dataset.plan ?? "null"));
     this.chart = new LineChart(page, figure, {
       title: titled(name),
       captured: path === "series",
       y: { title: "", scale: scaleOf(String(this.asked.stat ?? "")) },
       query: () => ({ path: this.path, query: this.query }),
-      linesOf,
+      linesOf: this.linesOf,
       pins: page.name !== "board",
     });
     this.note = h("p", { class: "quiet small", role: "status" });
@@ -112,7 +92,7 @@ export class PinnedChart {
 
   /** @param {AbortSignal} signal */
   async #load(signal) {
-    const lines = linesOf(await this.#ask(signal));
+    const lines = this.linesOf(await this.#ask(signal));
     if (lines.length) this.chart.show(lines);
     else this.chart.say("This run has no such values in these steps.");
   }

@@ -5,17 +5,14 @@ import { byId, coded, tell } from "../dom.js";
 import { ofParameters } from "../format.js";
 import { HistProfile } from "../histograms/profile.js";
 import { barsOf, NO_HISTOGRAM } from "../histograms/shape.js";
-import { queryOf, SeriesFeed } from "../layer/charts.js";
-import { linesOf, shortOf } from "../layer/plan.js";
-import { MAX_PAGE, MAX_POINTS } from "../limits.js";
-import { lineIn } from "../live/curve.js";
+import { Charts } from "../layer/charts.js";
+import { shortOf } from "../layer/plan.js";
+import { MAX_PAGE } from "../limits.js";
 import { Parts } from "../live/parts.js";
 import { failedWords, Refresh } from "../live/refresh.js";
-import { LineChart } from "../plot/plot.js";
 import { Side, viewsOf } from "../tensors/side.js";
 
 /** @import { Tap } from "../answers.js"
- * @import { Plan } from "../layer/plan.js"
  * @import { Page } from "../page.js" */
 
 const MIN_MS = 2000;
@@ -37,30 +34,21 @@ const KINDS = [
 ];
 
 class DrawerCharts {
-  /** @type {Plan | null} */
-  #plan = null;
-  /** @type {LineChart | null} */
-  #chart = null;
   /** @type {Tap | null} */
   #tap = null;
   /** The step that is shown unless the page is held at another one. @type {number | null} */
   #step = null;
-  /** The words if there is nothing to show. */
-  #none = "";
 
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.figure = byId("drawer-lines");
-    this.feed = new SeriesFeed(page);
-    this.feed.on("data", () => this.#draw());
-    this.feed.on("error", (error) => this.#plan && this.#chart?.fail(error, this.#about));
+    this.lines = new Charts(page, byId("drawer-lines"), false);
+    this.lines.heading = "h3";
     const place = byId("drawer-histogram");
     this.words = /** @type {HTMLElement} */ (place.querySelector("p"));
     this.histogram = new HistProfile(page, /** @type {HTMLElement} */ (place.querySelector(".plot")), {
       title: "Distribution",
       height: 130,
-      mode: "bars",
     });
     this.refresh = new Refresh((signal) => this.#ask(signal), {
       min: MIN_MS,
@@ -77,49 +65,21 @@ class DrawerCharts {
     const own = taps.filter((tap) => ofParameters(tap.kind) || (tap.call === call && tap.phase === phase));
     const every = KINDS.flatMap((name) => own.filter((tap) => tap.kind === name));
     const parts = every.slice(0, MAX_PARTS);
-    const heading = /** @type {HTMLElement} */ (this.figure.querySelector("h3"));
-    heading.textContent =
-      every.length > MAX_PARTS ? `Norms over steps, ${MAX_PARTS} of ${every.length}` : "Norms over steps";
-    this.#plan = {
+    const plan = {
       id: "norms",
-      title: "Norms over steps",
-      y: { title: "norm", scale: "log", fixed: true }, // what the page says is about its own charts
+      title: every.length > MAX_PARTS ? `Norms over steps, ${MAX_PARTS} of ${every.length}` : "Norms over steps",
+      y: { title: "norm", scale: /** @type {const} */ ("log"), fixed: true }, // the page's choice is for its own charts
       stats: ["norm"],
       parts: parts.map((tap) => ({ tap, name: shortOf(tap), make: "norm" })),
     };
-    this.#chart ??= new LineChart(this.page, this.figure, {
-      title: "Norms over steps",
-      captured: true,
-      y: this.#plan.y,
-      query: () =>
-        this.#plan && {
-          path: "series",
-          query: { ...queryOf(this.#plan), ...this.page.follow.shown, points: MAX_POINTS },
-        },
-      pins: false,
-      linesOf: (series) => (this.#plan ? linesOf(this.#plan, (tap, stat) => lineIn(series, stat, tap)) : []),
-    });
-    this.#none = `No tensor of this ${taps.length ? "call" : "layer"} was captured.`;
-    this.feed.show(parts.length ? [{ taps: parts.map(({ number }) => number), stats: ["norm"] }] : []);
+    if (parts.length) this.lines.show([plan]);
+    else this.lines.show([], `No tensor of this ${taps.length ? "call" : "layer"} was captured.`);
     const before = this.#tap;
     this.#tap = own.find((tap) => tap.kind === kind) ?? parts[0] ?? null;
     byId("drawer-histogram").hidden = this.#tap === null;
     if (this.#tap?.number !== before?.number) this.histogram.canvas.hidden = true; // until its own is there
     byId("drawer-histogram-title").textContent = this.#tap ? `Distribution of ${shortOf(this.#tap)}` : "Distribution";
     if (this.#tap) void this.refresh.now();
-  }
-
-  /** The tensors of the lines. */
-  get #about() {
-    return this.#plan?.parts.map(({ tap }) => tap.label).join() ?? "";
-  }
-
-  #draw() {
-    if (!this.#plan || !this.#chart) return;
-    const lines = linesOf(this.#plan, (tap, stat) => this.feed.find(tap, stat));
-    if (!this.#plan.parts.length) this.#chart.say(this.#none);
-    else if (lines.length) this.#chart.show(lines, this.#about);
-    else this.#chart.say("Nothing was captured in these steps.");
   }
 
   /** @param {AbortSignal} signal */
@@ -136,19 +96,12 @@ class DrawerCharts {
     this.histogram.show(answer, span);
   }
 
-  /** Words in the place of the lines. @param {string} words */
-  say(words) {
-    this.#chart ??= new LineChart(this.page, this.figure, { title: "Norms over steps" });
-    this.#chart.say(words);
-  }
-
-  /** Nothing is shown: the drawer is closed, or waits for what another layer has. */
-  clear() {
+  /** Nothing is shown: the drawer is closed, or waits for what another layer has.
+   * @param {string} [why] in the place of the lines */
+  clear(why = "") {
     this.#tap = null;
-    this.#plan = null;
     this.refresh.stop();
-    this.feed.show([]);
-    this.#chart?.say("");
+    this.lines.show([], why);
     byId("drawer-histogram").hidden = true;
   }
 }
@@ -169,7 +122,7 @@ export class Drawer {
     this.charts = new DrawerCharts(page);
     this.refresh = new Refresh((signal) => this.#look(signal), {
       ready: () => !this.closed,
-      failed: (error) => this.charts.say(failedWords(error)),
+      failed: (error) => this.charts.clear(failedWords(error)),
     });
     this.tensor = new DrawerTensor(page, byId("drawer-tensor"));
     const close = () => {

@@ -1,6 +1,6 @@
 /** The charts of a module, and the series that they show. */
 import { get } from "../api.js";
-import { byId, h } from "../dom.js";
+import { byId, h, tell } from "../dom.js";
 import { stepWords } from "../format.js";
 import { MAX_POINTS } from "../limits.js";
 import { CurveFeed, lineIn, POINTS } from "../live/curve.js";
@@ -74,15 +74,15 @@ export class SeriesFeed extends CurveFeed {
 
 /** @extends {PlannedCharts<Plan>} */
 export class Charts extends PlannedCharts {
-  /** @param {Page} page */
-  constructor(page) {
-    super(page, byId("charts"), (plan) => ({
+  /** @param {Page} page @param {HTMLElement} [place] @param {boolean} [pins] whether charts can be pinned */
+  constructor(page, place = byId("charts"), pins = true) {
+    super(page, place, (plan) => ({
       y: plan.y,
       captured: true,
       query: () => ({ path: "series", query: { ...queryOf(plan), ...page.follow.shown, points: MAX_POINTS } }),
       linesOf: (series) => linesOf(plan, (tap, stat) => lineIn(series, stat, tap)),
       // Shares are computed here, of several stats.
-      pins: plan.parts.every(({ make }) => make !== "shares"),
+      pins: pins && plan.parts.every(({ make }) => make !== "shares"),
     }));
     /** One sentence instead of four if there is no data. */
     this.empty = h("p", { class: "empty", role: "status" }, "Loading\u2026");
@@ -99,9 +99,11 @@ export class Charts extends PlannedCharts {
     if (!this.shown.length) this.empty.textContent = failedWords(error);
   }
 
-  /** @param {Plan[]} plans */
-  show(plans) {
+  /** @param {Plan[]} plans @param {string} [none] in the place of the charts, if there are none */
+  show(plans, none = "") {
     if (this.plan(plans)) this.empty.hidden = true;
+    if (none) tell(this.empty, none);
+    this.place.hidden = !plans.length && !none;
     this.feed.show(plans.map((plan) => ({ taps: tapsOf(plan), stats: plan.stats })));
   }
 

@@ -8,7 +8,7 @@ const page = open();
 const parts = new Parts(page, "system");
 const charts = new SystemCharts(page);
 const newest = byId("newest");
-const look = () => charts.show((newest.dataset.names ?? "").split(" ").filter(Boolean));
+const look = () => charts.show(JSON.parse(newest.dataset.plans ?? "[]"));
 
 parts.follow(undefined, { held: true });
 page.events.on("run", () => page.follow.paused || parts.soon(["newest", "cost"]));

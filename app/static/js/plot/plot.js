@@ -329,6 +329,8 @@ function makeRoom() {
 export class PlannedCharts {
   /** @type {{plan: P, chart: LineChart, figure: HTMLElement}[]} */
   shown = [];
+  /** Of a chart. */
+  heading = "h2";
 
   /** @param {Page} page @param {HTMLElement} place @param {(plan: P) => Omit<ChartOptions, "title">} optionsOf */
   constructor(page, place, optionsOf) {
@@ -352,7 +354,7 @@ export class PlannedCharts {
   /** @param {P} plan */
   #make(plan) {
     const { id, title } = plan;
-    const [heading, plot] = [h("header", {}, h("h2", {}, title)), h("div", { class: "plot" })];
+    const [heading, plot] = [h("header", {}, h(this.heading, {}, title)), h("div", { class: "plot" })];
     const figure = h("figure", { class: "card chart", id: `chart-${id}` }, heading, plot);
     this.place.append(figure);
     return { plan, figure, chart: new LineChart(this.page, figure, { title, ...this.optionsOf(plan) }) };
