@@ -323,12 +323,12 @@ def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> N
         page.locator("#columns").get_by_role("checkbox", name="model.width").uncheck()
         page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,path,')")
         assert tab.axe() == []
-        page.get_by_role("button", name="Move accuracy left").press("ArrowRight")
+        page.get_by_role("link", name="Move accuracy right").press("Enter")
         page.wait_for_function(f"() => {headings}.includes(',lr,path,accuracy,')")
-        page.get_by_role("button", name="Move accuracy left").click()
+        page.get_by_role("link", name="Move accuracy left").click()
         page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,path,')")
-        expect(page.get_by_role("button", name="Move accuracy left")).to_be_focused()
-        page.get_by_role("button", name="Move tags right").click()
+        expect(page.get_by_role("link", name="Move accuracy left")).to_be_focused()
+        page.get_by_role("link", name="Move tags right").click()
         page.wait_for_function(f"() => {headings}.includes(',lr,Tags,accuracy,path,')")
         box = "document.querySelector('{}').getBoundingClientRect()"
         below = f"{box.format('#columns form')}.top - {box.format('.runs thead')}.bottom"
@@ -340,7 +340,7 @@ def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> N
         tab.goto("")
         page.wait_for_function(f"() => {headings}.includes(',lr,Tags,accuracy,path,')")
         page.locator("#columns summary").click()
-        page.get_by_role("button", name="Choose by what differs").click()
+        page.get_by_role("link", name="Choose by what differs").click()
         page.wait_for_function(f"() => {headings}.includes(',lr,width,')")
     server.stop()
 

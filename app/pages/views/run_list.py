@@ -276,6 +276,12 @@ class ListColumns:
     def names(self) -> set[str]:
         return {column.name for column in (*self.shown, *self.beyond)}
 
+    def moved(self, column: Column, by: int) -> str:
+        """Return the columns with one of them moved by places, as an address names them; at an end, it stays."""
+        rest = [other for other in self.shown if other is not column]
+        rest.insert(max(0, self.shown.index(column) + by), column)
+        return ",".join(other.token for other in (*rest, *self.beyond))
+
 
 def columns_of(
     asked: Iterable[str], runs: Sequence[Traits], listed: Sequence[Traits] | None = None, sort: str = ""

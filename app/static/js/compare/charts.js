@@ -1,7 +1,7 @@
 /** The lines of two runs in one chart. */
 import { get, only } from "../api.js";
 import { kindWords, moduleName, streamWords } from "../format.js";
-import { lineOf as curveOf } from "../live/curve.js";
+import { lineOf } from "../live/curve.js";
 import { LineChart } from "../plot/plot.js";
 
 /** @import { Series } from "../answers.js"
@@ -14,66 +14,69 @@ const MAX_TAPS = 4; // of one layer: parameters, calls
 /** @typedef {{id: string, name: string}} Side */
 /** @typedef {import("../page.js").Page & {clock: RunsClock}} Page whose axis is that of runs */
 
-/** @param {Series} series @param {Side} side @param {boolean} dashed @param {string} more @returns {Line} */
-function lineOf(series, side, dashed, more) {
-  return { ...curveOf(series), name: `${dashed ? "B" : "A"}: ${side.name}${more}`, dashed };
+/** The lines of both runs. @param {Page} page @param {Side[]} sides @param {Series[][]} answers of each run
+ * @param {(series: Series, of: Series[]) => string} [more] what the name of a line says besides its run */
+function linesOf(page, sides, answers, more = () => "") {
+  return answers.flatMap((series, place) =>
+    series.flatMap((line) => {
+      const name = `${place ? "B" : "A"}: ${sides[place].name}${more(line, series)}`;
+      return page.clock.moved({ ...lineOf(line), name, dashed: place === 1 }, sides[place].id) ?? [];
+    }),
+  );
 }
 
-export class Overlay {
-  /** @type {number[][]} the numbers of the layer's taps, in A and in B */
-  #numbers = [[], []];
-
-  /** @param {Page} page @param {HTMLElement} figure @param {Side[]} sides
-   * @param {() => Record<string, any>} asked the parameters of the comparison */
-  constructor(page, figure, sides, asked) {
-    this.page = page;
-    this.sides = sides;
-    this.asked = asked;
-    this.heading = /** @type {HTMLElement} */ (figure.querySelector("h2"));
-    this.chart = new LineChart(page, figure, {
-      title: "A layer in both runs",
-      captured: true,
-      y: { title: asked().stat, scale: "log" },
-      query: () => sides.map((_, place) => this.query(place)),
-    });
+/** @param {LineChart} chart @param {string} about @param {AbortSignal} signal @param {() => Promise<Line[] | string>}
+ * load the lines, or why there are none */
+async function draw(chart, about, signal, load) {
+  try {
+    const lines = await load();
+    signal.throwIfAborted();
+    if (typeof lines === "string") chart.say(lines);
+    else chart.show(lines, about);
+  } catch (error) {
+    if (!signal.aborted) chart.fail(error, about);
+    throw error;
   }
+}
 
-  /** @param {number} place of the run */
-  query(place) {
-    const { stat } = this.asked();
-    const { id } = this.sides[place];
-    const query = { tap: this.#numbers[place], stat, ...this.page.clock.stepsOf(id), points: POINTS, run: id };
+/** @param {Page} page @param {HTMLElement | null} figure @param {Side[]} sides
+ * @param {() => Record<string, any>} asked the parameters of the comparison
+ * @returns {(module: string, signal: AbortSignal) => Promise<void>} shows a layer, by its name in A */
+export function makeOverlay(page, figure, sides, asked) {
+  if (!figure) return async () => {};
+  /** The numbers of the layer's taps, in A and in B. @type {number[][]} */
+  let numbers = [[], []];
+  const queryOf = (/** @type {number} */ place) => {
+    const { id } = sides[place];
+    const query = { tap: numbers[place], stat: asked().stat, ...page.clock.stepsOf(id), points: POINTS, run: id };
     return { path: "series", query };
-  }
-
-  /** @param {string} module its name in A @param {AbortSignal} signal */
-  async show(module, signal) {
-    const { kind, stat } = this.asked();
-    const about = `${moduleName(module)}: ${stat} of ${kindWords(kind)}`;
-    this.heading.textContent = about;
-    try {
-      const query = { ...this.asked(), match: null, ...only(module), points: 1, limit: MAX_TAPS };
+  };
+  const chart = new LineChart(page, figure, {
+    title: "A layer in both runs",
+    captured: true,
+    y: { title: asked().stat, scale: "log" },
+    query: () => sides.map((_, place) => queryOf(place)),
+  });
+  const heading = /** @type {HTMLElement} */ (figure.querySelector("h2"));
+  return (module, signal) => {
+    const about = `${moduleName(module)}: ${asked().stat} of ${kindWords(asked().kind)}`;
+    heading.textContent = about;
+    return draw(chart, about, signal, async () => {
+      const query = { ...asked(), match: null, ...only(module), points: 1, limit: MAX_TAPS };
       const { layers } = await get("compare", query, signal);
-      signal.throwIfAborted();
-      this.#numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));
-      if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
-      const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query, signal)));
-      signal.throwIfAborted();
-      this.chart.show(
-        answers.flatMap(({ series }, place) =>
-          series.flatMap((line) => {
-            const more = series.length > 1 ? ` ${line.tap ? streamWords(line.tap) : ""}` : "";
-            const side = this.sides[place];
-            return this.page.clock.moved(lineOf(line, side, place === 1, more), side.id) ?? [];
-          }),
-        ),
-        about,
+      if (!layers.length) return "Only one of the runs has this layer.";
+      numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));
+      const answers = await Promise.all([0, 1].map((place) => get("series", queryOf(place).query, signal)));
+      /** @param {Series} line @param {Series[]} of */
+      const more = ({ tap }, of) => (of.length > 1 && tap ? ` ${streamWords(tap)}` : "");
+      return linesOf(
+        page,
+        sides,
+        answers.map(({ series }) => series),
+        more,
       );
-    } catch (error) {
-      if (!signal.aborted) this.chart.fail(error, about);
-      throw error;
-    }
-  }
+    });
+  };
 }
 
 /** @param {Page} page @param {HTMLElement | null} figure @param {Side[]} sides
@@ -81,26 +84,19 @@ export class Overlay {
 export function makeLoss(page, figure, sides) {
   if (!figure) return async () => {};
   const name = figure.dataset.name ?? "loss";
+  const queryOf = (/** @type {string} */ run) => ({ name, ...page.clock.stepsOf(run), points: POINTS, run });
   const chart = new LineChart(page, figure, {
     title: "Loss in both runs",
     y: { title: name, scale: "linear" },
     query: () => sides.map(({ id }) => ({ path: "scalars", query: queryOf(id) })),
   });
-  const queryOf = (/** @type {string} */ run) => ({ name, ...page.clock.stepsOf(run), points: POINTS, run });
-  return async (signal) => {
-    try {
+  return (signal) =>
+    draw(chart, "", signal, async () => {
       const answers = await Promise.all(sides.map(({ id }) => get("scalars", queryOf(id), signal)));
-      signal.throwIfAborted();
-      chart.show(
-        answers.flatMap(({ series }, place) =>
-          series.flatMap(
-            (line) => page.clock.moved(lineOf(line, sides[place], place === 1, ""), sides[place].id) ?? [],
-          ),
-        ),
+      return linesOf(
+        page,
+        sides,
+        answers.map(({ series }) => series),
       );
-    } catch (error) {
-      if (!signal.aborted) chart.fail(error);
-      throw error;
-    }
-  };
+    });
 }

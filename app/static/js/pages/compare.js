@@ -1,6 +1,6 @@
 /** Two runs side by side. The server finds where they differ; this draws the charts and handles picking. */
 import { get } from "../api.js";
-import { makeLoss, Overlay } from "../compare/charts.js";
+import { makeLoss, makeOverlay } from "../compare/charts.js";
 import { byId, reveal } from "../dom.js";
 import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
@@ -70,7 +70,7 @@ function startPictures() {
     });
   const clock = new RunsClock(page);
   const ofRuns = { ...page, clock };
-  const overlay = lines && new Overlay(ofRuns, lines, sides, asked);
+  const showModule = makeOverlay(ofRuns, lines, sides, asked);
   const showLoss = makeLoss(ofRuns, document.getElementById("loss-lines"), sides);
   /** @param {AbortSignal} signal */
   const learn = async (signal) => {
@@ -80,7 +80,7 @@ function startPictures() {
   };
   const layer = new Refresh(async (signal) => {
     await learn(signal);
-    await overlay?.show(state.get("module"), signal);
+    await showModule(state.get("module"), signal);
   });
   const showPicked = () => {
     for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr")))

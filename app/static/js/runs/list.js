@@ -21,9 +21,6 @@ export async function edit(row, refresh) {
   const group = field("input", "Group", { maxlength: 200, placeholder: "Group" });
   const notes = field("textarea", "Notes", { rows: 2, maxlength: 20000, placeholder: "Notes" });
   const before = [...cell.childNodes];
-  // A late answer must not overwrite typed text.
-  const typed = new Set();
-  for (const input of [tags, group, notes]) input.addEventListener("input", () => typed.add(input));
   const end = () => {
     delete row.dataset.editing;
     cell.replaceChildren(...before);
@@ -32,33 +29,29 @@ export async function edit(row, refresh) {
   };
   const save = async (/** @type {Event} */ event) => {
     event.preventDefault();
-    const changes = {
-      name: name.value.trim(),
-      ...(typed.has(tags) ? { tags: tagsOf(tags.value) } : {}),
-      ...(typed.has(group) ? { group: group.value.trim() } : {}),
-      ...(typed.has(notes) ? { notes: notes.value } : {}),
-    };
+    const about = { tags: tagsOf(tags.value), group: group.value.trim(), notes: notes.value };
+    const changes = { name: name.value.trim(), ...about };
     if (await attempt("Saving failed", () => send("PATCH", path, changes))) end();
   };
+  const isThere = await attempt("Editing failed", async () => {
+    const run = await get(path);
+    [name.value, tags.value, group.value, notes.value] = [
+      run.name || run.id,
+      run.tags.join(", "),
+      run.group,
+      run.notes,
+    ];
+  });
+  if (!isThere) return end();
   const buttons = h("div", {}, h("button", { class: "button main" }, "Save"), makeButton("Cancel", end));
   const form = h("form", { class: "edit", onsubmit: save }, name, tags, group, notes, buttons);
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") end();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event);
   });
-  name.value = row.dataset.name ?? "";
   cell.replaceChildren(form);
   name.select();
   name.focus();
-  try {
-    const run = await get(path);
-    if (!typed.has(tags)) tags.value = run.tags.join(", ");
-    if (!typed.has(group)) group.value = run.group;
-    if (!typed.has(notes)) notes.value = run.notes;
-  } catch (error) {
-    toast(`${/** @type {Error} */ (error).message}`, { kind: "error" });
-    end();
-  }
 }
 
 /** @param {string} tag @param {string} label @param {Record<string, any>} attributes @returns {HTMLInputElement} */
@@ -160,15 +153,6 @@ export function chosen(shown, name, on, words = new Set()) {
   return (on ? others.toSpliced(end, 0, name) : others).join(",") || NO_COLUMNS;
 }
 
-/** The list of columns with one of them moved. @param {string[]} shown @param {string} name @param {number} by
- * places; negative is left */
-export function moved(shown, name, by) {
-  const place = shown.indexOf(name);
-  const to = place + by;
-  if (place < 0 || to < 0 || to >= shown.length) return shown;
-  return shown.toSpliced(place, 1).toSpliced(to, 0, name);
-}
-
 /** @param {Page} page */
 export function rememberColumns(page) {
   const box = /** @type {HTMLDetailsElement | null} */ (document.getElementById("columns"));
@@ -178,42 +162,10 @@ export function rememberColumns(page) {
     const { value, checked } = /** @type {HTMLInputElement} */ (event.target);
     const about = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("[data-kind=about]"));
     const words = new Set([...about].map((box) => box.value));
-    choose(page, chosen(shownIn(box, page.state.get("columns"), value), value, checked, words));
+    const columns = chosen(shownIn(box, page.state.get("columns"), value), value, checked, words);
+    page.state.set({ columns }, { push: true });
   });
-  box.addEventListener("click", (event) => {
-    const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-do]"));
-    if (button?.dataset.do === "columns-reset") choose(page, AUTO_COLUMNS);
-    if (button?.dataset.do === "column-move") move(button, Number(button.dataset.by));
-  });
-  box.addEventListener("keydown", (event) => {
-    const button = /** @type {Element} */ (event.target).closest("[data-do=column-move]");
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!button || !by) return;
-    event.preventDefault();
-    move(button, by);
-  });
-  /** The button that moved a column: the list that comes of it may take its focus.
-   * @type {{id: string, by: number} | null} */
-  let again = null;
-  box.closest("[data-part]")?.addEventListener("renewed", () => {
-    const item = again && document.getElementById(again.id);
-    const isLost = !box.contains(document.activeElement) || document.activeElement?.matches(":disabled");
-    const buttons = [`[data-by="${again?.by}"]`, "button"].map((selector) =>
-      item?.querySelector(`${selector}:enabled`),
-    );
-    if (isLost) /** @type {HTMLElement | null | undefined} */ (buttons.find(Boolean))?.focus();
-    again = null;
-  });
-  /** @param {Element} button of a column @param {number} by places */
-  const move = (button, by) => {
-    const items = [.../** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-column]"))];
-    const own = button.closest("li");
-    // At the end of the list, its own button can't move it.
-    if (own?.querySelector(`[data-by="${by}"]:enabled`) == null) return;
-    const shown = items.map((item) => item.dataset.column ?? "");
-    again = { id: own.id, by };
-    choose(page, moved(shown, own.dataset.column ?? "", by).join());
-  };
+  page.state.on("columns", keep);
   box.addEventListener("submit", (event) => event.preventDefault());
   closeOutside(box);
 }
@@ -228,14 +180,13 @@ function shownIn(box, columns, clicked) {
   return [...boxes].filter((box) => box.checked !== (box.value === clicked)).map((box) => box.value);
 }
 
-/** @param {Page} page @param {string} columns */
-function choose(page, columns) {
+/** @param {string} columns */
+function keep(columns) {
   try {
     localStorage.setItem(KEPT, columns === AUTO_COLUMNS ? "" : columns);
   } catch {
     // A browser that keeps nothing: the choice is in the address.
   }
-  page.state.set({ columns }, { push: true });
 }
 
 function kept() {
