@@ -23,7 +23,7 @@ from hookcore_app.live import views as requests
 from hookcore_app.main import create_app
 from hookcore_app.pages import frame
 from hookcore_app.pages.views import run_list, span
-from hookcore_app.runs import Runs, edits, shelf
+from hookcore_app.runs import Runs, shelf
 from hookcore_app.serving.guard import security
 from hookcore_app.settings import ServerSettings
 
@@ -58,7 +58,6 @@ LIMITS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "MAX_PATTERN": (MAX_LENGTH, "Characters of what a find box or the palette is asked"),
     "MAX_CHART_NAME": (shelf.MAX_NAME, "Characters of the name of a chart on the board"),
     "MAX_CHART_QUERY": (shelf.MAX_CHART, "Characters of its query"),
-    "MAX_NOTE": (edits.MAX_TEXT, "Characters of what is noted at a step"),
 }
 HEAD: Final = """\
 /** Generated from hookcore/reading/answers by `make format`: the answers of REST, and the messages of the socket. */

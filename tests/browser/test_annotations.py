@@ -59,4 +59,4 @@ def test_a_refused_note_stays_in_the_form(visit: Open, paths: Paths) -> None:
         expect(page.locator("dialog textarea")).to_have_value("long thoughts")
         expect(page.get_by_role("button", name="Save")).to_be_enabled()
         page.keyboard.press("Escape")
-        expect(page.locator("dialog.note-dialog")).to_have_count(0)
+        expect(page.locator("dialog.note-dialog")).to_be_hidden()

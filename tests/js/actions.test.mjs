@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { MAX_OVERLAID_RUNS } from "../../app/static/js/limits.js";
-import { chosen, moved, restore, Selection, stretch, tag, tagsOf, viewOf } from "../../app/static/js/runs/list.js";
+import { chosen, restore, Selection, stretch, tag, tagsOf, viewOf } from "../../app/static/js/runs/list.js";
 import { Emitter } from "../../app/static/js/state.js";
 
 test("a restored run is no longer hidden in the list", async (context) => {
@@ -58,13 +58,6 @@ test("a new column comes after the others, but before words at the end", () => {
   assert.equal(chosen(["tags", "lr"], "loss", true, words), "tags,lr,loss");
   assert.equal(chosen(["lr", "tags"], "notes", true, words), "lr,tags,notes");
   assert.equal(chosen(["tags"], "tags", false, words), "-");
-});
-
-test("a column moves among the shown ones, but not past the ends", () => {
-  assert.deepEqual(moved(["a", "b", "c"], "b", -1), ["b", "a", "c"]);
-  assert.deepEqual(moved(["a", "b", "c"], "b", 1), ["a", "c", "b"]);
-  assert.deepEqual(moved(["a", "b", "c"], "c", 1), ["a", "b", "c"]);
-  assert.deepEqual(moved(["a", "b", "c"], "d", 1), ["a", "b", "c"]);
 });
 
 test("a view has its own columns, even if they show the settings that differ", () => {

@@ -74,79 +74,30 @@ export function pythonOf(asked, url) {
   return `import hookcore\n\nclient = hookcore.Client(${literal(url)})\n${asked.map(callOf).join("\n")}\n`;
 }
 
-let made = 0;
-
-export class Menu {
-  /** @param {Card} card */
-  constructor(card) {
-    made += 1;
-    this.card = card;
-    this.button = card.button;
-    this.list = h("div", { class: "menu", id: `menu-${made}`, role: "menu", hidden: true });
-    this.button.setAttribute("aria-controls", this.list.id);
-    card.menu.append(this.list);
-    card.menu.addEventListener("keydown", (event) => this.#hear(event));
-    card.menu.addEventListener("focusout", (event) => {
-      if (!document.hasFocus()) return; // the whole window lost it
-      if (!card.menu.contains(/** @type {Node | null} */ (event.relatedTarget))) this.close(false);
-    });
-  }
-
-  turn() {
-    if (this.list.hidden) this.open();
-    else this.close();
-  }
-
-  open() {
-    this.list.setAttribute("aria-label", this.button.getAttribute("aria-label") ?? "");
-    this.list.replaceChildren(
-      ...itemsOf(this.card).map(({ words, action }) =>
-        h("button", { type: "button", role: "menuitem", tabindex: "-1", onclick: () => this.#choose(action) }, words),
-      ),
-    );
-    this.list.hidden = false;
-    this.button.setAttribute("aria-expanded", "true");
-    this.#entries[0]?.focus();
-  }
-
-  /** @param {boolean} [back] to the button with the focus */
-  close(back = true) {
-    if (this.list.hidden) return;
-    this.list.hidden = true;
-    this.button.setAttribute("aria-expanded", "false");
-    if (back) this.button.focus();
-  }
-
-  /** @returns {HTMLElement[]} */
-  get #entries() {
-    return /** @type {HTMLElement[]} */ ([...this.list.children]);
-  }
-
-  /** @param {() => void} action */
-  #choose(action) {
-    this.close();
-    action();
-  }
-
-  /** @param {KeyboardEvent} event */
-  #hear(event) {
-    if (this.list.hidden) return;
-    if (event.key === "Escape") this.close();
-    else {
-      const entries = this.#entries;
-      const at = entries.indexOf(/** @type {HTMLElement} */ (document.activeElement));
-      const next = {
-        ArrowDown: (at + 1) % entries.length,
-        ArrowUp: (at - 1 + entries.length) % entries.length,
-        Home: 0,
-        End: entries.length - 1,
-      }[event.key];
-      if (next === undefined) return;
-      entries[next].focus();
-    }
+/** Fills the menu of a card, and places it at its button. The browser closes it. @param {Card} card */
+export function fillMenu(card) {
+  const { button, list } = card;
+  const entries = itemsOf(card).map(({ words, action }) => {
+    const choose = () => {
+      list.hidePopover();
+      action();
+    };
+    return h("button", { type: "button", role: "menuitem", tabindex: "-1", onclick: choose }, words);
+  });
+  list.replaceChildren(...entries);
+  const { right, bottom } = button.getBoundingClientRect();
+  const left = Math.max(4, right - list.offsetWidth) + scrollX;
+  Object.assign(list.style, { left: `${left}px`, top: `${bottom + 4 + scrollY}px` });
+  entries[0].focus();
+  list.onkeydown = (event) => {
+    const at = entries.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+    const moves = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 };
+    if (event.key === "Escape") event.stopPropagation(); // only the menu ends
+    if (!(event.key in moves)) return;
+    entries.at(moves[/** @type {keyof typeof moves} */ (event.key)] % entries.length)?.focus();
     event.preventDefault();
     event.stopPropagation();
-  }
+  };
 }
 
 const MAX_ROWS = 1000;
@@ -307,13 +258,7 @@ export function csvOf(columns, rows) {
 /** JSON with the words for what JSON cannot say. @param {string[]} columns @param {any[][]} rows */
 export function jsonOf(columns, rows) {
   const replace = (/** @type {string} */ _, /** @type {any} */ value) =>
-    typeof value === "number" && !Number.isFinite(value)
-      ? Number.isNaN(value)
-        ? "NaN"
-        : value > 0
-          ? "Infinity"
-          : "-Infinity"
-      : value;
+    typeof value === "number" && !Number.isFinite(value) ? String(value) : value;
   return JSON.stringify({ columns, rows }, replace);
 }
 

@@ -2,8 +2,7 @@
 import { h, makeButton } from "./dom.js";
 import { loadOpened } from "./popup.js";
 
-/** @import { Menu } from "./actions.js"
- * @import { Page } from "./page.js" */
+/** @import { Page } from "./page.js" */
 
 /** @typedef {{path: string, query: Record<string, any>}} Query of the interface: a path below api/v1 */
 
@@ -23,13 +22,13 @@ const TABLE_MS = 1000; // between two updates of a table: it is read, not watche
 /** The cards of a page, so that one key serves them all. @type {WeakMap<object, Card[]>} */
 const cards = new WeakMap();
 
+let made = 0;
+
 const actions = () => loadOpened(() => import("./actions.js"));
 
 export class Card {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
-  /** @type {Menu | null} */
-  #menu = null;
   /** Writes the table, once it was shown. */
   fill = () => {};
 
@@ -39,34 +38,36 @@ export class Card {
     this.element = element;
     this.options = options;
     this.table = h("div", { class: "wide card-table", tabindex: "0", role: "region", hidden: true });
-    const menu = { class: "button small icon", "aria-haspopup": "menu", "aria-expanded": "false" };
-    this.button = makeButton("\u22ef", () => this.open(), menu);
-    this.menu = h("span", { class: "menu-place" }, this.button);
-    this.menu.addEventListener("keydown", (event) => {
-      if (event.key !== "ArrowDown" || this.button.ariaExpanded === "true") return;
+    made += 1;
+    const menu = { class: "button small icon", "aria-haspopup": "menu", popovertarget: `menu-${made}` };
+    this.button = makeButton("\u22ef", null, menu);
+    this.list = h("div", { class: "menu", id: `menu-${made}`, role: "menu", popover: "auto" });
+    this.list.addEventListener("toggle", async (event) => {
+      if (/** @type {ToggleEvent} */ (event).newState === "open") (await actions())?.fillMenu(this);
+    });
+    this.button.addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowDown") return;
       event.preventDefault();
-      void this.open();
+      this.open();
     });
     this.heading = element.querySelector(":scope > header :is(h2, h3)");
     const header = element.querySelector(":scope > header") ?? h("header", {}, h("h2", {}, options.title));
     if (!header.parentNode) element.prepend(header);
-    this.tools = h("span", { class: "card-tools" }, this.menu);
+    this.tools = h("span", { class: "card-tools" }, h("span", { class: "menu-place" }, this.button, this.list));
     header.append(this.tools);
     element.append(this.table);
     this.#label();
     register(page, this);
   }
 
-  /** Opens the menu, or closes it. */
-  async open() {
-    const part = await actions();
-    if (!part) return;
-    this.#menu ??= new part.Menu(this);
-    this.#menu.turn();
+  /** Opens the menu. */
+  open() {
+    this.button.focus();
+    this.list.showPopover();
   }
 
   #label() {
-    this.button.setAttribute("aria-label", `Actions: ${this.options.title}`);
+    for (const each of [this.button, this.list]) each.setAttribute("aria-label", `Actions: ${this.options.title}`);
     this.table.setAttribute("aria-label", `${this.options.title}, as a table`);
   }
 

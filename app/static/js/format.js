@@ -18,7 +18,7 @@ export function setForm(wanted) {
  * @param {number | null | undefined} value @param {Partial<Form>} [how] */
 export function number(value, how = form) {
   if (value === null || value === undefined) return "-";
-  if (!Number.isFinite(value)) return nameOf(value);
+  if (!Number.isFinite(value)) return String(value);
   const { digits, style } = { ...form, ...how };
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -39,11 +39,6 @@ function withCommas(text) {
   return [whole.replace(/\B(?=(\d{3})+$)/g, ","), ...rest].join(".");
 }
 
-/** @param {number} value */
-function nameOf(value) {
-  return Number.isNaN(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
-}
-
 /** 1.200e-5 is 1.2e-5. @param {string} text */
 function trimmed(text) {
   return text.replace(/\.?0*e\+?(-?)/, "e$1");
@@ -55,7 +50,7 @@ export function count(value) {
     ? "-"
     : Number.isFinite(value)
       ? withCommas(String(Number(value.toFixed(3))))
-      : nameOf(value);
+      : String(value);
 }
 
 /** step 7, or steps 7 to 12. @param {number} first @param {number} last */
@@ -71,14 +66,14 @@ export function titled(name) {
 /** A share; a small one that is not zero does not look like zero. @param {number | null | undefined} share */
 export function percent(share) {
   if (share === null || share === undefined) return "-";
-  if (!Number.isFinite(share)) return nameOf(share);
+  if (!Number.isFinite(share)) return String(share);
   if (share > 0 && share < 0.001) return "< 0.1%";
   return Math.abs(share) >= 1e4 ? `${number(share * 100, AUTO)}%` : `${(share * 100).toFixed(1)}%`;
 }
 
 /** Seconds: 3.2 ms, 12 s, 2 min 5 s, 3 h 12 min, 2 d 4 h. @param {number} seconds @returns {string} */
 export function duration(seconds) {
-  if (!Number.isFinite(seconds)) return nameOf(seconds);
+  if (!Number.isFinite(seconds)) return String(seconds);
   if (seconds < 0) return `-${duration(-seconds)}`;
   if (seconds < 1e-3) return `${Number((seconds * 1e6).toPrecision(3))} \u00b5s`;
   if (seconds < 1) return `${Number((seconds * 1e3).toPrecision(3))} ms`;
@@ -102,7 +97,7 @@ export function bytes(size) {
 
 /** @param {number} size @param {string[]} units each a thousand times the one before */
 export function inUnits(size, units) {
-  if (!Number.isFinite(size)) return nameOf(size);
+  if (!Number.isFinite(size)) return String(size);
   let place = 0;
   while (Math.abs(size) >= 999.5 && place < units.length - 1) {
     size /= 1000;

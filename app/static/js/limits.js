@@ -27,5 +27,3 @@ export const MAX_PATTERN = 1000;
 export const MAX_CHART_NAME = 100;
 /** Characters of its query. */
 export const MAX_CHART_QUERY = 3990;
-/** Characters of what is noted at a step. */
-export const MAX_NOTE = 500;

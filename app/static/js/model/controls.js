@@ -1,6 +1,6 @@
 /** What stands around the picture: the steps and how fast they play, the legend, and the keys. */
-import { makeBar, paintBar, swatch } from "../canvas/colors.js";
-import { byId, h, tell } from "../dom.js";
+import { paintBar } from "../canvas/colors.js";
+import { byId, tell } from "../dom.js";
 import { noModules } from "../finder.js";
 import { count, counted } from "../format.js";
 import { quantityOf, saidOf, short } from "./boxes.js";
@@ -139,31 +139,17 @@ function stepWords(step, { steps, captured }) {
 /** @param {Picture} picture */
 function startLegend(picture) {
   const { readings, structure } = picture;
-  const bar = makeBar("Color scale");
-  const words = h("span", {});
-  const low = h("span", { class: "number" });
-  const high = h("span", { class: "number" });
-  const place = h("span", { class: "scale" }, low, bar, high);
-  const lines = h("span", { class: "quiet" });
-  byId("model-legend").replaceChildren(
-    words,
-    place,
-    swatch("nan", "NaN"),
-    swatch("inf", "infinite"),
-    swatch("missing", "not captured"),
-    h("span", {}, h("span", { class: "begins", "aria-hidden": "true" }), "first non-finite in this step"),
-    lines,
-  );
+  const [words, low, high, lines] = ["words", "low", "high", "lines"].map((name) => byId(`legend-${name}`));
   const show = () => {
     const { ink } = readings;
     if (!ink) return;
     const { scale } = ink.painter;
     const signed = scale.low < 0 && scale.kind !== "log";
-    paintBar(bar, signed);
+    paintBar(byId("legend-bar"), signed);
     words.textContent = `Color: ${quantityOf(picture)}, ${scale.kind} scale`;
     low.textContent = short(scale.low);
     high.textContent = short(scale.high);
-    place.hidden = !readings.color.rows.length;
+    byId("legend-scale").hidden = !readings.color.rows.length;
     lines.hidden = structure.tree?.model.step === null;
     lines.textContent =
       readings.gradient.rows.length && readings.lines
