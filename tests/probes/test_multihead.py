@@ -129,7 +129,7 @@ def measured(watcher: hookcore.Watcher, path: str, phase: str = "train") -> dict
     return {name: torch.tensor(values) for name, values in found.items()}
 
 
-def watch(model: nn.Module, **options: Any) -> hookcore.Watcher:
+def watch(model: nn.Module | None, **options: Any) -> hookcore.Watcher:
     defaults = {"server": None, "budget": None, "state_every": 1, "phases": ("train", "eval")}
     return hookcore.watch(model, **{**defaults, **options})
 
@@ -394,6 +394,38 @@ def test_evaluations_are_measured_only_if_they_are_captured_and_not_more_often_t
         probes = [tap for tap in watcher.store.taps().taps if tap.kind == "probe" and "entropy" in tap.index]
         assert [tap.label for tap in probes] == ["attend probe [often entropy] (eval)"]
         assert watcher.reader().series(probes[0].label, "mean").first_step.tolist() == [2, 8, 14, 20]
+
+
+def test_an_evaluation_is_measured_although_a_teacher_runs_without_gradients_in_each_step() -> None:
+    class Teacher(Classifier): ...
+
+    class Critic(Classifier): ...
+
+    seed_all()
+    student, teacher, critic = Classifier(), Teacher().eval(), Critic()
+    optimizer = torch.optim.AdamW(student.parameters())
+    with watch(None, state_every=4) as watcher:
+        for step in range(16):
+            tokens = torch.randn(5, 6, 16)
+            with torch.no_grad():
+                aim = teacher(tokens) + critic(tokens)  # the one in evaluation mode, the other in training mode
+            (student.train()(tokens) - aim).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 9:
+                with torch.no_grad():
+                    student.eval()(tokens)
+        watcher.flush()
+        reader, found = watcher.reader(), dict[str, list[int]]()
+        for tap in watcher.store.taps().taps:
+            if tap.kind == "probe" and tap.index == "attention entropy":
+                found[tap.label.replace("attend probe [attention entropy]", "")] = reader.series(
+                    tap.label, "mean"
+                ).first_step.tolist()
+        assert found == {
+            **{"Classifier/": [3, 7, 11, 15], "Classifier/ (eval)": [10]},
+            **{f"{each}/ (eval)": [0, 4, 8, 12] for each in ("Teacher", "Critic")},
+        }
 
 
 def test_maps_of_an_evaluation_are_computed_on_request() -> None:

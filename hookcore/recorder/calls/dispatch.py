@@ -25,7 +25,7 @@ from hookcore.observe.plain import INSIDE_FUNC, unseen, why_empty
 from hookcore.recorder.calls.plans import Call, Observer, Plan, StepKeeper
 from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
-from hookcore.recorder.known.roots import BatchNames, find_tensors
+from hookcore.recorder.known.roots import BatchNames, Root, find_tensors
 from hookcore.recorder.measured.attention import AttentionCalls
 from hookcore.recorder.measured.flows import Flows, Streams
 from hookcore.recorder.measured.moments import Samples
@@ -53,7 +53,7 @@ class Dispatcher:
         self.entering: tuple[Flows | Streams | AttentionCalls, ...] = ()  # those of them that see calls before they run
         self._observers: tuple[Observer, ...] = (self.statistics,)
         self._saw_eval = False  # whether a call in evaluation was counted in this step
-        self.when_evaluating: Callable[[], None] | None = None  # called before each call of a model in an evaluation
+        self.when_evaluating: Callable[[Root], None] | None = None  # called before a model runs, maybe in an evaluation
 
     # Observers
 
@@ -150,8 +150,8 @@ class Dispatcher:
                 self.times.enter_model(id(plan))
             else:
                 self.times.saw_evaluation()
-        if self.when_evaluating is not None and (plan.root.evaluates or not torch.is_grad_enabled()):
-            self.when_evaluating()
+        if self.when_evaluating is not None:
+            self.when_evaluating(plan.root)
         if self.keeper is not None and self.keeper.armed and transform() is None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan, model, args, keywords_of(module))

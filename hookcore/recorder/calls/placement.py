@@ -28,6 +28,7 @@ from hookcore.recorder.clock.steptimes import StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.models import Models
 from hookcore.recorder.known.parameters import Parameter
+from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.frames import Collector
 from hookcore.recorder.measured.attention import AttentionCalls
 from hookcore.recorder.measured.float8 import Float8Scales
@@ -276,7 +277,6 @@ class Observers:
         self._current, self._dispatcher = context.current, dispatcher
         if "eval" in context.settings.phases:
             dispatcher.when_evaluating = self._begin_evaluation
-        self._evaluated = -1  # the newest captured step with an evaluation
 
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
@@ -291,12 +291,13 @@ class Observers:
         if self.attention.looks:
             self.attention.begin_step()
 
-    def _begin_evaluation(self) -> None:
-        """Let attention be looked at in an evaluation, which may begin in any captured step."""
-        if self._evaluated == self._current.number:
+    def _begin_evaluation(self, root: Root) -> None:
+        """Let attention be looked at if this model runs in an evaluation, which may begin in any captured step."""
+        step = self._current.number
+        if root.evaluated == step or not (root.evaluates or not torch.is_grad_enabled()):
             return
-        self._evaluated = self._current.number
-        if self.probes.begin_evaluation(self._evaluated, self._cadence.between_rare):
+        root.evaluated = step
+        if self.probes.begin_evaluation(root.name, step, self._cadence.between_rare):
             if self.attention not in self._dispatcher.others:
                 self.attention.begin_step()
             self._dispatcher.add(self.attention)

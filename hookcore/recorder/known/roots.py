@@ -109,6 +109,7 @@ class Root:
         # The `DistributedDataParallel`s that have called it or parts of it, the newest first.
         self.wrappers: tuple[weakref.ref[object], ...] = ()
         self.called = False  # whether one of them was, in this captured step
+        self.evaluated = -1  # the newest captured step with an evaluation, if evaluations are captured
         self.rehearses = False  # whether it is running, and its values mean nothing
         self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
         self.tokens = 0  # of these rows, if they are integers, as in a language model

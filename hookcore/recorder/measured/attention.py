@@ -151,7 +151,8 @@ class AttentionCalls:
     def _probes_for(self, call: Call) -> Sequence[Probe]:
         if call.phase == "train":
             return self._probes.of_attention
-        return () if call.number else self._probes.of_evaluation  # other calls are usually those of other batches
+        is_other = call.number > 0  # usually of another batch
+        return () if is_other else self._probes.of_evaluation.get(call.plan.root.name, ())
 
     def _find(self, call: Call, thread: int, first: int) -> tuple[list[Any], str]:
         """Return the nodes of attention that no inner module called, or why there is none at all."""
@@ -443,8 +444,9 @@ def _rows_of(inputs: Sequence[Tensor], samples: slice) -> tuple[list[Tensor], li
         parts = each.unbind()[samples]
         longest = max(map(len, parts))
         rows.append(torch.stack([functional.pad(part, (0, 0, 0, longest - len(part))) for part in parts]))
-        lengths = torch.tensor([len(part) for part in parts], device=each.device)
-        beyond = torch.arange(longest, device=each.device) >= lengths[:, None]
+        beyond = torch.ones(len(parts), longest, dtype=torch.bool, device=each.device)
+        for row, part in zip(beyond, parts, strict=True):  # without a tensor of lengths, whose copy waits for a GPU
+            row[: len(part)] = False
         if place < 2:  # of queries, and of keys
             masks.append(beyond[:, None, :, None] if place == 0 else beyond[:, None, None])
     return rows, masks

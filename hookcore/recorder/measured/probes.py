@@ -174,7 +174,7 @@ class Probe:
     due_at: int = 0  # the first captured step from this one on
     begun_at: int = -1  # the newest step in which it was due
     until: int = 0  # it runs in each step before this one
-    evaluation_due_at: int = 0  # the first step from this one on in which an evaluation is captured
+    evaluation_due_at: dict[str, int] = field(default_factory=dict)  # by model, as `due_at` of captured evaluations
     faults: int = 0
     states: dict[Tap, _State] = field(default_factory=dict)  # of a class: its objects, in these steps
     paths: frozenset[str] = frozenset()  # of the modules that it looks at in this step
@@ -382,7 +382,7 @@ class Probes:
         self.passes = PassProbes(context, collector.scale, self.channels.note)
         self.due: tuple[Probe, ...] = ()
         self.of_attention: tuple[Probe, ...] = ()  # those of them that look at attention
-        self.of_evaluation: tuple[Probe, ...] = ()  # those that look at it in an evaluation of this step
+        self.of_evaluation: dict[str, tuple[Probe, ...]] = {}  # those that look at it in an evaluation, by model
         self._of_heads = Probe(ATTENTION_PROBE, attention, (), frozenset(), 1)
         self._of_blocks = Probe(OUTLIERS_PROBE, outliers, (), frozenset(("output",)), 1)
         self._measured: set[tuple[str, Tap]] = set()  # of this step, by functions with several numbers
@@ -415,7 +415,7 @@ class Probes:
     def begin_step(self, step: int, captured: bool, is_rare: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""
         before = bool(self.due or self.of_evaluation)
-        self.of_evaluation = ()
+        self.of_evaluation = {}
         if not (self.added or self._of_channels or before or is_rare):
             return False
         self.channels.end_step()
@@ -444,17 +444,21 @@ class Probes:
         own = (probe for probe in (self._of_heads, self._of_blocks) if probe.function not in users)
         return tuple(probe for probe in own if probe.name not in users)
 
-    def begin_evaluation(self, step: int, apart: int) -> bool:
-        """Choose who looks at the attention of an evaluation, which has begun. `apart`: the steps between two looks."""
+    def begin_evaluation(self, root: str, step: int, apart: int) -> bool:
+        """Choose who looks at the attention of a model's evaluation, which has begun in this step.
+
+        `apart`: the steps between two looks at it. A teacher may be evaluated in each step, and its student rarely.
+        """
         each = (probe for probe in (*self.added, *self._own()) if probe.function is attention and not probe.is_off)
-        self.of_evaluation = tuple(probe for probe in each if probe.evaluation_due_at <= step)
-        modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.of_evaluation else {}
-        for probe in self.of_evaluation:
-            probe.evaluation_due_at = step + (apart if probe is self._of_heads else probe.every)
+        chosen = tuple(probe for probe in each if probe.evaluation_due_at.get(root, 0) <= step)
+        self.of_evaluation |= {root: chosen} if chosen else {}
+        modules = {plan.path: plan.ref() for plan in self._plans.live()} if chosen else {}
+        for probe in chosen:
+            probe.evaluation_due_at[root] = step + (apart if probe is self._of_heads else probe.every)
             probe.paths = frozenset(_chosen(modules, probe.include))
             if probe is not self._of_heads:
                 self._collector.add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)
-        return bool(self.of_evaluation)
+        return bool(chosen)
 
     # Calls
 
