@@ -31,7 +31,7 @@ typedef struct {
     int64_t updates;
     double at;
     int64_t until, looks, reads, compares, longest, looked_at, frame;
-    double until_s, loss, limit, scale, spent_s; /* `spent_s`: in all calls so far */
+    double until_s, loss, limit, scale, spent_s, own_s; /* in all calls so far; in those that it handled, without Python's part */
     unsigned long thread;
     /* Of the witnesses, of which each has a bit: those with new gradients in this step, and in the steps in the notes; and
      * the marks before the running pass, after the last one, and of the gradients whose step is known. */
@@ -569,8 +569,10 @@ static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t
         PyObject *facts = track->facts;
         Py_IncRef(facts);
         is_done = saw(track, arguments) && track->runs && track->next == known && track->facts == facts;
-        if (is_done)
+        if (is_done) {
             track->next = then;
+            track->own_s += seconds(CLOCK_MONOTONIC) - began;
+        }
         if (is_done && track->captures)
             is_raised = !follow_up(track, then, arguments[0]);
         else if (!is_done && PyErr_Occurred() && !(is_raised = !PyErr_ExceptionMatches(PyExc_Exception)))
@@ -892,6 +894,7 @@ static PyMemberDef track_members[] = {
     {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},
     {"limit", T_DOUBLE, offsetof(Track, limit), 0, "above which a loss is a jump; 0: none is"},
     {"spent_s", T_DOUBLE, offsetof(Track, spent_s), 1, "the seconds that all calls took"},
+    {"own_s", T_DOUBLE, offsetof(Track, own_s), 1, "the seconds that it took for calls that it handled"},
     {"noted", T_LONGLONG, offsetof(Track, noted), 1, "the steps whose notes weren't taken yet"},
     {"runs", T_LONGLONG, offsetof(Track, runs), 1, "whether it handles steps now"},
     {"next", T_LONGLONG, offsetof(Track, next), 1, "what may come next"},

@@ -23,7 +23,7 @@ from hookcore.observe import cpu
 from hookcore.recorder.clock import clock
 from hookcore.recorder.clock.cadence import Cadence
 from tests.harness import read_step, seed_all, watch
-from tests.inside import class_of, module_of
+from tests.inside import class_of, module_of, recorder_of
 from tests.lanes import examples
 
 PACKAGE: Final = str(Path(hookcore.__file__).parent)
@@ -841,6 +841,21 @@ def test_with_the_extension_a_captured_step_like_the_one_before_takes_few_calls(
             assert logged.first_step.tolist() == logged.mean.tolist() == list(range(total))
 
 
+def test_captured_steps_that_go_the_short_way_are_timed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cadence, "wants_timing", not hasattr(cpu.Track, "learn"))  # no other step is timed
+    world = Plain()
+    with watch(world.model) as watcher:
+        cadence = recorder_of(watcher).context.cadence
+        for _ in range(clock.FIRST_STEPS):
+            world.step()
+        assert hasattr(cpu.Track, "learn") == (cadence.cost != cadence.cost)
+        for _ in range(20):
+            world.step()
+        assert watcher.flush()
+        assert cadence.cost > 0
+        assert watcher.errors == []
+
+
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("loop", ["one optimizer", "two that take turns", "a scaler"])
 def test_a_step_in_which_the_script_logs_goes_the_short_way_too(loop: str, at_end: bool) -> None:
@@ -939,17 +954,18 @@ def test_the_cadence_knows_of_captured_steps_that_ended_together_what_it_would_k
 @pytest.mark.parametrize("state_every", [1, 50])
 def test_the_cadence_says_until_when_captured_steps_are_alike(snapshot_every: int | None, state_every: int) -> None:
     cadence, steps = Cadence(every=1, budget=None, rare_every=state_every), 300
-    known = []
+    known, next_timed = [], 0
     for step in range(steps):
         assert cadence.chooses(step)
-        timed = cadence.wants_timing
         snapshots = snapshot_every is not None and cadence.has_snapshots(step, snapshot_every)
-        known.append((timed, cadence.is_rare(step), snapshots, cadence.next_unlike(step, snapshot_every)))
+        timed = cadence.wants_timing
+        known.append((cadence.is_rare(step) or snapshots, cadence.next_unlike(step, snapshot_every)))
+        assert not timed or step < 4 or next_timed == step
+        next_timed = cadence.next_timed(step)
         cadence.step_ended(True, 0.01, 0.001 if timed else float("nan"))
-    for step, (*_, until) in enumerate(known):
-        between = known[step + 1 : until]
-        assert not any(timed or rare or snapshots for timed, rare, snapshots, _ in between), step
-    assert max(until - step for step, (*_, until) in enumerate(known)) > 1 or 1 in (snapshot_every, state_every)
+    for step, (_, until) in enumerate(known):
+        assert not any(is_special for is_special, _ in known[step + 1 : until]), step
+    assert max(until - step for step, (_, until) in enumerate(known)) > 1 or 1 in (snapshot_every, state_every)
 
 
 def test_the_cadence_knows_of_skipped_steps_what_it_would_know_of_each() -> None:

@@ -212,13 +212,21 @@ class Cadence:
             sort = (self._captured if self.sketched else self._lean) if captured else self._plain
             sort.append(elapsed_s)
             if spent_s == spent_s:
-                self._spent.append(spent_s)
-                self._rest.append(max(0.0, elapsed_s - spent_s))
+                self._note_spent(elapsed_s, spent_s)
         if self.budget is not None and self._allowance:
             # Of the training's thread alone: else a short training would have too few captured steps to be judged.
             price_s = self._price(elapsed_s, spent_s) if captured else 0.0
             self._spend(self.budget, elapsed_s, price_s)
         self._conclude(self._seen % ESTIMATE_EVERY == 0, spent_s)
+
+    def timed(self, elapsed_s: float, spent_s: float) -> None:
+        """Record how long hookcore took in one of several captured steps that are recorded together."""
+        self._note_spent(elapsed_s, spent_s)
+        self._conclude(False, spent_s)
+
+    def _note_spent(self, elapsed_s: float, spent_s: float) -> None:
+        self._spent.append(spent_s)
+        self._rest.append(max(0.0, elapsed_s - spent_s))
 
     def steps_ended(self, captured: bool, times_s: Iterable[float]) -> None:
         """Record steps that ended one after the other, when that is needed. None of them changes what is captured."""
@@ -315,9 +323,8 @@ class Cadence:
         is_steady = self.budget is None and self.stride == self.block == self.thinning == 1 and not self._around
         if not is_steady or self._seen < WARM_UP:
             return step + 1
-        timed = step + self._timed_every - self._seen % self._timed_every
         cycles = (self.rare_every, snapshot_every or self.rare_every)
-        return min(timed, *(step + 1 + (min(RARE_FIRST, each - 1) - step - 1) % each for each in cycles))
+        return min(*(step + 1 + (min(RARE_FIRST, each - 1) - step - 1) % each for each in cycles))
 
     def is_rare(self, step: int) -> bool:
         """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""
@@ -348,10 +355,15 @@ class Cadence:
             return True  # the first ones included: what they take is known then
         if (self.budget is not None and not self._is_free) or self.stride > 1 or self._seen < WARM_UP:
             return False
-        return self._seen % self._timed_every == 0
+        return self._seen % self.timed_every == 0
+
+    def next_timed(self, step: int) -> int:
+        """Return the first step after a captured one that is to be timed, if none is skipped."""
+        return step + self.timed_every - self._seen % self.timed_every
 
     @property
-    def _timed_every(self) -> int:
+    def timed_every(self) -> int:
+        """The steps from one timed step to the next, if every step is captured."""
         return TIME_EVERY if len(self._spent) == WINDOW else TIME_FIRST_EVERY
 
     def _compare(self) -> None:

@@ -53,7 +53,7 @@ from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog, entry
 from hookcore.recorder.clock.owners import FIRST_WITNESSES, Owner, groups_of
 from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps
-from hookcore.recorder.clock.steptimes import StepTimes
+from hookcore.recorder.clock.steptimes import Meter, StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
 from hookcore.recorder.known.parameters import Parameters
@@ -180,6 +180,8 @@ class CapturedSteps:
         self._keeps = False  # whether calls are kept
         self._costs: dict[str, float] = {}  # the numbers about the cost
         self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
+        self._timed_at = 0  # the next step to time
+        self._from = 0.0, 0.0  # when the timed step began, and how long the track had taken until then
 
     @property
     def are_special(self) -> bool:
@@ -212,6 +214,7 @@ class CapturedSteps:
         statistics, keeper = self._context.statistics, self._dispatcher.keeper
         taps, keeps = statistics.table.taps, keeper is not None and keeper.armed
         self._keeps, self._costs = keeps, self._cadence.as_scalars()
+        self._timed_at = self._cadence.next_timed(self._context.step)
         reads_ahead = keeps or owner.settled != self._parameters.version
         return CapturedFacts(self, self._current, statistics.arena.base, taps, len(taps), reads_ahead, keeps)
 
@@ -272,6 +275,18 @@ class CapturedSteps:
         self._parameters.begin_step()
         # Another thread may have paused or closed it just now.
         placement.begin_step(step, captured=placement.attached and not context.paused)
+        self._time(step, context.track)
+
+    def _time(self, step: int, track: Any) -> None:
+        """Record how long hookcore took in the step that ended, if it was timed, and time the next one if it is due."""
+        meter, now = self._current.meter, self._context.now
+        if meter is not None:
+            at, own_s = self._from
+            self._cadence.timed(track.at - at, meter.take(now()) + track.own_s - own_s)
+            self._costs, self._current.meter = self._cadence.as_scalars(), None
+        if step == self._timed_at:
+            self._timed_at = step + self._cadence.timed_every
+            self._from, self._current.meter = (track.at, track.own_s), Meter(now)
 
 
 @dataclass(slots=True, eq=False)
