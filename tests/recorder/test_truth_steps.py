@@ -417,8 +417,11 @@ def test_a_step_that_raised_and_is_repeated_counts_once(
 
     if elsewhere:  # as on another device
         statistics = class_of("Statistics")
-        add = statistics.add_elsewhere
-        monkeypatch.setattr(statistics, "add", lambda self, plan, tensor, slot: add(self, plan, tensor.detach(), slot))
+
+        def add(self: Any, plan: Any, tensor: Tensor, slot: int) -> None:
+            self.devices.observe(plan, tensor.detach(), slot, stays=False)
+
+        monkeypatch.setattr(statistics, "add", add)
     seed_all()
     model, x = nn.Linear(4, 3), noise(5, 4)
     optimizer = Fails(model.parameters(), 0.1)
