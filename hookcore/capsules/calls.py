@@ -26,7 +26,7 @@ from hookcore.hooks.internals import (
     tree_map,
 )
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.observe.plain import device_generators, generators, unseen
+from hookcore.observe.plain import device_generators, generators, unseen, why_empty
 from hookcore.recorder.known.roots import find_tensors
 
 # The gradient that arrives at an output of a kept call.
@@ -179,6 +179,12 @@ class Call:
             self.versions[f"activation gradient {place}".rstrip()] = alias, alias._version
 
 
+def _copy_of(buffer: Tensor) -> Tensor:
+    """Return a copy; of a buffer whose memory was freed, an alias."""
+    alias = buffer.detach()
+    return alias if why_empty(buffer) else alias.clone()
+
+
 def call_of(model: nn.Module, args: Any, kwargs: Any, autocast: dict[str, torch.dtype], grad_enabled: bool) -> Call:
     """Return a call that begins, with everything that a later replay needs to know about the model."""
     members = Members(model)
@@ -187,7 +193,7 @@ def call_of(model: nn.Module, args: Any, kwargs: Any, autocast: dict[str, torch.
         args=args,
         kwargs=kwargs,
         training={name: module.training for name, module in model.named_modules()},
-        buffers={name: buffer.detach().clone() for name, buffer in model.named_buffers()},
+        buffers={name: _copy_of(buffer) for name, buffer in model.named_buffers()},
         generators=generators(),
         autocast=autocast,
         grad_enabled=grad_enabled,
@@ -494,7 +500,7 @@ class KeptModel:
             if not small and self._moved(name, buffer) and known:
                 self.moving.add(name)
             if small or name in self.moving:
-                copies[name] = buffer.detach().clone()
+                copies[name] = _copy_of(buffer)
         return copies
 
     def changed(self, call: Call) -> list[str]:

@@ -68,6 +68,8 @@ enum { FACTS = 21 }; /* references in `facts`, in the order above */
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
+enum { LOWEST = 1 << 16 }; /* no memory has a lower address: that of a tensor whose memory was freed is its offset */
+
 /* A plain float32 tensor in memory. Those of torch.func and of other layouts have no address: asking for it raises. */
 static int is_plain(const Track *track, PyObject *tensor)
 {
@@ -79,7 +81,7 @@ static int read_number(const Track *track, PyObject *tensor, double *number)
 {
     int64_t dims, negative, address;
     if (!is_plain(track, tensor) || !call_integer(tensor, N_DIM, &dims) || dims || !call_integer(tensor, N_IS_NEG, &negative) ||
-        negative || !call_integer(tensor, N_DATA_PTR, &address) || !address)
+        negative || !call_integer(tensor, N_DATA_PTR, &address) || address < LOWEST)
         return 0;
     *number = *(const float *)address;
     return 1;
@@ -101,7 +103,7 @@ static int is_fine(const Track *track, PyObject *gradient)
 {
     int64_t contiguous, size, address;
     if (!is_plain(track, gradient) || !call_integer(gradient, N_IS_CONTIGUOUS, &contiguous) || !contiguous ||
-        !call_integer(gradient, N_NUMEL, &size) || !call_integer(gradient, N_DATA_PTR, &address))
+        !call_integer(gradient, N_NUMEL, &size) || !call_integer(gradient, N_DATA_PTR, &address) || (size && address < LOWEST))
         return 0;
     return is_finite((const uint32_t *)address, size < MAX_VALUES ? size : MAX_VALUES);
 }

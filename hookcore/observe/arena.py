@@ -133,6 +133,7 @@ CODES: Final[dict[torch.dtype, int]] = {
     torch.complex64: cpu.COMPLEX64,
     torch.complex128: cpu.COMPLEX128,
 }
+LOW: Final = 1 << 40  # addresses of memory are above it, or need a closer look
 _MAX_DIMENSIONS: Final = 64
 _RUNTIMES: Final = ("libgomp", "libomp", "libiomp")
 
@@ -189,10 +190,10 @@ class CpuArena:
         return memoryview(self._cells[slot])
 
     def observe(self, tensor: torch.Tensor, row: int) -> None:
-        """Add a dense CPU tensor whose type is in CODES to a row."""
-        code = CODES[tensor.dtype]
+        """Add a dense CPU tensor whose type is in CODES to a row. Raise RuntimeError if its memory was freed."""
+        code, address = CODES[tensor.dtype], address_of(tensor)
         if tensor.is_contiguous() or _is_dense(tensor):
-            address, size = tensor.data_ptr(), tensor.numel()
+            size = tensor.numel()
             if code == cpu.FLOAT32:
                 cpu.observe(address, size, row, self.control)
             else:
@@ -202,7 +203,7 @@ class CpuArena:
         self._shape[0] = dims
         self._shape[1 : 1 + dims] = tensor.shape
         self._shape[1 + dims : 1 + 2 * dims] = tensor.stride()
-        cpu.observe_strided(tensor.data_ptr(), tensor.numel(), code, self._shape.ctypes.data, row, self.control)
+        cpu.observe_strided(address, tensor.numel(), code, self._shape.ctypes.data, row, self.control)
 
     def bad(self, used: int, large: float) -> dict[int, bool]:
         """Return which of the first `used` slots have non-finite values in this step.
@@ -233,6 +234,22 @@ class CpuArena:
         """Take everything out of the first `used` rows; see `hookcore.observe.arena.unpack`."""
         packed: bytes = cpu.pack(self.base, used)
         return packed
+
+
+FREED: Final = "its memory was freed: its storage is empty"
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has values, but its storage has none, as after `resize_(0)`: nothing may read them."""
+    return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor's first value is. Raise RuntimeError if nothing is there."""
+    address = tensor.data_ptr()
+    if address < LOW and is_freed(tensor):  # the address is then its offset in the storage
+        raise RuntimeError(FREED)
+    return address
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

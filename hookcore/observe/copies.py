@@ -23,6 +23,7 @@ from hookcore.observe.plain import (
     kept_elsewhere,
     make_plain,
     unseen,
+    why_empty,
 )
 from hookcore.observe.reference import wide_type
 from hookcore.records.moments import HASHED
@@ -105,6 +106,8 @@ def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | st
             tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard
         if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
             return "it is a tensor without data (meta or fake)"
+        if reason := why_empty(tensor):
+            return reason
         tensor = tensor.detach()
         dtype = str(tensor.dtype).removeprefix("torch.")
         travels = _travelling_type(tensor)

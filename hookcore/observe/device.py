@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hookcore.hooks.internals import current_gpu, is_stream_capturing, zero_all
 from hookcore.observe import layout, reference
-from hookcore.observe.arena import ALIGNMENT, Harvest, Slot, _is_dense
+from hookcore.observe.arena import ALIGNMENT, FREED, Harvest, Slot, _is_dense, is_freed
 from hookcore.observe.copies import wait_for
 from hookcore.observe.plain import unseen
 from hookcore.records import sketch
@@ -104,7 +104,6 @@ def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: 
 # copy. The recorder's thread waits for that copy when it needs the numbers.
 
 SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
-FREED: Final = "its memory was freed: its storage is empty"
 IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
 
 TOGETHER: Final = "HOOKCORE_GPU_TOGETHER"  # switches on what no GPU has run yet: see docs/architecture.md
@@ -180,7 +179,7 @@ class DeviceArena:
             return "no room for one more tap"
         if self._is_cuda and is_stream_capturing():
             return IN_CAPTURE
-        if self._has_addresses and _is_freed(tensor):
+        if self._has_addresses and is_freed(tensor):
             return FREED
         if not (tensor.is_contiguous() or _is_dense(tensor)):
             with self._asking():
@@ -203,7 +202,7 @@ class DeviceArena:
             and (tensor.is_contiguous() or _is_dense(tensor))
             and 0 <= slot < self.capacity
             and not self._is_capturing()
-            and not _is_freed(tensor)
+            and not is_freed(tensor)
         )
 
     def observe_all(self, given: Sequence[tuple[Tensor, int]]) -> None:
@@ -361,11 +360,6 @@ class Segment:
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes + self.histograms.nbytes
-
-
-def _is_freed(tensor: Tensor) -> bool:
-    """Return whether a tensor has values, but its storage has none, as after `resize_(0)`: no kernel may read it."""
-    return tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize and tensor.numel() > 0
 
 
 def add_by_operators(tensor: Tensor, slot: Slot, stride: int, offset: int) -> None:

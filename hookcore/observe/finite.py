@@ -11,7 +11,7 @@ from torch import Tensor, strided
 
 from hookcore.hooks.internals import is_wrapped
 from hookcore.observe import cpu, layout
-from hookcore.observe.arena import CODES, CpuArena
+from hookcore.observe.arena import CODES, CpuArena, is_freed
 from hookcore.observe.copies import start_copy, wait_for
 from hookcore.observe.plain import make_plain, unseen
 
@@ -48,6 +48,7 @@ def is_finite(tensor: Tensor) -> bool:
         or tensor.layout is not strided
         or not tensor.is_contiguous()
         or is_wrapped(tensor)
+        or is_freed(tensor)
     ):
         return False
     size = tensor.numel()
@@ -70,6 +71,7 @@ class Tally:
             or tensor.layout is not strided
             or not tensor.is_contiguous()
             or is_wrapped(tensor)
+            or is_freed(tensor)
         ):
             return False
         code = CODES.get(tensor.dtype)

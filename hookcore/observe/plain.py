@@ -25,7 +25,7 @@ from hookcore.hooks.internals import (
     is_wrapped,
 )
 from hookcore.observe import reference
-from hookcore.observe.arena import CODES
+from hookcore.observe.arena import CODES, FREED, is_freed
 
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _AUTOCAST_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
@@ -57,11 +57,17 @@ def _no_autocast() -> Iterator[None]:
         yield
 
 
+_OWNERS: Final = (torch.Tensor, torch.nn.Parameter)  # of memory; other classes may keep their values elsewhere
+
+
 def why_empty(tensor: torch.Tensor) -> str:
     """Return why a tensor has no values, or ""."""
     if is_wrapped(tensor):
         return INSIDE_FUNC
-    return _WITHOUT_DATA if type(tensor).__name__ == "FakeTensor" or tensor.is_meta else ""
+    if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
+        return _WITHOUT_DATA
+    is_owner = type(tensor) in _OWNERS and tensor.layout is torch.strided and not tensor.is_nested
+    return FREED if is_owner and is_freed(tensor) else ""
 
 
 def place_of(tensor: torch.Tensor) -> int:

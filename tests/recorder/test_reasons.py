@@ -399,3 +399,60 @@ def test_a_compiled_model_with_hooks_on_its_modules_reports_that_nothing_is_capt
     assert all("attach='module'" in item.reason for item in found.values())
     (event,) = [event for event in watcher.store.events() if event.name == "inside-compiled-function"]
     assert "attach='global'" in event.message
+
+
+class Freed(nn.Module):
+    """Returns a tensor whose memory was freed, as wrappers of large models leave it."""
+
+    def __init__(self, dtype: torch.dtype, begin: int, step: int) -> None:
+        super().__init__()
+        self.dtype, self.part = dtype, slice(begin, begin + 64 * step, step)
+
+    def forward(self, _: Tensor) -> Tensor:
+        whole = torch.ones(200_000, dtype=self.dtype)
+        found = whole[self.part]
+        whole.untyped_storage().resize_(0)
+        return found
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("begin", [0, 100_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64])
+def test_a_tensor_whose_memory_was_freed_is_never_read(dtype: torch.dtype, begin: int, step: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Freed(dtype, begin, step))
+    weight, buffer = nn.Parameter(torch.ones(9)), torch.ones(9)
+    model.register_parameter("weight", weight)
+    model.register_buffer("buffer", buffer)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, kinds={"input", "output", "output_grad", "param", "param_grad", "update"}) as watcher:
+        watcher.probe("size", lambda tensor: tensor.abs().sum(), every=1)
+        watcher.request_snapshot("1", "output")
+        for number in range(4):
+            if number == 1:
+                weight.untyped_storage().resize_(0)
+                buffer.untyped_storage().resize_(0)
+            inner = model[0](torch.ones(2, 4))
+            model[1](inner)
+            inner.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        watcher.flush()
+        coverage = {item.path: item for item in watcher.coverage()}
+    assert "its memory was freed" in coverage["1"].reason
+    assert watcher.errors == []
+    assert "snapshot-missed" in [event.name for event in watcher.store.events()]
+
+
+@pytest.mark.parametrize("capsule", ["error", "never"])
+def test_uncaptured_steps_read_no_gradient_whose_memory_was_freed(capsule: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
+    with watch(model, every=1 << 20, capsule=capsule) as watcher:
+        for _ in range(70):
+            model(torch.ones(3, 4)).square().mean().backward()
+            for parameter in model[0].parameters():
+                assert parameter.grad is not None
+                parameter.grad.untyped_storage().resize_(0)
+            optimizer.step()
+            model.zero_grad()
+        assert watcher.errors == []

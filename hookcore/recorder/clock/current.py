@@ -14,6 +14,7 @@ from hookcore import hooks
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.internals import function_modes
 from hookcore.observe import cpu
+from hookcore.observe.arena import LOW, address_of
 from hookcore.recorder.clock.steptimes import Meter
 
 _observe = cpu.observe
@@ -167,7 +168,10 @@ class TensorHook:
                     and grad.is_cpu
                     and grad.is_contiguous()
                 ):
-                    _observe(grad.data_ptr(), grad.numel(), self.grad_row, self._control)
+                    address = grad.data_ptr()
+                    if address < LOW:
+                        address = address_of(grad)
+                    _observe(address, grad.numel(), self.grad_row, self._control)
                     is_plain = True
             except Exception:  # a layout without an address, which the slow path handles
                 pass

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookcore.hooks.internals import DisableTorchFunction
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import unseen, why_empty
 from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.roots import Root
@@ -418,6 +418,8 @@ class Parameters:
             for parameter in owned:
                 if parameter.update_slot >= 0 and not parameter.is_shared and (tensor := parameter.tensor) is not None:
                     try:
+                        if why_empty(tensor):
+                            continue
                         copies.append((parameter, tensor.detach().clone()))
                     except Exception as error:
                         self._errors.record("copy of a weight", error, parameter.plan)

@@ -22,7 +22,7 @@ from hookcore.hooks.handle import HookHandle
 from hookcore.hooks.internals import DisableTorchFunction, version_of
 from hookcore.hooks.tensors import hook_gradient, hook_leaves
 from hookcore.observe.copies import is_capturing
-from hookcore.observe.plain import generators_kept, unseen
+from hookcore.observe.plain import generators_kept, unseen, why_empty
 from hookcore.probes import PassGradients, attention, channel_rms, channel_zeros, outliers
 from hookcore.recorder.calls.plans import Call, Plan, PlanTable
 from hookcore.recorder.context import Context
@@ -526,7 +526,7 @@ class Probes:
         """Call the function, and add its results to the rows of their taps."""
         place = " ".join(filter(None, ("" if kind == "output" else kind, index)))
         key = probe.name, Tap(plan.path, PROBE, place, call, phase)
-        if probe.is_off or key in self._measured:
+        if probe.is_off or key in self._measured or why_empty(tensor):
             return
         given = tensor.detach()
         before = version_of(given)

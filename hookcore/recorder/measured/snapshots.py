@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hookcore.hooks.internals import DisableTorchFunction, is_wrapped
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.copies import MAX_BYTES, Copy, first_part, take_copy
-from hookcore.observe.plain import unseen
+from hookcore.observe.plain import unseen, why_empty
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.clock.owners import instances_of
@@ -431,6 +431,9 @@ class Snapshots:
         held = sum(other.before.nbytes for other in self._pending if other.before is not None)
         if held > MAX_WAITING_BYTES - MAX_BYTES:
             request.hint = "other pending updates already take too many bytes"
+            return
+        if reason := why_empty(tensor):
+            request.hint = reason
             return
         with unseen():
             request.before = first_part(tensor.detach()).clone()

@@ -26,7 +26,7 @@ from hookcore.hooks.internals import (
 )
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu, layout
-from hookcore.observe.arena import CODES, CpuArena
+from hookcore.observe.arena import CODES, LOW, CpuArena, address_of
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.calls.plans import Call, Plan
 from hookcore.recorder.clock.current import CurrentStep, TensorHook
@@ -270,7 +270,10 @@ class Statistics:
                 call = counts.training
                 hook = lone[call] if call < len(lone) else self._lone_hook(plan, call, output)
                 if hook.row:
-                    _observe(output.data_ptr(), output.numel(), hook.row, self._control)
+                    address = output.data_ptr()
+                    if address < LOW:
+                        address = address_of(output)
+                    _observe(address, output.numel(), hook.row, self._control)
                 counts.training = call + 1
                 if hook.grad_row:
                     hook_gradient(output, hook)
@@ -366,7 +369,7 @@ class Statistics:
                 and tensor.is_contiguous()
                 and not tensor.is_neg()
             ):
-                _observe(tensor.data_ptr(), tensor.numel(), self.arena.row(slot), self._control)
+                _observe(address_of(tensor), tensor.numel(), self.arena.row(slot), self._control)
                 return
         except Exception:  # a layout without an address, which the slow path handles
             pass
