@@ -267,7 +267,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse", "attention that is measured, or "),
-    **{rule: _probed(rule, "fused attention, or ") for rule in OF_HEADS},
+    **{rule: _probed(rule, "fused attention, nn.MultiheadAttention, or ") for rule in OF_HEADS},
     **dict.fromkeys(("dead-expert", "router-collapse", "uneven-expert-ranks")),  # without a router, nothing lacks
     "outlier-channel": None,  # nor without blocks
     "dominant-micro-batch": None,  # nor with one micro-batch in each step

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookcore
 from hookcore.findings import RULES, reach_of, without_data
@@ -85,13 +85,28 @@ def test_a_default_watch_lists_what_it_cannot_find() -> None:
     assert set(without_data(trained((), {}, evaluates=True))) == UPDATES | {"overfit", *PROBES, "batch-norm-drift"}
 
 
+class StepwiseAttention(nn.Module):
+    """Attention with two heads, operator by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 24)
+
+    def forward(self, values: Tensor) -> Tensor:
+        query, key, value = self.mix(values).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return (query @ key.mT).softmax(-1) @ value  # type: ignore[no-any-return]
+
+
 def test_a_model_with_attention_lacks_what_rules_about_heads_need() -> None:
     seed_all()
     heads = {"attention-logit-growth", "attention-first-token", "dead-heads"}
-    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-    # With dropout, the CPU has no fused attention, and its weights say nothing of logits and outputs.
-    for dropout, silent in ((0.5, heads - {"attention-first-token"}), (0.0, set[str]())):
-        model.self_attn.dropout = dropout
+    torchs = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    # The weights of attention that is computed step by step say nothing of logits and outputs.
+    models: tuple[tuple[nn.Module, set[str]], ...] = (
+        (StepwiseAttention(), heads - {"attention-first-token"}),
+        (torchs, set()),
+    )
+    for model, silent in models:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with hookcore.watch(model, server=None, budget=None, state_every=1) as watcher:
             model(torch.randn(2, 3, 8)).sum().backward()
