@@ -18,7 +18,7 @@ struct mark {
 struct owner { /* an optimizer; the references belong to the facts */
     PyObject *optimizer, *groups;
     uint64_t witnesses; /* a bit for each */
-    int64_t is_scaled, may_end, last_step, gap;
+    int64_t is_scaled, may_end, has_schedule, last_step, gap;
 };
 
 struct turn {
@@ -52,6 +52,7 @@ typedef struct {
     /* Of captured steps: the first row and how many of them are used, whether something is read before an optimizer steps
      * and calls are kept, and the bytes in the notes. */
     int64_t captures, base, used, reads_ahead, keeps, bytes;
+    int64_t moved; /* whether a rate has changed since the facts were learned */
     PyObject *rest, *current, *taps; /* which belong to the facts; `rest` does what is left to Python */
     /* references, all of them cleared together */
     PyObject *facts; /* the tuple that the following ones belong to */
@@ -264,8 +265,8 @@ static int is_quiet(const Track *track)
 }
 
 /* Whether the optimizer steps the same tensors at the same rates. `groups`: for each group, how many tensors, the last
- * one's id, and the rate; NULL if rates don't matter. */
-static int has_groups(PyObject *optimizer, PyObject *as_known)
+ * one's id, and the rate; NULL if rates don't matter. `moved`: set if only a rate differs; NULL if none may. */
+static int has_groups(PyObject *optimizer, PyObject *as_known, int64_t *moved)
 {
     PyObject *groups = PyObject_GetAttr(optimizer, names[N_GROUPS]);
     Py_ssize_t many = PyTuple_Size(as_known);
@@ -276,6 +277,8 @@ static int has_groups(PyObject *optimizer, PyObject *as_known)
         if (rate != &_Py_NoneStruct) {
             PyObject *found = PyDict_GetItemWithError(group, names[N_LR]);
             is_same = found == rate || (found != NULL && found->type == rate->type && PyFloat_AsDouble(found) == PyFloat_AsDouble(rate));
+            if (!is_same && moved != NULL && found != NULL && found->type == rate->type)
+                *moved = is_same = 1;
         }
         if (is_same && i == many - 1) {
             PyObject *tensors = PyDict_GetItemWithError(group, names[N_PARAMS]);
@@ -434,7 +437,7 @@ static int begin_update(Track *track, PyObject *const *arguments)
     int is_late = track->compares && !(owner->witnesses & track->reached);
     if (is_late ? track->passes != 0 || !has_nothing_new(track, which) || !hold_none(track) : track->passes == 0 || !owner->may_end)
         return 0;
-    if (!has_groups(arguments[0], owner->groups) || !find_frame(track, owner->is_scaled != 0))
+    if (!has_groups(arguments[0], owner->groups, track->captures && owner->has_schedule ? &track->moved : NULL) || !find_frame(track, owner->is_scaled != 0))
         return 0;
     track->scale = NAN;
     track->running = which;
@@ -552,7 +555,7 @@ static int follow_up(Track *track, int64_t then, PyObject *optimizer)
 {
     return then == STEP   ? leave_to(track, N_END_PASS, NULL)
            : then == PASS ? leave_to(track, N_BEGIN_STEP, NULL)
-                          : then != IN_STEP || !track->reads_ahead || leave_to(track, N_BEGIN_UPDATE, optimizer);
+                          : then != IN_STEP || !(track->reads_ahead || track->moved) || leave_to(track, N_BEGIN_UPDATE, optimizer);
 }
 
 /* Handle a call if it is an expected one. While torch is asked, another thread may take the notes, and end the run. */
@@ -644,17 +647,18 @@ static PyObject *track_drop(PyObject *self, PyObject *const *arguments, Py_ssize
 }
 
 /* An optimizer: a weak reference, its groups, the first of its witnesses and the one after the last, whether a scaler
- * steps it, and whether it may end a step. */
+ * steps it, whether it may end a step, and whether its rates were seen to change. */
 static int read_owner(struct owner *owner, PyObject *facts)
 {
-    long long first, last, is_scaled, may_end;
-    if (!PyArg_ParseTuple(facts, "OOLLLL", &owner->optimizer, &owner->groups, &first, &last, &is_scaled, &may_end))
+    long long first, last, is_scaled, may_end, has_schedule;
+    if (!PyArg_ParseTuple(facts, "OOLLLLL", &owner->optimizer, &owner->groups, &first, &last, &is_scaled, &may_end, &has_schedule))
         return 0;
     owner->witnesses = 0;
     for (long long i = first; i < last; i++)
         owner->witnesses |= 1ULL << i;
     owner->is_scaled = is_scaled;
     owner->may_end = may_end;
+    owner->has_schedule = has_schedule;
     return 1;
 }
 
@@ -694,6 +698,7 @@ static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssiz
             Py_DecRef(arguments[0]);
             return NULL;
         }
+    track->moved = 0;
     if (!read_captured(track)) {
         Py_DecRef(arguments[0]);
         return NULL;

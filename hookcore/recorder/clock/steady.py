@@ -99,6 +99,7 @@ class OwnerFacts(NamedTuple):
     last: int  # and the one after its last
     is_scaled: bool
     may_end: bool  # a step of the training: the name of its loss is known
+    has_schedule: bool  # whether the rates of all its groups were seen to change
 
 
 class Notes(NamedTuple):
@@ -177,9 +178,12 @@ class CapturedSteps:
         self._current, self._errors, self._lock = context.current, context.errors, context.lock
         self._parameters, self._cadence, self._collector = context.parameters, context.cadence, capture.collector
         self._dispatcher, self._keeping = capture.dispatcher, capture.keeping
-        self._keeps = False  # whether calls are kept
+        self._keeps = self._reads_ahead = (
+            False  # whether calls are kept, or something is read before an optimizer steps
+        )
         self._costs: dict[str, float] = {}  # the numbers about the cost
-        self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
+        self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step,
+        self._scalars: dict[int, dict[str, Any]] = {}  # and numbers
         self._timed_at = 0  # the next step to time
         self._from = 0.0, 0.0  # when the timed step began, and how long the track had taken until then
 
@@ -215,7 +219,7 @@ class CapturedSteps:
         taps, keeps = statistics.table.taps, keeper is not None and keeper.armed
         self._keeps, self._costs = keeps, self._cadence.as_scalars()
         self._timed_at = self._cadence.next_timed(self._context.step)
-        reads_ahead = keeps or owner.settled != self._parameters.version
+        self._reads_ahead = reads_ahead = keeps or owner.settled != self._parameters.version
         return CapturedFacts(self, self._current, statistics.arena.base, taps, len(taps), reads_ahead, keeps)
 
     def put(self, lights: Iterable[Light], notes: Notes) -> None:
@@ -224,13 +228,15 @@ class CapturedSteps:
             step, time_s, elapsed_s, logged, name, parts, _ = light
             found = {name: Sum(parts)} if parts else {}
             frame = RawFrame(step, time_s, packed, (), passes, elapsed_s, scaled=self._collector.scale.kinds)
-            frame.scalars = {**(logged or {}), **found, **self._costs}
+            frame.scalars = {**self._scalars.pop(step, {}), **(logged or {}), **found, **self._costs}
             frame.rows = self._rows.pop(step, frame.rows)
             self._collector.queue.put(frame)
 
     def forget(self) -> None:
-        """Forget the running step: the full machinery asks again."""
+        """Leave the running step to the full machinery, which asks for facts again."""
         self._rows.clear()
+        self._collector.add_scalars(self._scalars.pop(self._context.step, {}))
+        self._scalars.clear()
 
     # After calls that the track has handled. Nothing here depends on its notes, which another thread may take.
 
@@ -249,6 +255,11 @@ class CapturedSteps:
     def begin_update(self, optimizer: Optimizer) -> None:
         """Read what the optimizer is about to use."""
         if (owner := self._context.owners.get(optimizer)) is None:
+            return
+        self._optimizers.read_rates(owner, optimizer)
+        if self._collector.scalars and self._context.track.runs:
+            self._scalars[self._context.step], self._collector.scalars = self._collector.scalars, {}
+        if not self._reads_ahead:
             return
         self._optimizers.read(owner, optimizer)
         if raws := self._parameters.raws():
@@ -502,7 +513,8 @@ class Steady:
             if not groups:
                 return ()
             may_end = bool(owner.loss_name) or loss.is_logged or not self._reads
-            known.append(OwnerFacts(owner.ref, groups, first, last, owner.scaler.live() is not None, may_end))
+            scaled, schedule = owner.scaler.live() is not None, len(owner.rated) == len(groups)
+            known.append(OwnerFacts(owner.ref, groups, first, last, scaled, may_end, schedule))
             first = last
         return tuple(known)
 
