@@ -15,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from hookcore.observe import cpu, layout, portable, reference
-from hookcore.observe.arena import CpuArena, Slot, stats_of, unpack
+from hookcore.observe.arena import CpuArena, DeviceSlot, stats_of, unpack
 from hookcore.observe.device import add_by_operators
 from hookcore.records import STATS
 from hookcore.records.sketch import BINS, bins_of
@@ -68,7 +68,7 @@ def _measure_by_numpy(*tensors: torch.Tensor) -> Measured:
 def _measure_by_torch(*tensors: torch.Tensor) -> Measured:
     rows, histogram = torch.zeros((1, layout.CELLS), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int32)
     for tensor in tensors:
-        add_by_operators(tensor, Slot.of(rows, histogram), 1, 0)
+        add_by_operators(tensor, DeviceSlot.of(rows, histogram), 1, 0)
     return dict(zip(STATS, stats_of(rows.numpy())[0].tolist(), strict=True)), histogram.numpy()
 
 
@@ -81,7 +81,7 @@ def interpret(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0)
     with np.errstate(invalid="ignore"):  # the first pass also adds non-finite values, and is then repeated
         for tensor in tensors:
             stride = reference.stride_of(tensor.numel(), limit)
-            triton_kernel.add(tensor, Slot.of(rows, histogram), stride, offset, BLOCK)
+            triton_kernel.add(tensor, DeviceSlot.of(rows, histogram), stride, offset, BLOCK)
     return reference.combine(rows).numpy(), histogram.numpy()
 
 

@@ -103,7 +103,7 @@ def _add_up(harvest: Harvest, slots: NDArray[np.uint32], rows: NDArray[np.intp])
 ALIGNMENT: Final = 16  # bytes: from addresses that are multiples of it, kernels of GPUs read several values at once
 
 
-class Slot(NamedTuple):
+class DeviceSlot(NamedTuple):
     """A tap's place in the memory of a device other than the CPU, and where it is."""
 
     rows: torch.Tensor  # [programs, CELLS]
@@ -113,7 +113,7 @@ class Slot(NamedTuple):
     programs: int
 
     @classmethod
-    def of(cls, rows: torch.Tensor, histogram: torch.Tensor) -> Slot:
+    def of(cls, rows: torch.Tensor, histogram: torch.Tensor) -> DeviceSlot:
         """Return these views with their addresses, which are read only once; 0 where no kernel needs them."""
         places = (rows.data_ptr(), histogram.data_ptr()) if rows.is_cuda or rows.is_cpu else (0, 0)
         return cls(rows, histogram, *places, len(rows))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hookcore.hooks.internals import current_gpu, is_stream_capturing, zero_all
 from hookcore.observe import layout, reference
-from hookcore.observe.arena import ALIGNMENT, FREED, Harvest, Slot, _is_dense, is_freed
+from hookcore.observe.arena import ALIGNMENT, FREED, DeviceSlot, Harvest, _is_dense, is_freed
 from hookcore.observe.copies import wait_for
 from hookcore.observe.plain import unseen
 from hookcore.records import sketch
@@ -109,8 +109,8 @@ IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to s
 TOGETHER: Final = "HOOKCORE_GPU_TOGETHER"  # switches on what no GPU has run yet: see docs/architecture.md
 MAX_TOGETHER: Final = 1 << 20  # values: of more, reading them takes longer than launching a kernel
 
-AddToSlot = Callable[[Tensor, Slot, int, int], None]
-AddAll = Callable[[Sequence[tuple[Tensor, Slot, int]], int], None]
+AddToSlot = Callable[[Tensor, DeviceSlot, int, int], None]
+AddAll = Callable[[Sequence[tuple[Tensor, DeviceSlot, int]], int], None]
 MergeSlots = Callable[[Tensor, Tensor], None]
 
 
@@ -249,7 +249,7 @@ class DeviceArena:
             with self._lock, self._on_stream():
                 zero_all(filled)
 
-    def _add(self, tensor: Tensor, slot: Slot) -> None:
+    def _add(self, tensor: Tensor, slot: DeviceSlot) -> None:
         stride = reference.stride_of(tensor.numel(), self.sketch_values)
         try:
             # Launches go to the current device, which may be another one.
@@ -347,7 +347,7 @@ class Segment:
 
     rows: Tensor  # [slots, programs, CELLS]
     histograms: Tensor  # int32 [slots, BINS]
-    slots: list[Slot]  # views, made in advance: later, a mode of the user would see it
+    slots: list[DeviceSlot]  # views, made in advance: later, a mode of the user would see it
     used: int = 0  # slots from the first to the last one used in this step
 
     @classmethod
@@ -355,14 +355,14 @@ class Segment:
         shape = (SLOTS_PER_SEGMENT, programs, layout.CELLS)
         rows = torch.zeros(shape, dtype=reference.wide_type(device), device=device)
         histograms = torch.zeros((SLOTS_PER_SEGMENT, sketch.BINS), dtype=torch.int32, device=device)
-        return cls(rows, histograms, list(map(Slot.of, rows.unbind(), histograms.unbind())))
+        return cls(rows, histograms, list(map(DeviceSlot.of, rows.unbind(), histograms.unbind())))
 
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes + self.histograms.nbytes
 
 
-def add_by_operators(tensor: Tensor, slot: Slot, stride: int, offset: int) -> None:
+def add_by_operators(tensor: Tensor, slot: DeviceSlot, stride: int, offset: int) -> None:
     """Do the kernel's work with torch's operators."""
     with unseen():
         values = reference.flat(tensor)

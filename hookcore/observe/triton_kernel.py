@@ -20,7 +20,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from hookcore.observe import layout
-from hookcore.observe.arena import ALIGNMENT, Slot
+from hookcore.observe.arena import ALIGNMENT, DeviceSlot
 from hookcore.observe.copies import apart_from_captures
 from hookcore.observe.plain import unseen
 from hookcore.records import sketch
@@ -470,7 +470,7 @@ def programs_on(device: torch.device) -> int:
     return PROGRAMS_PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def add(tensor: Tensor, slot: Slot, stride: int, offset: int, block: int = BLOCK) -> None:
+def add(tensor: Tensor, slot: DeviceSlot, stride: int, offset: int, block: int = BLOCK) -> None:
     """Launch the kernel: add a tensor whose values fill one stretch of memory to a slot.
 
     stride and offset: how the sketch samples (`hookcore.observe.reference.stride_of`; 0: no sketch).
@@ -498,7 +498,7 @@ def _constants(dtype: torch.dtype, block: int) -> dict[str, Any]:
     return {"WIDE": wide, "FAR": dtype is torch.float64, "BLOCK": block, "SKETCH_BLOCK": min(block, SKETCH_BLOCK)}
 
 
-def add_all(given: Sequence[tuple[Tensor, Slot, int]], offset: int, block: int = BLOCK) -> None:
+def add_all(given: Sequence[tuple[Tensor, DeviceSlot, int]], offset: int, block: int = BLOCK) -> None:
     """Launch one kernel that adds several tensors of one type and device: each with its slot and stride, as `add` does.
 
     Their addresses must be multiples of `ALIGNMENT`, and no two may have one slot: their programs run at the same time.

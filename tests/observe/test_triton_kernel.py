@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookcore.observe import device, layout, reference, triton_kernel
-from hookcore.observe.arena import ALIGNMENT, CODES, Slot
+from hookcore.observe.arena import ALIGNMENT, CODES, DeviceSlot
 from hookcore.observe.device import FREED, MAX_TOGETHER, SLOTS_PER_SEGMENT, DeviceArena, Kernel
 from hookcore.records.sketch import BINS
 from tests.inside import class_of
@@ -69,7 +69,7 @@ def test_the_sampled_values_are_those_of_the_reference(number: int, limit: int, 
 def test_no_more_programs_run_than_a_slot_has_rows() -> None:
     rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
     histogram = torch.zeros(BINS, dtype=torch.int32)
-    triton_kernel.add(torch.ones(BLOCK * 10), Slot.of(rows[:2], histogram), 1, 0, BLOCK)
+    triton_kernel.add(torch.ones(BLOCK * 10), DeviceSlot.of(rows[:2], histogram), 1, 0, BLOCK)
     assert rows[:, layout.FINITE].tolist() == [5 * BLOCK, 5 * BLOCK, 0]
 
 
@@ -82,7 +82,7 @@ def test_rows_are_merged_as_by_the_reference_and_emptied(slots: list[list[np.nda
     for slot, parts in zip(rows, slots, strict=True):
         for program, part in zip(slot, parts, strict=False):
             with np.errstate(invalid="ignore"):
-                triton_kernel.add(torch.from_numpy(part), Slot.of(program[None], histogram), 1, 0, BLOCK)
+                triton_kernel.add(torch.from_numpy(part), DeviceSlot.of(program[None], histogram), 1, 0, BLOCK)
     merged = torch.full((len(slots), layout.CELLS), torch.nan, dtype=torch.float64)
     triton_kernel.merge(rows, merged)
     for row, parts in zip(merged.numpy(), slots, strict=True):
@@ -437,7 +437,7 @@ def test_every_slot_of_a_device_is_where_the_kernels_expect_it() -> None:
     for programs in (1, PROGRAMS, 264):
         rows = torch.zeros((64, programs, layout.CELLS), dtype=torch.float64)
         histograms = torch.zeros((64, BINS), dtype=torch.int32)
-        for slot in map(Slot.of, rows, histograms):
+        for slot in map(DeviceSlot.of, rows, histograms):
             assert slot.rows_at % ALIGNMENT == slot.histogram_at % ALIGNMENT == 0
             assert slot.programs == programs
 
