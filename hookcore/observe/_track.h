@@ -69,7 +69,19 @@ enum { FACTS = 21 }; /* references in `facts`, in the order above */
 
 /* -- Reading ------------------------------------------------------------------------------------------------------- */
 
-enum { LOWEST = 1 << 16 }; /* no memory has a lower address: that of a tensor whose memory was freed is its offset */
+static const int64_t LOW = 1LL << 40; /* arena.py has the same: addresses of memory are above it, or need a closer look */
+
+/* Where a tensor's values are. If its memory was freed, the address is its offset in the storage, which has no bytes. */
+static int read_address(PyObject *tensor, int64_t *address)
+{
+    int64_t bytes = 0;
+    if (!call_integer(tensor, N_DATA_PTR, address) || *address >= LOW)
+        return *address >= LOW;
+    PyObject *storage = PyObject_CallMethodObjArgs(tensor, names[N_STORAGE], NULL);
+    int is_there = storage != NULL && call_integer(storage, N_NBYTES, &bytes) && bytes > 0;
+    Py_DecRef(storage);
+    return is_there;
+}
 
 /* A plain float32 tensor in memory. Those of torch.func and of other layouts have no address: asking for it raises. */
 static int is_plain(const Track *track, PyObject *tensor)
@@ -80,9 +92,9 @@ static int is_plain(const Track *track, PyObject *tensor)
 
 static int read_number(const Track *track, PyObject *tensor, double *number)
 {
-    int64_t dims, negative, address;
+    int64_t dims, negative, address = 0;
     if (!is_plain(track, tensor) || !call_integer(tensor, N_DIM, &dims) || dims || !call_integer(tensor, N_IS_NEG, &negative) ||
-        negative || !call_integer(tensor, N_DATA_PTR, &address) || address < LOWEST)
+        negative || !read_address(tensor, &address))
         return 0;
     *number = *(const float *)address;
     return 1;
@@ -102,9 +114,9 @@ static int read_only(const Track *track, PyObject *sequence, double *number)
 /* Whether a gradient's first values are finite. */
 static int is_fine(const Track *track, PyObject *gradient)
 {
-    int64_t contiguous, size, address;
+    int64_t contiguous, size, address = 0;
     if (!is_plain(track, gradient) || !call_integer(gradient, N_IS_CONTIGUOUS, &contiguous) || !contiguous ||
-        !call_integer(gradient, N_NUMEL, &size) || !call_integer(gradient, N_DATA_PTR, &address) || (size && address < LOWEST))
+        !call_integer(gradient, N_NUMEL, &size) || (size && !read_address(gradient, &address)))
         return 0;
     return is_finite((const uint32_t *)address, size < MAX_VALUES ? size : MAX_VALUES);
 }

@@ -456,3 +456,46 @@ def test_uncaptured_steps_read_no_gradient_whose_memory_was_freed(capsule: str) 
             optimizer.step()
             model.zero_grad()
         assert watcher.errors == []
+
+
+@pytest.mark.parametrize("every", [1, 1 << 20])
+def test_gradients_in_a_large_buffer_are_not_read_while_its_memory_is_freed(every: int) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8))
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, 0.01)
+    buffer = torch.zeros(sum(each.numel() for each in parameters))
+    whole, waiting, held = buffer.untyped_storage().nbytes(), set[int](), list[torch.Tensor]()
+    for each, part in zip(parameters, buffer.split([each.numel() for each in parameters]), strict=True):
+        each.grad = part.view_as(each)
+
+    def offload(parameter: Tensor) -> None:
+        waiting.discard(id(parameter))
+        if not waiting:
+            held.append(buffer.clone())
+            buffer.untyped_storage().resize_(0)
+
+    for each in parameters:
+        each.register_post_accumulate_grad_hook(offload)
+    with watch(model, every=every, capsule="never") as watcher:
+        for _ in range(80):
+            waiting.update(map(id, parameters))
+            model(torch.ones(3, 256)).square().mean().backward()
+            buffer.untyped_storage().resize_(whole)
+            buffer.copy_(held.pop())
+            optimizer.step()
+            buffer.zero_()
+        assert watcher.flush()
+        assert watcher.store.steps().count == watcher.current_step == 80
+        assert watcher.errors == []
+
+
+def test_a_number_whose_memory_was_freed_is_not_read() -> None:
+    whole = torch.ones(200_000)
+    number = whole[100_000]
+    whole.untyped_storage().resize_(0)
+    with watch(nn.Linear(2, 2)) as watcher:
+        watcher.log(number=number)
+        watcher.step()
+        assert watcher.flush()
+        assert "number" not in watcher.store.scalar_names()
+        assert [error for error in watcher.errors if "not allocated" in str(error)]

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from hookcore.errors import ArgumentError
 from hookcore.findings.losses import jump_limit
 from hookcore.hooks.internals import dispatch_modes, function_modes, is_wrapped
+from hookcore.observe.arena import LOW, is_freed
 from hookcore.observe.copies import apart_from_captures, start_copy
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.clock.owners import Fate, Owner, Owners
@@ -76,6 +77,12 @@ def read_memory(value: Any) -> float | None:
     return None if is_wrapped(value) else _number_at(value)
 
 
+def _address_of(value: Tensor) -> int:
+    """Return where a tensor's value is; 0 if it has none."""
+    address = value.data_ptr()
+    return 0 if address < LOW and is_freed(value) else address
+
+
 def product_of(*values: Any) -> float | None:
     """Return the product of plain float32 tensors without axes, while no mode is active; None if one is another one."""
     product = 1.0
@@ -88,7 +95,7 @@ def product_of(*values: Any) -> float | None:
             or value.dim()
             or value.is_neg()
             or is_wrapped(value)
-            or not (address := value.data_ptr())
+            or not (address := _address_of(value))
         ):
             return None
         product *= _c_float(address).value
@@ -98,7 +105,7 @@ def product_of(*values: Any) -> float | None:
 def _number_at(value: Tensor) -> float | None:
     """Return the number in the memory of a strided tensor; None if it has none of its own, or is of another type."""
     kind = _TYPES.get(value.dtype)
-    if kind is None or value.is_neg() or not (address := value.data_ptr()):
+    if kind is None or value.is_neg() or not (address := _address_of(value)):
         return None
     number = kind.from_address(address).value
     if kind is not ctypes.c_uint16:
