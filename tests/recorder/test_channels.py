@@ -17,13 +17,12 @@ import hookcore
 from hookcore import probes
 from hookcore.delivery.archive import load_into, read_archive
 from hookcore.errors import PatternError
-from hookcore.recorder.measured import probes as channels
 from hookcore.records import Command, Frame, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.store.bounded import MAX_COLUMNS
 from tests.api_world import World, make_frame
 from tests.harness import digest, process_state, random_state, seed_all
-from tests.inside import class_of, recorder_of
+from tests.inside import class_of, module_of, recorder_of
 
 TAP = Tap("conv", "probe", "size")
 
@@ -114,9 +113,9 @@ def test_the_channels_of_the_last_step_are_sent_before_the_end() -> None:
 
 
 def test_columns_that_find_too_many_waiting_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "MAX_WAITING", 2)
+    monkeypatch.setattr(module_of("ChannelColumns"), "MAX_COLUMNS", 2)
     errors = class_of("ErrorLog")(SimpleNamespace(number=7))
-    columns = channels.ChannelColumns(errors)
+    columns = class_of("ChannelColumns")(errors)
     for place in range(5):
         columns.note(Tap(f"act{place}", "probe", "size"), 7, 3, torch.ones(3))
     columns.end_step()
