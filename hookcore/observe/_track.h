@@ -551,8 +551,13 @@ static PyObject *pass_on(Track *track, int name, PyObject *const *a, Py_ssize_t 
     if (host == NULL)
         return none();
     Py_IncRef(host);
-    if (track->next != OFF && (settled = PyObject_CallMethodObjArgs(host, names[N_SETTLE], NULL)) == NULL)
+    if (track->next != OFF && (settled = PyObject_CallMethodObjArgs(host, names[N_SETTLE], NULL)) == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) { /* such as Ctrl+C, which is for the script */
+            Py_DecRef(host);
+            return NULL;
+        }
         PyErr_Clear(); /* it reports its own errors */
+    }
     Py_DecRef(settled);
     PyObject *found = given == 3 ? PyObject_CallMethodObjArgs(host, names[name], a[0], a[1], a[2], NULL)
                     : given == 2 ? PyObject_CallMethodObjArgs(host, names[name], a[0], a[1], NULL)

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -873,6 +874,41 @@ def test_captured_steps_that_go_the_short_way_are_timed_as_they_are(monkeypatch:
         assert watcher.flush()
         assert cadence.cost > 0
         assert watcher.errors == []
+
+
+@pytest.mark.parametrize("every", [1, 10_000])
+def test_ctrl_c_while_notes_of_steps_are_taken_reaches_the_script_and_loses_no_step(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, pressed = Plain(), False
+
+    def presses(usual: Callable[..., None]) -> Callable[..., None]:
+        def press(cadence: Cadence, *given: Any, **options: Any) -> None:
+            nonlocal pressed
+            is_noted = usual.__name__ == "steps_ended" or options.get("short")
+            if is_noted and not pressed and threading.current_thread() is threading.main_thread():
+                pressed = True
+                raise KeyboardInterrupt
+            usual(cadence, *given, **options)
+
+        return press
+
+    for usual in (Cadence.steps_ended, Cadence.followed):  # after frames are made, and before
+        monkeypatch.setattr(Cadence, usual.__name__, presses(usual))
+    with watch(world.model, every=every, capsule="never") as watcher:
+        with pytest.raises(KeyboardInterrupt) if hasattr(cpu.Track, "learn") else nullcontext():
+            for number in range(1000):
+                world.step()
+                watcher.log(place=float(number))
+        for _ in range(3):
+            world.step()
+        assert watcher.flush()
+        assert watcher.errors == []
+        assert watcher.store.steps().count == watcher.current_step
+        found = watcher.store.scalars("backward/loss", points=2000)
+        assert len(found.mean) >= watcher.current_step - 1  # that of the step in which it came may be unknown
+        logged = watcher.store.scalars("place", points=2000)
+        assert logged.first_step.tolist() == logged.mean.tolist() == list(range(len(logged.mean)))
 
 
 @pytest.mark.parametrize("at_end", [False, True])

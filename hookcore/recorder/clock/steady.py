@@ -226,6 +226,9 @@ class CapturedSteps:
         """Queue the frames of steps that have ended."""
         for light, packed, passes in zip(lights, notes.packed, notes.parts, strict=True):
             step, time_s, elapsed_s, logged, name, parts, _ = light
+            if step <= self._collector.queue.shipped:  # and then Ctrl+C came
+                continue
+            self._collector.queue.shipped = step
             found = {name: Sum(parts)} if parts else {}
             frame = RawFrame(step, time_s, packed, (), passes, elapsed_s, scaled=self._collector.scale.kinds)
             frame.scalars = {**self._scalars.pop(step, {}), **(logged or {}), **found, **self._costs}
@@ -580,9 +583,10 @@ class Steady:
             notes = self._track.take(stops)
             if notes is not None:
                 try:
-                    self._apply(Notes(*notes))
-                except Exception as error:
-                    self._errors.record("notes of steps", error)
+                    self._apply_safely(Notes(*notes))
+                except BaseException:  # Ctrl+C, which is for the script: these steps have ended, and none may be lost
+                    self._apply_safely(Notes(*notes))
+                    raise
             if self._logged:
                 self._give_logged()
             if stops:
@@ -628,6 +632,12 @@ class Steady:
             elif not runs:
                 self._collector.add_scalars(self._logged.pop(step))
 
+    def _apply_safely(self, notes: Notes) -> None:
+        try:
+            self._apply(notes)
+        except Exception as error:
+            self._errors.record("notes of steps", error)
+
     def _apply(self, notes: Notes) -> None:
         """Make the state that these steps, and the calls of the running one, would have made."""
         owners, now_next = self._owners, notes.next
@@ -670,18 +680,20 @@ class Steady:
         if not self._captures:
             self._cadence.followed(spent_s, short=many)
         if not self._paused:
-            self._queue.shipped = step - 1
             numbers, names = (
                 range(step - many, step),
                 [self._owners[at].loss_name for at, joins in notes.turns if not joins],
             )
-            logged = [self._logged.pop(number, None) for number in numbers]
+            logged = [self._logged.get(number) for number in numbers]
             rest = logged, names, parts if wanted else [None] * many, notes.scales
             lights = zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True)
             if self._captures:
                 self._captured.put(lights, notes)
-            else:
+            elif self._queue.shipped < step - 1:  # else they were interrupted later
+                self._queue.shipped = step - 1
                 self._queue.frames.extend(lights)
+            for number in numbers:
+                self._logged.pop(number, None)
         self._cadence.steps_ended(self._captures, notes.elapsed_s)
         self._optimizers.last_captured = self._captures
         self._current.number = step
