@@ -105,3 +105,10 @@ def test_call_and_phase_choose_among_the_tensors_of_a_kind() -> None:
 def test_distributions_are_of_the_first_tensor_of_each_kind() -> None:
     kinds = [tap["kind"] for tap in data_in(page_of(LINEAR), "distributions")]
     assert kinds == ["output", "output_grad", "param", "param_grad", "update"]
+
+
+@pytest.mark.parametrize("taken", [{"phase": "eval"}, {"call": 1}])
+def test_a_module_captured_only_in_evaluations_or_later_calls_has_charts(taken: dict[str, Any]) -> None:
+    page = page_of((replace(OUTPUT, **taken),))
+    assert [plan["id"] for plan in data_in(page, "plans")] == ["values", "percentiles", "shares"]
+    assert len(data_in(page, "distributions")) == 1

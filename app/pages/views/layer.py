@@ -475,9 +475,14 @@ class LayerCharts:
 
     def _of(self, *kinds: Kind) -> list[answers.Tap]:
         """The tensors of kinds, in one call and phase."""
-        call, phase = self.asked["call"] or "0", self.asked["phase"] or "train"
+        call, phase = self._asked_or("call", "0"), self._asked_or("phase", "train")
         own = [tap for tap in self.taps if str(tap.call) == call and tap.phase == phase]
         return [tap for kind in kinds for tap in own if tap.kind == kind]
+
+    def _asked_or(self, name: str, usual: str) -> str:
+        """What is asked for; without that, the usual value, or the first one of a module that never has it."""
+        values = [str(getattr(tap, name)) for tap in self.taps]
+        return self.asked[name] or (usual if usual in values else next(iter(values), usual))
 
     def short(self, tap: answers.Tap) -> str:
         """Return a tensor within its module, in short: `activation`, `bias gradient`."""
