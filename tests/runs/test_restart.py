@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from hookcore.records import Failure
@@ -100,7 +100,7 @@ def states_of(url: str, *runs: str) -> Iterator[dict[str, list[str]]]:
                         for run, states in seen.items():
                             if states[-1:] != [state := told.get(run, "absent")]:
                                 states.append(state)
-            except (OSError, EOFError, TimeoutError, ConnectionClosed):
+            except (OSError, EOFError, TimeoutError, WebSocketException):
                 over.wait(0.01)
 
     thread = threading.Thread(target=listen)
