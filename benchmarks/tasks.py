@@ -580,7 +580,7 @@ def annotate(world: World, person: Person) -> tuple[str, bool]:
     expect(page.locator("dialog textarea")).to_be_focused()
     person.type("warm-up ends")
     person.click(page.get_by_role("button", name="Save"))
-    expect(page.locator("dialog")).to_have_count(0)
+    expect(page.locator("dialog[open]")).to_have_count(0)
     noted = world.site.get(f"annotations?run={world.id_of('sigmoids')}")
     return "warm-up ends, at step 40", "warm-up ends" in json.dumps(noted)
 
@@ -635,6 +635,7 @@ def words(world: World, person: Person) -> tuple[str, bool]:
         expect(page.get_by_role("group", name="Help").get_by_role("option").first).to_be_visible()
         found.append(" ".join(option.inner_text().split()))
         person.press("Escape", "Escape")
+        expect(page.locator("dialog.palette")).to_have_count(0)  # no person is as quick as that
     return "; ".join(found), len(found) == 3
 
 
