@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookcore.hooks.internals import copy_together, is_wrapped
+from hookcore.observe.arena import FREED
 from hookcore.observe.plain import (
     _COMPRESSED,
-    INSIDE_FUNC,
     _has_memory,
     _make_strided,
     kept_elsewhere,
@@ -100,14 +100,10 @@ class Copy:
 def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | str:
     """Copy any kind of tensor, or say why it has no values to copy. `whole` is the shape that it was cut from."""
     with unseen():
-        if is_wrapped(tensor):
-            return f"it is {INSIDE_FUNC}"
-        if type(tensor).__name__ == "DTensor":
+        if type(tensor).__name__ == "DTensor" and not is_wrapped(tensor):
             tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard
-        if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
-            return "it is a tensor without data (meta or fake)"
         if reason := why_empty(tensor):
-            return reason
+            return reason if reason == FREED else f"it is {reason}"
         tensor = tensor.detach()
         dtype = str(tensor.dtype).removeprefix("torch.")
         travels = _travelling_type(tensor)

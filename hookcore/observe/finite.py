@@ -11,7 +11,7 @@ from torch import Tensor, strided
 
 from hookcore.hooks.internals import is_wrapped
 from hookcore.observe import cpu, layout
-from hookcore.observe.arena import CODES, CpuArena, is_freed
+from hookcore.observe.arena import CODES, LOW, CpuArena, is_freed
 from hookcore.observe.copies import start_copy, wait_for
 from hookcore.observe.plain import make_plain, unseen
 
@@ -48,11 +48,12 @@ def is_finite(tensor: Tensor) -> bool:
         or tensor.layout is not strided
         or not tensor.is_contiguous()
         or is_wrapped(tensor)
-        or is_freed(tensor)
     ):
         return False
-    size = tensor.numel()
-    return bool(_is_finite(tensor.data_ptr(), size if size < MAX_VALUES else MAX_VALUES))
+    size, address = tensor.numel(), tensor.data_ptr()
+    if address < LOW and is_freed(tensor):
+        return False
+    return bool(_is_finite(address, size if size < MAX_VALUES else MAX_VALUES))
 
 
 class Tally:
@@ -71,15 +72,14 @@ class Tally:
             or tensor.layout is not strided
             or not tensor.is_contiguous()
             or is_wrapped(tensor)
-            or is_freed(tensor)
         ):
             return False
-        code = CODES.get(tensor.dtype)
-        if code is None:
+        code, address = CODES.get(tensor.dtype), tensor.data_ptr()
+        if code is None or (address < LOW and is_freed(tensor)):
             return False
         size = tensor.numel()
         size = size if size < MAX_VALUES else MAX_VALUES
-        cpu.observe_other(tensor.data_ptr(), size, code, self._row, self._control)
+        cpu.observe_other(address, size, code, self._row, self._control)
         return True
 
     @property

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.store.rows import Rows, overlap, pick, pick_exact, pick_merged
+from hookcore.store.rows import Rows, overlap, pick, pick_exact, pick_merged, stored
 from hookcore.store.segments import ExactRows, Floats, Lanes, MergedRows, Schema, Steps, condense, merge
 
 
@@ -52,11 +52,10 @@ class Peaks:
         """Add the rows of a segment of single steps."""
         steps = part.steps[: part.used]
         for place, rows in self._groups(steps, steps):
-            stored = column < len(schema.columns)
-            read = partial(_read, part, rows, self.lanes)
-            self._add(place, read(column) if stored else schema.read(column, read))
+            read = partial(stored, part, rows, self.lanes)
+            self._add(place, read(column) if column < len(schema.columns) else schema.read(column, read))
             if len(self.suspects):
-                is_bad = schema.count_nonfinite(partial(_read, part, rows, self.suspected))
+                is_bad = schema.count_nonfinite(partial(stored, part, rows, self.suspected))
                 self.bad[place, self.suspects] |= is_bad.any(axis=0)
 
     def add_merged(self, part: MergedRows, column: int) -> None:
@@ -85,10 +84,6 @@ class Peaks:
             for start, end in pairwise(starts)
             if places[start] < len(self.seen)  # else it arrived just now
         ]
-
-
-def _read(part: ExactRows, rows: slice, lanes: Lanes, column: int) -> Floats:
-    return pick(part.values[column], rows, lanes, np.nan).astype(np.float64, copy=False)
 
 
 FACTOR: Final = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -79,15 +80,18 @@ def pick_exact(
     if rows.start == rows.stop:
         return None
 
-    def stored(number: int) -> Floats:
-        return pick(part.values[number], rows, lanes, np.nan).astype(np.float64, copy=False)
-
-    values = schema.read(column, stored)
-    present = (~np.isnan(stored(0))).astype(np.uint32)
-    nonfinite = schema.count_nonfinite(stored).astype(np.uint32)
+    read = partial(stored, part, rows, lanes)
+    values = schema.read(column, read)
+    present = (~np.isnan(read(0))).astype(np.uint32)
+    nonfinite = schema.count_nonfinite(read).astype(np.uint32)
     finite = (~np.isnan(values)).astype(np.uint32)
     ends = steps[rows].copy()
     return Rows(ends, ends, values, values, values, finite, present, nonfinite)
+
+
+def stored(part: ExactRows, rows: slice, lanes: Lanes, column: int) -> Floats:
+    """Return a stored column of some rows, in float64; missing lanes are NaN."""
+    return pick(part.values[column], rows, lanes, np.nan).astype(np.float64, copy=False)
 
 
 def pick_merged(part: MergedRows, column: int, lanes: Lanes, first: int | None, last: int | None) -> Rows | None:

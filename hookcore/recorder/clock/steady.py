@@ -178,9 +178,8 @@ class CapturedSteps:
         self._current, self._errors, self._lock = context.current, context.errors, context.lock
         self._parameters, self._cadence, self._collector = context.parameters, context.cadence, capture.collector
         self._dispatcher, self._keeping = capture.dispatcher, capture.keeping
-        self._keeps = self._reads_ahead = (
-            False  # whether calls are kept, or something is read before an optimizer steps
-        )
+        self._keeps = False  # whether calls are kept
+        self._reads_ahead = False  # whether something is read before an optimizer steps
         self._costs: dict[str, float] = {}  # the numbers about the cost
         self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step,
         self._scalars: dict[int, dict[str, Any]] = {}  # and numbers
