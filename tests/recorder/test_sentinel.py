@@ -306,6 +306,31 @@ def test_threads_that_train_at_once_are_looked_at_by_their_losses() -> None:
         assert event.about["found"] == "loss"
 
 
+@pytest.mark.parametrize("meanwhile", [1, STRIDE - 2], ids=["a step", "up to a captured step"])
+def test_a_pass_is_looked_at_by_its_loss_while_another_thread_trains(meanwhile: int) -> None:
+    """The other thread trains while the backward pass with the bad loss runs."""
+    other = _net(lambda x: x)
+
+    def train_other(grad: Tensor) -> None:
+        thread = threading.Thread(target=_train, args=(other, meanwhile))
+        thread.start()
+        thread.join()
+
+    def take_logarithm(x: Tensor) -> Tensor:
+        y = torch.log(x)
+        y.register_hook(train_other)
+        return y
+
+    model = _net(take_logarithm, [0])
+    with _watched(model, other) as watcher:
+        _train(other, 2)
+        thread = threading.Thread(target=_train, args=(model, 1))
+        thread.start()
+        thread.join()
+        [event] = _events(watcher)
+        assert (event.step, event.about["found"]) == (2 + meanwhile, "loss")
+
+
 class _Seen(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

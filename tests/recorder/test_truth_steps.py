@@ -591,6 +591,42 @@ def test_without_an_optimizer_the_gradients_of_several_threads_are_left_out_and_
     assert "several threads have run backward passes" in events[0]
 
 
+def test_an_update_is_left_out_if_another_thread_ends_the_step_before_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no row any more: the memory before the first one isn't hookcore's."""
+    model, other = nn.Linear(6, 6), nn.Linear(6, 6)
+    statistics, slots = class_of("Statistics"), set[int]()
+    add = statistics.add
+
+    def note(self: Any, plan: Any, tensor: Tensor, slot: int) -> None:
+        slots.add(slot)
+        if slot >= 0:
+            add(self, plan, tensor, slot)
+
+    def train(trained: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            mean_square(trained(noise(5, 6))).backward()
+            optimizer.step()
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            thread = threading.Thread(target=train, args=(other, sgd(other.parameters()), 3))
+            thread.start()
+            thread.join()
+            return super().step(closure)
+
+    monkeypatch.setattr(statistics, "add", note)
+    monkeypatch.setattr(class_of("Cadence"), "is_rare", lambda self, step: step % 4 == 0)  # updates are measured
+    with hookcore.watch(nn.ModuleList([model, other]), budget=None) as watcher:
+        train(model, Slow(model.parameters(), 0.1), 10)
+        assert watcher.flush()
+        assert watcher.store.steps().newest == 39
+        assert watcher.error_count == 0
+    assert -1 not in slots
+
+
 @pytest.mark.usefixtures("hasty_threads")
 def test_nothing_is_lost_if_several_threads_train() -> None:
     seed_all()

@@ -551,7 +551,9 @@ class BackwardPasses(EndsSteps):
 
     def _counts(self, reaches: bool) -> bool:
         """Return whether a pass without watched tensors is one of this training, if it reaches a witness or may."""
-        return reaches and (self.clock.compares_passes or not self._current.captured)
+        # Another thread may have begun the captured step after this one's forward pass.
+        is_watched = self._current.captured and not self.clock.reach.many_threads
+        return reaches and (self.clock.compares_passes or not is_watched)
 
     def inner_begins(self, accumulates: bool) -> bool:
         """Note that a pass starts inside a pass."""

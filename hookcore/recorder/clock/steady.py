@@ -704,7 +704,7 @@ class Steady:
         reach, loss, runs = self.clock.reach, self._collector.loss, notes.next == _IN_PASS
         if not (self._captures and runs):
             self._current.reached = False
-        loss.running = [notes.running] if runs and self._reads else []
+        loss.resume(self._thread, [notes.running] if runs and self._reads else [])
         if loss.wanted:
             loss.of_step = losses
         if self._compares:
@@ -771,7 +771,7 @@ class Steady:
             loss = self._collector.loss
             is_one = reach.fate == "kept" and len(tensors) == len(weights) == 1
             if is_one and (number := product_of(tensors[0], weights[0])) is not None:
-                loss.running = [number]
+                loss.resume(self._thread, [number])
             else:
                 loss.begin_pass(tensors, weights, reach.fate)
             self._passes.see_jump(tensors)
@@ -796,16 +796,17 @@ class Steady:
         is_expected = now_next == _IN_PASS and accumulates and not raised and get_ident() == self._thread
         if not is_expected or owner is None or function_modes():
             return False
-        is_fine = not self._looks or self._sentinel.look(clock, loss.running)
+        running = loss.running
+        is_fine = not self._looks or self._sentinel.look(clock, running)
         current.running.discard(self._thread)
         self._times.prompt = True
         if self._holding is not None:
             self._holding.end_pass()
         if loss.wanted:
-            loss.of_step = None if loss.of_step is None or loss.running is None else loss.of_step + loss.running
+            loss.of_step = None if loss.of_step is None or running is None else loss.of_step + running
             clock.reach.comparison.mark(owner.witnesses.tensors)
-        self._collector.jumps.add(loss.running or ())
-        loss.running = []
+        self._collector.jumps.add(running or ())
+        loss.resume(self._thread, [])
         for root in self._roots:
             if (module := root.ref()) is not None:
                 root.passed_in_training = module.training

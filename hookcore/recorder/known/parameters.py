@@ -449,10 +449,10 @@ class Parameters:
             return
         with unseen():
             for parameter, old in before:
-                now = parameter.tensor
-                if now is not None and now.shape == old.shape:
+                now, slot = parameter.tensor, parameter.update_slot
+                if slot >= 0 and now is not None and now.shape == old.shape:  # another thread may have ended the step
                     try:
-                        self._statistics.add(parameter.plan, now.detach() - old, parameter.update_slot)
+                        self._statistics.add(parameter.plan, now.detach() - old, slot)
                     except Exception as error:
                         self._errors.record("update", error, parameter.plan)
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -177,10 +178,18 @@ class FoundLoss:
         self.is_logged = False  # by the script, so that nothing needs to be found
         self.reads = True  # in this step, which isn't one of a pause
         self.wanted = True  # whether the loss of this step can be found, and is
-        # What the running pass starts from: numbers, or device scalars that can be waited for; None if unknown.
-        self.running: list[Any] | None = []
+        self._running: dict[int, list[Any] | None] = {}  # by thread, because threads may run passes at once
         self.of_step: list[Any] | None = []
         self.held: HeldLoss | None = None  # the loss of an earlier step, which waits
+
+    @property
+    def running(self) -> list[Any] | None:
+        """What this thread's running pass starts from: numbers, or device scalars to wait for; None if unknown."""
+        return self._running.get(get_ident(), [])
+
+    def resume(self, thread: int, running: list[Any] | None) -> None:
+        """Take over what the running pass of a thread starts from; nothing if it runs none."""
+        self._running[thread] = running
 
     def begin_step(self, paused: bool) -> None:
         """Decide whether to find the loss of the step that begins."""
@@ -199,19 +208,20 @@ class FoundLoss:
         """
         if earlier != "kept":
             self.of_step = [] if earlier == "reset" else None
-        self.running = None
+        running: list[Any] | None = None
         is_plain = len(tensors) == len(weights) == 1 and not (function_modes() or dispatch_modes())
         if is_plain and (number := product_of(tensors[0], weights[0])) is not None:
-            self.running = [number]
+            running = [number]
         elif len(tensors) == len(weights) <= MAX_TENSORS:
             numbers = list(map(_number, tensors, weights))
-            self.running = None if None in numbers else numbers
+            running = None if None in numbers else numbers
+        self._running[get_ident()] = running
 
     def end_pass(self, counts: bool) -> None:
         """Add the pass to the step; `counts` if it reached a watched parameter."""
+        running = self._running.pop(get_ident(), [])
         if counts and self.wanted:
-            self.of_step = None if self.of_step is None or self.running is None else self.of_step + self.running
-        self.running = []
+            self.of_step = None if self.of_step is None or running is None else self.of_step + running
 
     def stop(self) -> None:
         """Find nothing in the rest of the running step."""
