@@ -31,7 +31,7 @@ typedef struct {
     int64_t updates;
     double at;
     int64_t until, looks, reads, compares, longest, looked_at, frame;
-    double until_s, loss, limit, scale, spent_s, own_s; /* in all calls so far; in those that it handled, without Python's part */
+    double until_s, due_s, loss, limit, scale, spent_s, own_s; /* in all calls so far; in those that it handled, without Python's part */
     unsigned long thread;
     /* Of the witnesses, of which each has a bit: those with new gradients in this step, and in the steps in the notes; and
      * the marks before the running pass, after the last one, and of the gradients whose step is known. */
@@ -49,18 +49,19 @@ typedef struct {
     int64_t parts[NOTES]; /* how many losses each of them has */
     PyObject *packed[NOTES]; /* their rows, if they were captured */
     struct turn turns[TURNS];
-    /* Of captured steps: the first row and how many of them are used, whether something is read before an optimizer steps
+    /* Of captured steps: whether they are handled, and the running one is one; the number of steps from one block of them to
+     * the next, in blocks; the first row and how many of them are used, whether something is read before an optimizer steps
      * and calls are kept, and the bytes in the notes. */
-    int64_t captures, base, used, reads_ahead, keeps, bytes;
+    int64_t follows, captures, block, stride, base, used, reads_ahead, keeps, bytes;
     int64_t moved; /* whether a rate has changed since the facts were learned */
-    PyObject *rest, *current, *taps; /* which belong to the facts; `rest` does what is left to Python */
+    PyObject *rest, *current, *taps, *more_sized, *more_cells; /* which belong to the facts; `rest` does what is left to Python */
     /* references, all of them cleared together */
     PyObject *facts; /* the tuple that the following ones belong to */
     PyObject *steppers, *now, *function_modes, *dispatch_modes, *graph_task, *loop, *scalers;
     PyObject *witnesses, *roots, *lookouts, *sized, *cells, *tensor, *float32;
     PyObject *hooks, *number, *hook, *kept, *absent; /* None if no calls are held, but for the last two */
     PyObject *scaler; /* a weak reference, or None */
-    PyObject *captured; /* None if steps aren't */
+    PyObject *captured; /* None if they aren't handled */
     PyObject *states; /* its table of optimizers when the last pass of this step had ended */
     PyObject *host;
 } Track;
@@ -267,13 +268,24 @@ static int have_modes(Track *track, uint64_t reached)
     return 1;
 }
 
-/* Whether nothing waits for the end of a step. */
-static int is_quiet(const Track *track)
+static int are_empty(PyObject *sized)
 {
-    for (Py_ssize_t i = 0, many = PyTuple_Size(track->sized); i < many; i++)
-        if (PyObject_Size(PyTuple_GetItem(track->sized, i)) != 0)
+    for (Py_ssize_t i = 0, many = PyTuple_Size(sized); i < many; i++)
+        if (PyObject_Size(PyTuple_GetItem(sized, i)) != 0)
             return 0;
-    return are_same(track->cells) && are_absent(track->absent);
+    return 1;
+}
+
+/* Whether nothing waits for the end of a step. `has_more`: the step or the next one is captured. */
+static int is_quiet(const Track *track, int has_more)
+{
+    return are_empty(track->sized) && are_same(track->cells) && are_absent(track->absent) &&
+           (!has_more || (are_empty(track->more_sized) && are_same(track->more_cells)));
+}
+
+static int is_captured(const Track *track, int64_t step)
+{
+    return track->follows && step / track->block % track->stride == 0;
 }
 
 /* Whether the optimizer steps the same tensors at the same rates. `groups`: for each group, how many tensors, the last
@@ -352,10 +364,11 @@ static int find_frame(Track *track, int is_scaled)
     return is_free && loop != NULL;
 }
 
-/* Let the next calls of modules be seen, so that one can be held, or not. See hookcore/recorder/calls/keeping.py. */
+/* Let the next calls of modules be seen, so that one can be held, or not. See hookcore/recorder/calls/keeping.py. Those of
+ * captured steps are seen anyway. */
 static int see_calls(const Track *track, int sees)
 {
-    if (track->hooks == &_Py_NoneStruct)
+    if (track->hooks == &_Py_NoneStruct || track->captures)
         return 1;
     if (sees) /* the table is an OrderedDict, which the functions for plain dictionaries would break */
         return PyObject_SetItem(track->hooks, track->number, track->hook) == 0;
@@ -363,8 +376,19 @@ static int see_calls(const Track *track, int sees)
     return is_there == 0 || (is_there == 1 && PyObject_DelItem(track->hooks, track->number) == 0);
 }
 
-static int release_calls(const Track *track)
+/* Leave a part of a captured step to Python, which reports its own errors; what it raises, such as Ctrl+C, is for the script. */
+static int leave_to(Track *track, int name, PyObject *argument)
 {
+    PyObject *done = PyObject_CallMethodObjArgs(track->rest, names[name], argument, NULL);
+    Py_DecRef(done);
+    return done != NULL;
+}
+
+/* Let go of the calls of a step that is about to end. */
+static int release_calls(Track *track)
+{
+    if (track->captures)
+        return !track->keeps || leave_to(track, N_RELEASE_CALLS, NULL);
     for (Py_ssize_t i = 0, many = PyTuple_Size(track->kept); i < many; i++)
         if (PyObject_SetAttr(PyTuple_GetItem(track->kept, i), names[N_HELD], &_Py_NoneStruct) != 0)
             return 0;
@@ -449,7 +473,7 @@ static int begin_update(Track *track, PyObject *const *arguments)
     int is_late = track->compares && !(owner->witnesses & track->reached);
     if (is_late ? track->passes != 0 || !has_nothing_new(track, which) || !hold_none(track) : track->passes == 0 || !owner->may_end)
         return 0;
-    if (!has_groups(arguments[0], owner->groups, track->captures && owner->has_schedule ? &track->moved : NULL) || !find_frame(track, owner->is_scaled != 0))
+    if (!has_groups(arguments[0], owner->groups, track->follows && owner->has_schedule ? &track->moved : NULL) || !find_frame(track, owner->is_scaled != 0))
         return 0;
     track->scale = NAN;
     track->running = which;
@@ -488,14 +512,6 @@ static int join_step(Track *track)
     return 1;
 }
 
-/* Leave a part of a captured step to Python, which reports its own errors; what it raises, such as Ctrl+C, is for the script. */
-static int leave_to(Track *track, int name, PyObject *argument)
-{
-    PyObject *done = PyObject_CallMethodObjArgs(track->rest, names[name], argument, NULL);
-    Py_DecRef(done);
-    return done != NULL;
-}
-
 /* Take the rows of the step that ends. */
 static int take_rows(Track *track)
 {
@@ -514,17 +530,22 @@ static int end_update(Track *track, PyObject *const *arguments)
         return 0;
     if (track->is_late)
         return join_step(track);
-    if (track->captures && (PyList_Size(track->taps) != track->used || track->bytes >= MOST_BYTES || (track->keeps && !leave_to(track, N_RELEASE_CALLS, NULL))))
+    if (track->captures && (PyList_Size(track->taps) != track->used || track->bytes >= MOST_BYTES))
         return 0;
+    int captures = is_captured(track, track->step + 1);
     if (track->step >= track->until || track->noted >= NOTES || longest_gap(track) != track->longest || !is_zero(track->function_modes) ||
-        !is_quiet(track) || !read_marks(track, track->in_step, ~0ULL) || !see_calls(track, 1) || !release_calls(track))
+        !is_quiet(track, track->captures || captures) || !read_marks(track, track->in_step, ~0ULL) || !see_calls(track, 1) || !release_calls(track))
         return 0;
     double now = read_clock(track);
     /* Any of the above may have run Python, and let another thread take the notes and end the run. */
-    if (!(now < track->until_s) || !track->runs || track->next != IN_STEP || track->step >= track->until || track->noted >= NOTES)
+    if (!(now < track->until_s) || (captures && !(now < track->due_s)) || !track->runs || track->next != IN_STEP ||
+        track->step >= track->until || track->noted >= NOTES)
         return 0;
+    track->packed[track->noted] = NULL;
     if (track->captures && !take_rows(track))
         return 0;
+    if (track->captures && track->now == &_Py_NoneStruct) /* taking rows is a part of the step */
+        now = seconds(CLOCK_MONOTONIC);
     int64_t before = 0;
     for (int64_t i = 0; i < track->noted; i++)
         before += track->parts[i];
@@ -538,6 +559,7 @@ static int end_update(Track *track, PyObject *const *arguments)
     track->passes = 0;
     track->at = now;
     track->ended = ++track->step;
+    track->captures = captures;
     track->scale = NAN;
     forget_states(track);
     return 1;
@@ -567,12 +589,14 @@ static PyObject *pass_on(Track *track, int name, PyObject *const *a, Py_ssize_t 
     return found;
 }
 
-/* Do what a captured step needs besides, after a call that was handled: nothing here depends on the notes. */
-static int follow_up(Track *track, int64_t then, PyObject *optimizer)
+/* Do what a captured step needs besides, after a call that was handled: nothing here depends on the notes. `captured`: the
+ * step that was running then. */
+static int follow_up(Track *track, int64_t then, int64_t captured, PyObject *optimizer)
 {
-    return then == STEP   ? leave_to(track, N_END_PASS, NULL)
-           : then == PASS ? leave_to(track, N_BEGIN_STEP, NULL)
-                          : then != IN_STEP || !(track->reads_ahead || track->moved) || leave_to(track, N_BEGIN_UPDATE, optimizer);
+    return then == STEP      ? !captured || leave_to(track, N_END_PASS, NULL)
+           : then == PASS    ? !(captured || track->captures) || leave_to(track, N_BEGIN_STEP, NULL)
+           : then == IN_STEP ? !((captured && track->reads_ahead) || track->moved) || leave_to(track, N_BEGIN_UPDATE, optimizer)
+                             : 1;
 }
 
 /* Handle a call if it is an expected one. While torch is asked, another thread may take the notes, and end the run. */
@@ -583,26 +607,30 @@ static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t
         PyErr_Format(PyExc_TypeError, "%zd arguments were given: this function takes %zd", given, wanted);
         return NULL;
     }
-    double began = seconds(CLOCK_MONOTONIC);
+    double began = seconds(CLOCK_MONOTONIC), handled = began;
     PyObject *found = NULL;
     int is_done = 0, is_raised = 0;
-    int64_t known = track->next;
+    int64_t known = track->next, captured = track->runs && track->captures;
     if (track->runs && (known == expected || known == or_this)) {
         PyObject *facts = track->facts;
         Py_IncRef(facts);
         is_done = saw(track, arguments) && track->runs && track->next == known && track->facts == facts;
         if (is_done) {
             track->next = then;
-            track->own_s += seconds(CLOCK_MONOTONIC) - began;
+            handled = seconds(CLOCK_MONOTONIC);
+            track->own_s += handled - began;
         }
-        if (is_done && track->captures)
-            is_raised = !follow_up(track, then, arguments[0]);
+        if (is_done && track->follows)
+            is_raised = !follow_up(track, then, captured, arguments[0]);
         else if (!is_done && PyErr_Occurred() && !(is_raised = !PyErr_ExceptionMatches(PyExc_Exception)))
             PyErr_Clear();
         Py_DecRef(facts);
     }
     found = is_raised ? NULL : is_done ? none() : pass_on(track, name, arguments, given);
-    track->spent_s += seconds(CLOCK_MONOTONIC) - began;
+    if (!captured)
+        track->spent_s += handled - began;
+    if (!(track->runs && track->captures))
+        track->spent_s += seconds(CLOCK_MONOTONIC) - handled;
     return found;
 }
 
@@ -680,15 +708,19 @@ static int read_owner(struct owner *owner, PyObject *facts)
 }
 
 /* What captured steps have besides: what does the rest, the running step, the address of the first row, the taps, how many rows are used,
- * whether something is read before an optimizer steps, and whether calls are kept. */
+ * whether something is read before an optimizer steps, whether calls are kept, which steps they are, and what else must be
+ * empty and the same. */
 static int read_captured(Track *track)
 {
-    long long base, used, reads_ahead, keeps;
-    track->captures = track->captured != &_Py_NoneStruct;
-    if (!track->captures)
+    long long base, used, reads_ahead, keeps, block, stride;
+    track->follows = track->captured != &_Py_NoneStruct;
+    if (!track->follows)
         return 1;
-    if (!PyArg_ParseTuple(track->captured, "OOLOLLL", &track->rest, &track->current, &base, &track->taps, &used, &reads_ahead, &keeps))
+    if (!PyArg_ParseTuple(track->captured, "OOLOLLLLLOO", &track->rest, &track->current, &base, &track->taps, &used, &reads_ahead, &keeps, &block,
+                          &stride, &track->more_sized, &track->more_cells))
         return 0;
+    track->block = block > 0 ? block : 1;
+    track->stride = stride > 0 ? stride : 1;
     track->base = base;
     track->used = used;
     track->reads_ahead = reads_ahead;
@@ -724,22 +756,23 @@ static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssiz
     return none();
 }
 
-/* enter(until, until_s, looks, reads, compares, longest, last, counts): handle the next steps, from the end of one that this
- * optimizer ended, if the facts are there. `counts`: the last step of each optimizer, and its gap. */
+/* enter(until, until_s, due_s, looks, reads, compares, captures, longest, last, counts): handle the next steps, from the end of
+ * one that this optimizer ended, if the facts are there. `due_s`: when a captured step is to begin otherwise. `captures`: whether
+ * the first one is captured. `counts`: the last step of each optimizer, and its gap. */
 static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
     Track *track = (Track *)self;
-    if (given != 8)
-        return PyErr_Format(PyExc_TypeError, "enter takes 7 numbers and the counts of each optimizer");
+    if (given != 10)
+        return PyErr_Format(PyExc_TypeError, "enter takes 9 numbers and the counts of each optimizer");
     if (track->facts == NULL)
         return none();
     int64_t until = PyLong_AsLongLong(arguments[0]);
-    double until_s = PyFloat_AsDouble(arguments[1]);
-    int64_t looks = PyLong_AsLongLong(arguments[2]), reads = PyLong_AsLongLong(arguments[3]), compares = PyLong_AsLongLong(arguments[4]);
-    int64_t longest = PyLong_AsLongLong(arguments[5]), last = PyLong_AsLongLong(arguments[6]);
+    double until_s = PyFloat_AsDouble(arguments[1]), due_s = PyFloat_AsDouble(arguments[2]);
+    int64_t looks = PyLong_AsLongLong(arguments[3]), reads = PyLong_AsLongLong(arguments[4]), compares = PyLong_AsLongLong(arguments[5]);
+    int64_t captures = PyLong_AsLongLong(arguments[6]), longest = PyLong_AsLongLong(arguments[7]), last = PyLong_AsLongLong(arguments[8]);
     for (int64_t i = 0; i < track->owners; i++) {
         long long step, gap;
-        PyObject *counts = PyTuple_GetItem(arguments[7], i);
+        PyObject *counts = PyTuple_GetItem(arguments[9], i);
         if (counts == NULL || !PyArg_ParseTuple(counts, "LL", &step, &gap))
             return NULL;
         track->owner[i].last_step = step;
@@ -749,6 +782,8 @@ static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssiz
         return NULL;
     track->until = until;
     track->until_s = until_s;
+    track->due_s = due_s;
+    track->captures = captures && track->follows;
     track->looks = looks;
     track->reads = reads;
     track->compares = compares;
@@ -802,12 +837,12 @@ static PyObject *list_of_turns(const struct turn *turns, int64_t many)
     return list;
 }
 
-/* The rows of captured steps, which the list takes over. */
+/* The rows of captured steps, which the list takes over, and None for each other step. */
 static PyObject *list_of_packed(PyObject *const *packed, int64_t many)
 {
     PyObject *list = PyList_New(many);
     for (int64_t i = 0; list != NULL && i < many; i++)
-        PyList_SetItem(list, i, packed[i]);
+        PyList_SetItem(list, i, packed[i] != NULL ? packed[i] : none());
     return list;
 }
 
@@ -847,13 +882,13 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     }
     int64_t compared = noted.compares ? noted.many : 0;
     return Py_BuildValue(
-        "LLLNNNNNNddLNNNKKNLLLLN", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
+        "LLLNNNNNNddLNNNKKNLLLLNL", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
         list_of(noted.elapsed_s, noted.noted), list_of(noted.time_s, noted.noted), list_of_known(noted.scales, noted.noted),
         list_of_numbers(noted.parts, noted.noted), list_of(noted.losses, noted.read), list_of_turns(noted.turns, noted.turned), noted.loss,
         noted.scale, (long long)noted.looked_at, list_of_marks(noted.before, compared),
         list_of_marks(noted.in_pass, noted.reads || noted.compares ? noted.many : 0), list_of_marks(noted.in_step, noted.many),
         (unsigned long long)noted.reached, (unsigned long long)noted.trained, states, (long long)noted.has_compared, (long long)noted.running,
-        (long long)noted.is_late, (long long)noted.frame, list_of_packed(noted.packed, noted.captures ? noted.noted : 0));
+        (long long)noted.is_late, (long long)noted.frame, list_of_packed(noted.packed, noted.noted), (long long)noted.captures);
 }
 
 /* when(): how many steps have ended, and when the newest one did. */
@@ -877,7 +912,7 @@ static int track_clear(PyObject *self)
     track->host = NULL;
     forget(track);
     forget_states(track);
-    while (track->captures && track->noted)
+    while (track->noted)
         Py_DecRef(track->packed[--track->noted]);
     Py_DecRef(host);
     return 0;
@@ -914,6 +949,7 @@ static PyMethodDef track_methods[] = {
 static PyMemberDef track_members[] = {
     {"step", T_LONGLONG, offsetof(Track, step), 0, "the number of the running step"},
     {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
+    {"captures", T_LONGLONG, offsetof(Track, captures), 1, "whether the running step is captured, if it handles it"},
     {"updates", T_LONGLONG, offsetof(Track, updates), 1, "how often optimizers have updated any weights"},
     {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},
     {"limit", T_DOUBLE, offsetof(Track, limit), 0, "above which a loss is a jump; 0: none is"},

@@ -715,7 +715,7 @@ HOWS: Final[dict[str, dict[str, Any]]] = {
     "every tenth": {"every": 10, "capsule": "error"},
     "paused": {"every": 4},
 }
-# Every step, which only the extension handles, and of one optimizer.
+# Captured steps, which only the extension handles, and of one optimizer.
 CAPTURED: Final[dict[str, dict[str, Any]]] = {
     "captured": {},
     "captured, and its calls held": {"capsule": "error"},
@@ -723,6 +723,10 @@ CAPTURED: Final[dict[str, dict[str, Any]]] = {
     "captured, inputs too": {"kinds": ("output", "input_grad", "param_grad"), "phases": ("train", "eval")},
     "captured, on modules": {"attach": "module"},
     "captured or paused": {},
+    "every second, few with histograms": {"every": 2, "sketches": 4},
+    "every third, and all calls held": {"every": 3, "capsule": "error"},
+    "within a budget": {"budget": 0.05, "allowance": 0.0},
+    "within a budget, after an allowance": {"budget": 0.05, "allowance": 0.3, "capsule": "error"},
 }
 
 
@@ -758,6 +762,10 @@ def test_the_short_way_through_steps_gives_the_same_steps_values_and_events(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module_of("Cadence"), "TIME_FIRST_EVERY", 32)  # timed steps go the long way
+        # Within a budget, steps are chosen by time: here, as if it were always the same.
+        patch.setattr(module_of("Cadence"), "TRIAL", 0)
+        patch.setattr(module_of("Cadence"), "strides_within", lambda *_: (4, 2))
+        patch.setattr(Cadence, "_price", lambda *_: 0.1)
         _check_short_way(Plain, [*turns, *later], how, LEAVING)
 
 
@@ -885,7 +893,7 @@ def test_ctrl_c_while_notes_of_steps_are_taken_reaches_the_script_and_loses_no_s
     def presses(usual: Callable[..., None]) -> Callable[..., None]:
         def press(cadence: Cadence, *given: Any, **options: Any) -> None:
             nonlocal pressed
-            is_noted = usual.__name__ == "steps_ended" or options.get("short")
+            is_noted = usual.__name__ == "catch_up" or options.get("short")
             if is_noted and not pressed and threading.current_thread() is threading.main_thread():
                 pressed = True
                 raise KeyboardInterrupt
@@ -893,7 +901,7 @@ def test_ctrl_c_while_notes_of_steps_are_taken_reaches_the_script_and_loses_no_s
 
         return press
 
-    for usual in (Cadence.steps_ended, Cadence.followed):  # after frames are made, and before
+    for usual in (Cadence.catch_up, Cadence.followed):  # after frames are made, and before
         monkeypatch.setattr(Cadence, usual.__name__, presses(usual))
     with watch(world.model, every=every, capsule="never") as watcher:
         with pytest.raises(KeyboardInterrupt) if hasattr(cpu.Track, "learn") else nullcontext():
@@ -962,6 +970,27 @@ LOOPS: Final[dict[str, tuple[type[Plain], Callable[[Any], None], int]]] = {
 }
 
 
+@pytest.mark.parametrize("capsule", ["never", "error"])
+def test_with_the_extension_a_captured_step_between_others_takes_few_calls(capsule: Any) -> None:
+    most, world, every = 300 + 200 * (capsule == "error"), Plain(), 4
+    most = most if hasattr(cpu.Track, "learn") else 2000
+    with watch(world.model, every=every, include="is:leaf", capsule=capsule) as watcher:
+
+        def turn() -> None:
+            for _ in range(every):
+                world.step()
+
+        for _ in range(clock.FIRST_STEPS // every + 2):
+            turn()
+        # Now and then, a step goes the long way, or more is measured.
+        assert sorted(_calls_of(turn) for _ in range(20))[10] <= most
+        assert watcher.errors == []
+        assert watcher.flush()
+        assert watcher.store.steps().count == watcher.current_step
+        captured = {number for number in range(watcher.current_step) if read_step(watcher, number)}
+        assert captured == set(range(0, watcher.current_step, every))
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_with_the_extension_a_step_of_other_loops_takes_as_few_calls(loop: str) -> None:
     kind, step, steps = LOOPS[loop]
@@ -998,7 +1027,7 @@ def test_the_cadence_knows_of_captured_steps_that_ended_together_what_it_would_k
         for captured in (True, False) * 30:
             cadence.step_ended(captured, 0.02 if captured else 0.01)
     times = [0.02 + 1e-4 * place for place in range(20)]
-    together.steps_ended(True, times)
+    together.ended += [(together.sort_of(captured=True), each) for each in times]
     for each in times:
         apart.step_ended(True, each)
     assert together.as_settings() == apart.as_settings()
@@ -1023,6 +1052,31 @@ def test_the_cadence_says_until_when_captured_steps_are_alike(snapshot_every: in
     assert max(until - step for step, (_, until) in enumerate(known)) > 1 or 1 in (snapshot_every, state_every)
 
 
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("allowance", [0.0, 0.3, 2.0])
+def test_the_cadence_knows_of_steps_of_all_sorts_what_it_would_know_of_each(every: int, allowance: float) -> None:
+    together, apart = (Cadence(every, budget=0.05, allowance=allowance, sketches=None) for _ in range(2))
+    step, sorts = 0, set[int]()
+    for _ in range(150):
+        until = max(step + 1, min(together.next_unlike(step, 50), step + 100))
+        for number in range(step, until):
+            captured = apart.chooses(number)
+            assert together.chooses(number) == captured
+            for cadence in (together, apart) if captured else ():
+                cadence.begin_captured(number)
+            elapsed_s = 0.010 + captured * (0.010 + 0.002 * apart.sketched)
+            sorts.add(apart.sort_of(captured))
+            apart.step_ended(captured, elapsed_s)
+            together.ended.append((together.sort_of(captured), elapsed_s))
+        step = until
+        assert together.as_settings()["uncaptured_steps"] == apart.uncaptured
+    assert step > 1000
+    assert len(sorts) == 3
+    assert together.stride == apart.stride > every
+    assert together.thinning == apart.thinning
+    assert together.cost == pytest.approx(apart.cost)
+
+
 def test_the_cadence_knows_of_skipped_steps_what_it_would_know_of_each() -> None:
     for budget in (None, 0.05):
         together, apart = (Cadence(every=1, budget=budget, allowance=0.3) for _ in range(2))
@@ -1030,7 +1084,7 @@ def test_the_cadence_knows_of_skipped_steps_what_it_would_know_of_each() -> None
             for captured in (True, False) * 30:
                 cadence.step_ended(captured, 0.02 if captured else 0.01)
         times = [0.01 + 1e-4 * place for place in range(20)]  # up to the next estimate
-        together.skipped += times
+        together.ended += [(together.sort_of(captured=False), each) for each in times]
         for each in times:
             apart.step_ended(False, each)
         assert together.as_settings() == apart.as_settings()

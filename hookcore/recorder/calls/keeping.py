@@ -217,6 +217,7 @@ class Holding:
     _calls: NextCalls = field(init=False)
     quick: list[Quick] = field(default_factory=lambda: [Quick() for _ in range(MAX_QUICK)], init=False)
     is_on: bool = field(default=False, init=False)  # in this step
+    gave_up: int = field(default=0, init=False)  # how often it was on, and is off for the rest of a step
     _others: int = field(default=0, init=False)  # calls of other modules
     _holds: bool = field(default=False, init=False)  # the running call
 
@@ -265,6 +266,7 @@ class Holding:
 
     def _give_up(self, why: str) -> None:
         self.is_on = False
+        self.gave_up += 1
         self._calls.off()
         if self._dispatcher.keeper is not None:
             self._dispatcher.keeper.miss(why)

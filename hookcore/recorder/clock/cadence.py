@@ -43,7 +43,11 @@ FINE: Final = 3  # leading bits of the number of an automatic snapshot; the othe
 MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
 MINUTE_S: Final = 60.0
 MAX_FINDERS: Final = 256  # scalars that are checked for jumps
+SKIPPED, LEAN, WHOLE = range(3)  # sorts of steps: not captured, captured without histograms, and with them
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
+
+_UNKNOWN: Final = float("nan")
+Ended = tuple[int, float]  # of a step that ended: its sort, and the seconds that it took
 
 
 class Cadence:
@@ -84,15 +88,14 @@ class Cadence:
         self._snapshots_s = 0.0  # of the training's thread for automatic snapshots, per captured step
         self.background_s = self._light_s = 0.0  # processor time of hookcore's threads per captured and other frame
         self.uncaptured = 0  # steps that were skipped
-        # Times of steps that ended since the cadence last looked: of skipped ones, and of captured ones like others.
-        self.skipped: list[float] = []
-        self._taken: list[float] = []
+        self.ended: list[Ended] = []  # steps that ended since the cadence last looked
         self.alarmed = ""  # why to capture the next step, whatever its number
         self._reported = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._lean: deque[float] = deque(maxlen=WINDOW)  # captured without histograms
         self._plain: deque[float] = deque(maxlen=WINDOW)
+        self._sorts = self._plain, self._lean, self._captured
         self._finders: dict[str, JumpFinder] = {}  # by name of a scalar
         # Hookcore's time in steps that weren't captured: those that went the short way, in means, and the others.
         self._short: deque[float] = deque(maxlen=WINDOW)
@@ -140,7 +143,7 @@ class Cadence:
 
     def as_scalars(self) -> dict[str, float]:
         """Return the scalars to log with each frame."""
-        if self.skipped:
+        if self.ended:
             self.catch_up()
         if self.cost != self.cost:
             return {}
@@ -204,18 +207,17 @@ class Cadence:
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
-        if self.skipped or self._taken:
+        if self.ended:
             self.catch_up()
         self._seen += 1
         self.uncaptured += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
-            sort = (self._captured if self.sketched else self._lean) if captured else self._plain
-            sort.append(elapsed_s)
+            self._sorts[self.sort_of(captured)].append(elapsed_s)
             if spent_s == spent_s:
                 self._note_spent(elapsed_s, spent_s)
         if self.budget is not None and self._allowance:
             # Of the training's thread alone: else a short training would have too few captured steps to be judged.
-            price_s = self._price(elapsed_s, spent_s) if captured else 0.0
+            price_s = self._price(self.sort_of(captured), elapsed_s, spent_s) if captured else 0.0
             self._spend(self.budget, elapsed_s, price_s)
         self._conclude(self._seen % ESTIMATE_EVERY == 0, spent_s)
 
@@ -228,22 +230,26 @@ class Cadence:
         self._spent.append(spent_s)
         self._rest.append(max(0.0, elapsed_s - spent_s))
 
-    def steps_ended(self, captured: bool, times_s: Iterable[float]) -> None:
-        """Record steps that ended one after the other, when that is needed. None of them changes what is captured."""
-        (self._taken if captured else self.skipped).extend(times_s)
+    def sort_of(self, captured: bool) -> int:
+        """Return which sort of step one is: skipped, captured without histograms, or captured with them."""
+        return (WHOLE if self.sketched else LEAN) if captured else SKIPPED
 
     def catch_up(self) -> None:
-        """Record the steps that ended in the meantime. Until then, none of them could change what is captured."""
-        (skipped, self.skipped), (taken, self._taken) = (self.skipped, []), (self._taken, [])
-        many = len(skipped) + len(taken)
-        if not many:
+        """Record the steps that ended in the meantime, which `ended` has in their order.
+
+        Until this is called, none of them changes what is captured.
+        """
+        ended, self.ended = self.ended, []
+        if not ended:
             return
-        seen, self._seen = self._seen, self._seen + many
-        self.uncaptured += len(skipped)
-        for sort, times in ((self._plain, skipped), (self._captured if self.sketched else self._lean, taken)):
-            sort.extend(times[max(0, WARM_UP - seen) :][-WINDOW:])
+        seen, self._seen = self._seen, self._seen + len(ended)
+        self.uncaptured += sum(sort == SKIPPED for sort, _ in ended)
+        for sort, elapsed_s in ended[max(0, WARM_UP - seen) :]:
+            self._sorts[sort].append(elapsed_s)
         if self.budget is not None and self._allowance:
-            self._spend(self.budget, sum(skipped), 0.0)
+            prices = [0.0, self._price(LEAN), self._price(WHOLE)]
+            for sort, elapsed_s in ended:
+                self._spend(self.budget, elapsed_s, min(elapsed_s, prices[sort]))
         self._conclude(seen // ESTIMATE_EVERY != self._seen // ESTIMATE_EVERY)
 
     def _conclude(self, is_due: bool, spent_s: float = float("nan")) -> None:
@@ -260,11 +266,11 @@ class Cadence:
             self._measuring = not self._knows_all
             self._estimate(self.budget)
 
-    def _price(self, elapsed_s: float, spent_s: float) -> float:
-        """Return the seconds that capturing the step took. If they can't be told, it is the whole step."""
+    def _price(self, sort: int, elapsed_s: float = math.inf, spent_s: float = _UNKNOWN) -> float:
+        """Return the seconds that capturing a step of a sort took. If they can't be told, it is the whole step."""
         if spent_s == spent_s:
             return spent_s
-        like = self._captured if self.sketched else self._lean  # captured steps like the last one
+        like = self._sorts[sort]
         if like and self._plain:
             return max(0.0, _lower_quartile(like) - _lower_quartile(self._plain))
         if self._spent:
@@ -306,25 +312,38 @@ class Cadence:
         self.sketched = by_number or self._around > 0 or not self.chooses(step)
         self._around = max(0, self._around - 1)
 
+    @property
+    def _is_limited(self) -> bool:
+        return self.budget is not None and not self._is_free
+
+    @property
+    def _is_learning(self) -> bool:
+        return self._is_limited and (self._measuring or self.cost != self.cost)
+
     def next_chosen(self, step: int) -> int:
         """Return the first step after this one that may be chosen by its number, as far as is known now."""
-        is_learning = self.budget is not None and not self._is_free and (self._measuring or self.cost != self.cost)
-        if is_learning or self.stride == 1 or self.chooses(step + 1):
+        if self._is_learning or self.stride == 1 or self.chooses(step + 1):
             return step + 1
         together = self.stride * self.block
         return (step // together + 1) * together
 
     def next_unlike(self, step: int, snapshot_every: int | None) -> int:
-        """Return the first step after a captured one that isn't captured as it is, or of which more is known.
+        """Return the first step after this one that may not be what its number says, or of which more is known.
 
-        Until then, a step is known to be like the one before: only without a budget, which may change what is captured
-        after any step. `snapshot_every`: captured steps from one that may have automatic snapshots to the next.
+        Until then, steps are captured by the stride, and those that are captured are known to be alike.
+        `snapshot_every`: captured steps from one that may have automatic snapshots to the next.
         """
-        is_steady = self.budget is None and self.stride == self.block == self.thinning == 1 and not self._around
-        if not is_steady or self._seen < WARM_UP:
+        unit, together = step // self.block, self.stride * self.block
+        is_probed = self.stride == 1 and self._is_limited
+        if self._is_learning or self._around or self._seen < WARM_UP or (is_probed and not self.chooses(step)):
             return step + 1
-        cycles = (self.rare_every, snapshot_every or self.rare_every)
-        return min(*(step + 1 + (min(RARE_FIRST, each - 1) - step - 1) % each for each in cycles))
+        place, cycles = step // together, (self.rare_every, snapshot_every or self.rare_every)
+        ends = [(place + 1 + (min(RARE_FIRST, each - 1) - place - 1) % each) * together for each in cycles]
+        if is_probed:
+            ends.append((unit // PROBE_EVERY * PROBE_EVERY + PROBE_EVERY - 1) * self.block)
+        if self._is_free and (price_s := self._price(self.sort_of(captured=True))) > 0:
+            ends.append(step + 1 + int(self._allowed_s / (2 * price_s)))  # of the allowance: half of what is left
+        return min(ends)
 
     def is_rare(self, step: int) -> bool:
         """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""
@@ -353,12 +372,14 @@ class Cadence:
         """Return whether to time the captured step that begins, because no step is ever skipped."""
         if self._is_free and not (self._captured and self._plain) and len(self._spent) < TIMED_STEPS:
             return True  # the first ones included: what they take is known then
-        if (self.budget is not None and not self._is_free) or self.stride > 1 or self._seen < WARM_UP:
+        if self._is_limited or self.stride > 1 or self._seen < WARM_UP:
             return False
         return self._seen % self.timed_every == 0
 
     def next_timed(self, step: int) -> int:
-        """Return the first step after a captured one that is to be timed, if none is skipped."""
+        """Return the first step after a captured one that is to be timed; -1 if none is, because steps are skipped."""
+        if self._is_limited or self.stride > 1:
+            return -1
         return step + self.timed_every - self._seen % self.timed_every
 
     @property
@@ -395,9 +416,9 @@ class Cadence:
             return
         self._compare()
         moments = self.cost - self._histograms / self.thinning
-        self.stride, self.thinning = strides_within(
-            budget, moments, self._histograms, self.following, self.every, self._sketches
-        )
+        found = strides_within(budget, moments, self._histograms, self.following, self.every, self._sketches)
+        if found != (self.stride, self.thinning):  # the same objects else: the extension compares them
+            self.stride, self.thinning = found
         self.cost = moments + self._histograms / self.thinning
 
 

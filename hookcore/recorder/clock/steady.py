@@ -11,9 +11,10 @@ of steps that are equal in all that is checked here, touches few objects, and ke
 turned into the state that the full machinery would have made, when a call differs, and whenever somebody else needs it.
 It also compares passes, so that it serves several optimizers and a scaler; without it, such steps go the long way.
 
-It handles captured steps, too, if a single optimizer makes them, without a budget, and if only the statistics look at
-them. It takes their rows when they end, and `CapturedSteps` does the rest of what each step needs. What is decided for
-such a step stays decided until one that is known to be another one.
+It handles captured steps, too, between others or one after another, if a single optimizer makes them, and if only the
+statistics look at them. It takes their rows when they end, and `CapturedSteps` does the rest of what each step needs.
+Which steps these are stays decided until one that is known to be another one, or until what the cadence learns of the
+notes changes that.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from hookcore.observe import cpu
 from hookcore.recorder.calls.keeping import Holding, Keeping
 from hookcore.recorder.calls.plans import StepKeeper
 from hookcore.recorder.capture import Capture
-from hookcore.recorder.clock.cadence import Cadence
+from hookcore.recorder.clock.cadence import LEAN, SKIPPED, WHOLE, Cadence
 from hookcore.recorder.clock.clock import RENEW_EVERY, Boundary, Clock
 from hookcore.recorder.clock.current import CurrentStep
 from hookcore.recorder.clock.errors import ErrorLog, entry
@@ -71,6 +72,7 @@ from hookcore.recorder.leaving.frames import (
 from hookcore.recorder.measured.scalars import FIRST_STEPS, LossScale, Sum, product_of
 from hookcore.recorder.measured.sentinel import Sentinel
 from hookcore.recorder.measured.snapshots import Snapshots
+from hookcore.records.vocabulary import UNCAPTURED_STEPS
 
 CHECK_EVERY: Final = 128  # steps of which at least one goes the long way, where rare checks are made,
 MULTIPLE: Final = 8  # and its number is a multiple of this one, at which they are due
@@ -127,7 +129,8 @@ class Notes(NamedTuple):
     owner: int  # the place of the optimizer that steps
     is_late: int
     frame: int
-    packed: list[bytes]  # the rows of the steps that ended, if they were captured
+    packed: list[bytes | None]  # the rows of the steps that ended; None if they weren't captured
+    captures: int  # whether the running step is captured
 
 
 class CapturedFacts(NamedTuple):
@@ -140,6 +143,10 @@ class CapturedFacts(NamedTuple):
     used: int  # how many taps there are
     reads_ahead: bool  # whether something is read before an optimizer steps
     keeps: bool  # whether calls are kept
+    block: int  # steps that are captured together,
+    stride: int  # and the blocks from one of them to the next
+    empty: tuple[Sized, ...]  # what must be empty around a captured step, besides,
+    cells: tuple[tuple[Any, str, Any], ...]  # and attributes that must be the same objects
 
 
 class TrackFacts(NamedTuple):
@@ -180,65 +187,90 @@ class CapturedSteps:
         self._dispatcher, self._keeping = capture.dispatcher, capture.keeping
         self._keeps = False  # whether calls are kept
         self._reads_ahead = False  # whether something is read before an optimizer steps
-        self._costs: dict[str, float] = {}  # the numbers about the cost
-        self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step,
-        self._scalars: dict[int, dict[str, Any]] = {}  # and numbers
+        self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
+        self._lean: set[int] = set()  # steps without histograms
+        self._plain_for: tuple[Any, ...] = ()  # for what the newest step that began otherwise had rows only
+        # Numbers that the script logs, and rates, while the track runs, by step: of its notes, and of the running one.
+        self.logged: dict[int, dict[str, Any]] = {}
         self._timed_at = 0  # the next step to time
         self._from = 0.0, 0.0  # when the timed step began, and how long the track had taken until then
 
+    def are_plain(self, captured: bool) -> bool:
+        """Return whether captured steps have no more than rows of the statistics and a loss, from this step on.
+
+        It is asked for each step that begins the long way, because some is known only of the captured ones.
+        """
+        observers, is_plain = self._capture.observers, _TRACKS and not self._are_special
+        state = self._context.plans.changes, observers.flows.wanted
+        if captured:
+            self._plain_for = state if is_plain else ()
+        return is_plain and self._plain_for == state
+
     @property
-    def are_special(self) -> bool:
-        """Whether the step that begins may have more than rows of the statistics and a loss."""
+    def _are_special(self) -> bool:
         states, statistics, dispatcher = self._optimizers.states, self._context.statistics, self._dispatcher
         return (
-            not _TRACKS
-            or bool(dispatcher.others or dispatcher.times.active or statistics.devices.arenas)
+            bool(dispatcher.others or dispatcher.times.active or statistics.devices.arenas)
             or self._current.clock is not None
             or self._parameters.measures_updates
             or not self._collector.loss.reads
             or (states.due or states.was_due)
             or not (self._collector.is_empty and self._collector.replicas.is_alone and statistics.table.is_announced)
+            or default_group() is None
         )
 
     def next_unlike(self, step: int) -> int:
-        """Return the first step after this one that isn't captured as it is, as far as is known."""
+        """Return the first step after this one that isn't captured, or left out, as it is, as far as is known."""
         unlike = self._cadence.next_unlike(step, self._context.settings.snapshot_every)
-        return int(min(unlike, self._capture.observers.routers.next_at))
-
-    def cells(self) -> list[tuple[Any, str]] | None:
-        """Return the attributes that must stay the same objects; None if not all are known."""
-        flows, plans, machine = self._capture.observers.flows, self._context.plans, self._collector.machine
-        own = [(self._cadence, "alarmed"), (machine, "has_news"), (flows, "wanted"), (plans, "changes")]
-        group = default_group()
-        return None if group is None else [*group, *own, (self._dispatcher, "others")]
+        due_at = self._capture.observers.routers.next_at
+        return unlike if due_at > unlike else min(unlike, self._cadence.next_chosen(max(step, int(due_at) - 1)))
 
     def facts(self, owner: Owner) -> CapturedFacts:
         """Return what the track has to know, if this optimizer makes the steps."""
-        statistics, keeper = self._context.statistics, self._dispatcher.keeper
+        statistics, keeper, cadence = self._context.statistics, self._dispatcher.keeper, self._cadence
         taps, keeps = statistics.table.taps, keeper is not None and keeper.armed
-        self._keeps, self._costs = keeps, self._cadence.as_scalars()
-        self._timed_at = self._cadence.next_timed(self._context.step)
+        cadence.catch_up()
+        self._keeps, self._timed_at = keeps, cadence.next_timed(self._context.step)
         self._reads_ahead = reads_ahead = keeps or owner.settled != self._parameters.version
-        return CapturedFacts(self, self._current, statistics.arena.base, taps, len(taps), reads_ahead, keeps)
+        empty = self._context.events, statistics.devices.arenas
+        how = cadence.block, cadence.stride, empty, cells_of(self._cells())
+        return CapturedFacts(self, self._current, statistics.arena.base, taps, len(taps), reads_ahead, keeps, *how)
+
+    def _cells(self) -> list[tuple[Any, str]]:
+        """Return the attributes that must stay the same objects."""
+        flows, plans, machine = self._capture.observers.flows, self._context.plans, self._collector.machine
+        rhythm = [(self._cadence, name) for name in ("alarmed", "block", "stride", "thinning")]
+        own = [(machine, "has_news"), (flows, "wanted"), (plans, "changes"), (self._dispatcher, "others")]
+        return [*(default_group() or ()), *rhythm, *own]
 
     def put(self, lights: Iterable[Light], notes: Notes) -> None:
-        """Queue the frames of steps that have ended."""
+        """Queue the frames of steps that have ended, and let the cadence know of them."""
+        queue, cadence, kinds = self._collector.queue, self._cadence, self._collector.scale.kinds
+        costs, skipped = cadence.as_scalars(), 0
         for light, packed, passes in zip(lights, notes.packed, notes.parts, strict=True):
             step, time_s, elapsed_s, logged, name, parts, _ = light
-            if step <= self._collector.queue.shipped:  # and then Ctrl+C came
+            if step <= queue.shipped:  # and then Ctrl+C came
                 continue
-            self._collector.queue.shipped = step
+            queue.shipped = step
+            cadence.ended.append((SKIPPED if packed is None else LEAN if step in self._lean else WHOLE, elapsed_s))
+            if packed is None:
+                skipped += 1
+                queue.frames.append(light)
+                continue
+            self._lean.discard(step)
             found = {name: Sum(parts)} if parts else {}
-            frame = RawFrame(step, time_s, packed, (), passes, elapsed_s, scaled=self._collector.scale.kinds)
-            frame.scalars = {**self._scalars.pop(step, {}), **(logged or {}), **found, **self._costs}
+            frame = RawFrame(step, time_s, packed, (), passes, elapsed_s, scaled=kinds)
+            frame.scalars = {**(logged or {}), **found, **costs}
+            if costs:
+                frame.scalars[UNCAPTURED_STEPS] = costs[UNCAPTURED_STEPS] + skipped
             frame.rows = self._rows.pop(step, frame.rows)
-            self._collector.queue.put(frame)
+            queue.put(frame)
+        cadence.catch_up()
 
     def forget(self) -> None:
         """Leave the running step to the full machinery, which asks for facts again."""
         self._rows.clear()
-        self._collector.add_scalars(self._scalars.pop(self._context.step, {}))
-        self._scalars.clear()
+        self._lean.clear()
 
     # After calls that the track has handled. Nothing here depends on its notes, which another thread may take.
 
@@ -260,8 +292,9 @@ class CapturedSteps:
             return
         self._optimizers.read_rates(owner, optimizer)
         if self._collector.scalars and self._context.track.runs:
-            self._scalars[self._context.step], self._collector.scalars = self._collector.scalars, {}
-        if not self._reads_ahead:
+            rates, self._collector.scalars = self._collector.scalars, {}
+            self.logged.setdefault(self._context.step, {}).update(rates)
+        if not (self._reads_ahead and self._current.captured):
             return
         self._optimizers.read(owner, optimizer)
         if raws := self._parameters.raws():
@@ -276,18 +309,24 @@ class CapturedSteps:
 
     @entry("begin of a step")
     def begin_step(self) -> None:
-        """Begin the next captured step."""
+        """Begin the next step, which is captured, or the one that ended was."""
         context, step, placement = self._context, self._context.step, self._capture.placement
+        was_captured, captured = self._current.captured, bool(context.track.captures)
         if (owner := self._optimizers.clock.alone) is not None:
             owner.owned = None
-        if self._dispatcher.keeper is not None:
+        if was_captured and self._dispatcher.keeper is not None:
             self._dispatcher.look_for_models()
         for root in context.plans.roots:
             root.note_step()
-        self._dispatcher.names.begin_step(step, captured=True)
+        self._dispatcher.names.begin_step(step, was_captured)
         self._parameters.begin_step()
+        if captured and (self._cadence.thinning > 1 or not self._cadence.sketched):
+            self._cadence.begin_captured(step)
+            if not self._cadence.sketched:
+                self._lean.add(step)
+        self._current.sketched = self._cadence.sketched
         # Another thread may have paused or closed it just now.
-        placement.begin_step(step, captured=placement.attached and not context.paused)
+        placement.begin_step(step, captured=captured and placement.attached and not context.paused)
         self._time(step, context.track)
 
     def _time(self, step: int, track: Any) -> None:
@@ -296,10 +335,15 @@ class CapturedSteps:
         if meter is not None:
             at, own_s = self._from
             self._cadence.timed(track.at - at, meter.take(now()) + track.own_s - own_s)
-            self._costs, self._current.meter = self._cadence.as_scalars(), None
+            self._current.meter = None
         if step == self._timed_at:
             self._timed_at = step + self._cadence.timed_every
             self._from, self._current.meter = (track.at, track.own_s), Meter(now)
+
+
+def cells_of(parts: Iterable[tuple[Any, str]]) -> tuple[tuple[Any, str, Any], ...]:
+    """Return attributes with what they are now."""
+    return tuple((part, name, getattr(part, name)) for part, name in parts)
 
 
 @dataclass(slots=True, eq=False)
@@ -336,6 +380,7 @@ class Steady:
     _thread: int = field(default=0, init=False)
     _until: int = field(default=0, init=False)  # the first step that ends the long way
     _until_s: float = field(default=0.0, init=False)
+    _due_s: float = field(default=0.0, init=False)  # when a captured step is to be measured
     _check_at: int = field(default=0, init=False)  # the step that goes the long way in any case
     _spent_s: float = field(default=0.0, init=False)  # as far as it was taken
     _roots: list[Root] = field(default_factory=list, init=False)  # of the optimizer's witnesses
@@ -348,13 +393,12 @@ class Steady:
     _modes: list[tuple[Root, bool, int]] = field(default_factory=list, init=False)  # of their models
     _compares: bool = field(default=False, init=False)  # whether it compares passes
     _is_scaled: bool = field(default=False, init=False)  # whether a scaler may skip their steps
-    # Numbers that the script logs while the track runs, by step: of steps in its notes, and of the running one.
-    _logged: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
+    _logged: dict[int, dict[str, Any]] = field(init=False)
     _entered: int = field(default=-1, init=False)  # the step that began when it was entered last,
     _waits: int = field(default=0, init=False)  # how often the long way ended that step, in a row,
     _later: int = field(default=0, init=False)  # and the first step to try again
     _captured: CapturedSteps = field(init=False)
-    _captures: bool = field(default=False, init=False)  # whether the track handles captured steps
+    _follows: bool = field(default=False, init=False)  # whether the track handles captured steps, too
 
     def __post_init__(self) -> None:
         context, capture, clock = self._context, self._capture, self._passes.clock
@@ -367,6 +411,7 @@ class Steady:
         self._snapshots, self._track = capture.observers.snapshots, context.track
         self._scale = capture.collector.scale
         self._captured = CapturedSteps(context, capture, self._optimizers)
+        self._logged = self._captured.logged
         self._track.serve(self)
 
     @property
@@ -392,11 +437,13 @@ class Steady:
             self._waits = 0
         self._entered = -1
         captured = self._current.captured
-        if step >= self._later and self._is_quiet() and not (captured and self._captured.are_special):
+        follows = self._captured.are_plain(captured)
+        if step >= self._later and self._is_quiet() and (follows or not captured):
             owners = self.clock.find_steady()
-            compares = _TRACKS and not (captured or self._optimizers.last_captured)
-            if owners and (owners[0] is self.clock.alone or compares):
-                self._enter(owners)
+            if owners and owners[0] is self.clock.alone:
+                self._enter(owners, follows)
+            elif owners and _TRACKS and not (captured or self._optimizers.last_captured):
+                self._enter(owners, follows=False)
 
     def _is_quiet(self) -> bool:
         """Return whether nothing waits that needs the end of a step, and nobody looks at this one."""
@@ -414,12 +461,13 @@ class Steady:
             and self.clock.step > FIRST_STEPS
         )
 
-    def _enter(self, owners: list[Owner]) -> None:
+    def _enter(self, owners: list[Owner], follows: bool) -> None:
+        """Let the short way be taken. `follows`: by captured steps, too."""
         step, alone, captured = self.clock.step, self.clock.alone, self._current.captured
         keeper = self._capture.dispatcher.keeper
         if (keeper is not None and keeper.has_fired) or not self._know_witnesses(owners):
             return
-        is_armed = keeper is not None and keeper.armed and not captured
+        is_armed = keeper is not None and keeper.armed and not (captured and self._cadence.stride == 1)
         self._keeper, self._holding = (keeper, self._capture.placement.holding) if is_armed else (None, None)
         self._thread, self._paused = get_ident(), self._context.paused
         self._looks, self._reads = self._sentinel.is_on, self._collector.loss.reads
@@ -430,19 +478,19 @@ class Steady:
         self._name = "" if alone is None else alone.loss_name
         if step >= self._check_at:
             self._check_at = step // MULTIPLE * MULTIPLE + CHECK_EVERY
-        other = self._check_at + 1 if self._paused else self._next_other(step, captured)
+        other = self._check_at + 1 if self._paused else self._next_other(step, follows)
         self._until = min(other - 1, self._ownership.next, self._check_at)
-        self._until_s = min(self._parameters.look_at, self._times.due_at) if captured else self._parameters.look_at
-        self._captures = captured
+        self._until_s, self._due_s = self._parameters.look_at, self._times.due_at
+        self._follows = follows
         if step < self._until:
             self._teach(owners)
             self._entered = step
-            self._next = _PASS if alone is not None else _OFF
+            self._next = _PASS if alone is not None and not captured else _OFF
             self._start()
 
-    def _next_other(self, step: int, captured: bool) -> int:
+    def _next_other(self, step: int, follows: bool) -> int:
         """Return the first step after this one whose beginning needs more than those until then, as far as is known."""
-        if captured:
+        if follows:
             return self._captured.next_unlike(step)
         chosen = self._cadence.next_chosen(step)
         # Before a step in which updates are compared with those before, weights are read earlier.
@@ -473,12 +521,6 @@ class Steady:
             return
         parts, empty, held, absent = holding
         parts += [(self._parameters, name) for name in ("adopted", "version", "forms")]
-        captured = None
-        if self._captures:
-            if (cells := self._captured.cells()) is None:
-                return
-            captured, parts = self._captured.facts(owners[0]), parts + cells
-            empty = (*empty, self._events, self._context.statistics.devices.arenas)
         self._owners, self._keys, self._compares = owners, tuple(map(id, witnesses)), compares
         self._modes, self._is_scaled = self._find_modes(witnesses), bool(scalers)
         facts = TrackFacts(
@@ -493,13 +535,13 @@ class Steady:
             tuple((root.ref, training, bits) for root, training, bits in self._modes),
             tuple(self._sentinel.lookouts) if self._looks else (),
             (self._changes, self.boundary.waiting, *empty),
-            tuple((part, name, getattr(part, name)) for part, name in parts),
+            cells_of(parts),
             Tensor,
             _float32,
             *held,
             absent,
             next((weakref.ref(each) for each in scalers.values()), None),
-            captured,
+            self._captured.facts(owners[0]) if self._follows else None,
         )
         self._track.learn(facts)
 
@@ -535,10 +577,10 @@ class Steady:
         if keeper is None or holding is None:
             return [], (), (None, None, None, ()), ()
         kept, conditions = keeper.kept, until_compiled()
-        if kept is None or conditions is None or not holding.is_on:
+        if kept is None or conditions is None or not (holding.is_on or self._current.captured):
             return None
         empty, absent = conditions
-        return [(keeper, "met"), (holding, "is_on")], empty, (*holding.entry, kept), absent
+        return [(keeper, "met"), (holding, "gave_up")], empty, (*holding.entry, kept), absent
 
     def _start(self) -> None:
         """Let the track handle the next steps, if it knows the facts and nothing waits."""
@@ -547,9 +589,8 @@ class Steady:
             longest = self.clock.owners.longest_gap(self.clock.step) if self._compares else 1
             last = next((place for place, each in enumerate(owners) if each is self.clock.last_owner), 0)
             counts = tuple(each.counts for each in owners)
-            self._track.enter(
-                self._until, self._until_s, self._looks, self._reads, self._compares, longest, last, counts
-            )
+            sees = self._looks, self._reads, self._compares, self._current.captured
+            self._track.enter(self._until, self._until_s, self._due_s, *sees, longest, last, counts)
 
     def take_spent(self) -> float:
         """Return for how many seconds torch's calls have been with hookcore since this was asked last; 0 if unknown."""
@@ -642,7 +683,7 @@ class Steady:
         owners, now_next = self._owners, notes.next
         if not owners or (self.clock.last_owner is None if self._compares else owners[0] is not self.clock.alone):
             return
-        self._next = _OFF if self._compares or self._captures else now_next
+        self._next = _OFF if self._compares or notes.captures else now_next
         if notes.looked_at >= 0:
             self._sentinel.looked(notes.looked_at)
         self.clock.follow(owners, notes.turns, notes.step - len(notes.elapsed_s))
@@ -663,7 +704,7 @@ class Steady:
             self._stacks[self._thread] = [(id(owner.ref()), notes.frame)]
         self._scale.value = None if notes.scale != notes.scale else notes.scale
         self._apply_passes(notes, list(losses))
-        if self._captures:
+        if notes.captures:
             self._current.backwards, self._current.began_backward = notes.passes, notes.passes > 0
             if now_next == _IN_STEP:
                 owners[0].owned, self._parameters.read = owners[0].owned or [], True
@@ -675,26 +716,24 @@ class Steady:
         self._collector.jumps.add(chain.from_iterable(parts))
         if not many:
             return
-        spent_s = self.take_spent()
-        if not self._captures:
-            self._cadence.followed(spent_s, short=many)
+        if skipped := notes.packed.count(None):
+            self._cadence.followed(self.take_spent(), short=skipped)
+        numbers = range(step - many, step)
         if not self._paused:
-            numbers, names = (
-                range(step - many, step),
-                [self._owners[at].loss_name for at, joins in notes.turns if not joins],
-            )
+            names = [self._owners[at].loss_name for at, joins in notes.turns if not joins]
             logged = [self._logged.get(number) for number in numbers]
             rest = logged, names, parts if wanted else [None] * many, notes.scales
             lights = zip(numbers, notes.times_s, notes.elapsed_s, *rest, strict=True)
-            if self._captures:
+            if self._follows:
                 self._captured.put(lights, notes)
             elif self._queue.shipped < step - 1:  # else they were interrupted later
                 self._queue.shipped = step - 1
                 self._queue.frames.extend(lights)
             for number in numbers:
                 self._logged.pop(number, None)
-        self._cadence.steps_ended(self._captures, notes.elapsed_s)
-        self._optimizers.last_captured = self._captures
+        if not self._follows:
+            self._cadence.ended += [(SKIPPED, elapsed_s) for elapsed_s in notes.elapsed_s]
+        self._optimizers.last_captured = notes.packed[-1] is not None
         self._current.number = step
         self._collector.loss.of_step = []
         self._scale.begin_step()
@@ -702,7 +741,7 @@ class Steady:
     def _apply_passes(self, notes: Notes, losses: list[float]) -> None:
         """Do what the passes of the running step would have done; `losses` are theirs."""
         reach, loss, runs = self.clock.reach, self._collector.loss, notes.next == _IN_PASS
-        if not (self._captures and runs):
+        if not (notes.captures and runs):
             self._current.reached = False
         loss.resume(self._thread, [notes.running] if runs and self._reads else [])
         if loss.wanted:
@@ -916,6 +955,7 @@ class Steady:
             or owner.ref() is not optimizer
             or get_ident() != self._thread
             or step >= self._until
+            or (self._follows and self._cadence.chooses(step + 1))
             or now >= self._until_s
             or function_modes()
             or self._has_news()
@@ -933,7 +973,7 @@ class Steady:
             queue.shipped = step
             parts = None if loss.is_logged else found
             queue.frames.append((step, time.time(), elapsed_s, scalars, self._name, parts, None))
-        self._cadence.skipped.append(elapsed_s)
+        self._cadence.ended.append((SKIPPED, elapsed_s))
         owner.steps += 1
         owner.ended += 1
         owner.last_step = step
