@@ -29,7 +29,7 @@ from hookcore.store.sketches import SketchLadder
 MIN_BYTES: Final = 2**20
 SHARES: Final = {  # of max_bytes
     "stats": 0.45,
-    "sketches": 0.29,
+    "sketches": 0.24,
     "snapshots": 0.09,
     "media": 0.03,
     "moments": 0.01,

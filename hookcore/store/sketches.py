@@ -33,8 +33,8 @@ from hookcore.store.answers import Histograms, Quantiles, Steps
 from hookcore.store.ladder import FAR
 
 FACTOR: Final = 8
-SHARES: Final = (0.25, 0.25, 0.50)  # of the limit: single steps, 8 to 1, and the rest of the run
-_RECORD_BYTES: Final = 600  # the Python objects around the arrays
+SHARES: Final = (0.20, 0.20, 0.60)  # of the limit: single steps, 8 to 1, and the rest of the run
+_RECORD_BYTES: Final = 800  # the Python objects around the arrays
 _LARGEST: Final = 0.4  # the largest entry, as a share of its level's limit
 
 
@@ -48,12 +48,41 @@ class SketchRows:
     taps: NDArray[np.uint32]  # ascending
     start: NDArray[np.uint32]
     bins: NDArray[np.uint16]
-    counts: NDArray[Any]  # uint32, or uint64 if that is too small
+    counts: NDArray[Any]  # uint32, or uint64 if that is too small; uint16 of packed ones
+    more: tuple[NDArray[np.uint32], NDArray[Any]] | None = None  # of packed ones: the places of larger counts, and
+    # what these are above their lower 16 bits
 
     @property
     def nbytes(self) -> int:
-        arrays = self.taps.nbytes + self.start.nbytes + self.bins.nbytes + self.counts.nbytes
-        return arrays + _RECORD_BYTES
+        more = 0 if self.more is None else self.more[0].nbytes + self.more[1].nbytes
+        return self.taps.nbytes + self.start.nbytes + self.bins.nbytes + self.counts.nbytes + more + _RECORD_BYTES
+
+    def pack(self) -> SketchRows:
+        """Return the same in less memory, in arrays of its own: most counts of single steps fit into 16 bits."""
+        counts = self.counts
+        if self.more is not None:
+            return self
+        large = np.flatnonzero(counts >> 16)
+        if len(large) * 3 > len(counts):
+            return replace(self, counts=_own(counts, counts.dtype.type))
+        upper = (counts[large] >> 16).astype(np.uint16 if counts.itemsize == 4 else np.uint64)
+        return replace(self, counts=counts.astype(np.uint16), more=(large.astype(np.uint32), upper))
+
+    def counts_at(self, part: slice | NDArray[np.integer[Any]]) -> NDArray[Any]:
+        """Return the counts at some places, ascending."""
+        counts = self.counts[part]
+        if self.more is None or not len(self.more[0]):
+            return counts
+        places, upper = self.more
+        wide = counts.astype(np.uint32 if upper.itemsize == 2 else np.uint64)
+        if isinstance(part, slice):
+            begin, end = places.searchsorted((part.start, part.stop))
+            wide[places[begin:end] - part.start] += upper[begin:end].astype(wide.dtype) << 16
+            return wide
+        at = places.searchsorted(part)
+        is_large = places.take(at, mode="clip") == part
+        wide[is_large] += upper[at[is_large]].astype(wide.dtype) << 16
+        return wide
 
     def row(self, tap: int) -> tuple[NDArray[np.uint16], NDArray[Any]] | None:
         """Return the filled bins of one tap with their counts; None if there are none."""
@@ -61,7 +90,7 @@ class SketchRows:
         if row == len(self.taps) or self.taps[row] != tap:
             return None
         part = slice(int(self.start[row]), int(self.start[row + 1]))
-        return (self.bins[part], self.counts[part]) if part.start < part.stop else None
+        return (self.bins[part], self.counts_at(part)) if part.start < part.stop else None
 
 
 class SketchLadder:
@@ -113,7 +142,7 @@ class SketchLadder:
         if not block.bins.size:
             return
         arrays = _own(taps, np.uint32), _own(block.start, np.uint32), _own(block.bins, np.uint16)
-        self._add(0, SketchRows(step, step, 1, *arrays, _own(block.counts, np.uint32)))
+        self._add(0, SketchRows(step, step, 1, *arrays, block.counts))
 
     def entries(self, first: int | None, last: int | None) -> list[SketchRows]:
         """Return the entries that overlap the steps, oldest first."""
@@ -128,14 +157,14 @@ class SketchLadder:
     def _add(self, level: int, entry: SketchRows, replaces: int = 0) -> None:
         """Append to a level, and atomically remove the oldest `replaces` entries of the previous level."""
         limit, entries, absorbed = self.level_limits[level], self._levels[level], 0
-        entry = self._cut(entry, int(limit * _LARGEST))
+        entry = self._cut(entry.pack(), int(limit * _LARGEST))
         while entries and not absorbed and self.level_bytes[level] + entry.nbytes > limit:
             if level + 1 < len(self._levels):
                 self._promote(level)
             elif len(entries) > 1:
                 self._merge_pair()
             else:
-                entry, absorbed = self._cut(sum_up([entries[0], entry]), limit), 1
+                entry, absorbed = self._cut(sum_up([entries[0], entry]).pack(), limit), 1
         with self._lock:
             self._take(level - 1, replaces)
             self._take(level, absorbed)
@@ -160,7 +189,7 @@ class SketchLadder:
         """Sum two neighbors of the last level: the oldest pair with the fewest steps."""
         entries = self._levels[-1]
         at = min(range(len(entries) - 1), key=lambda i: entries[i].steps + entries[i + 1].steps)
-        merged = sum_up(entries[at : at + 2])
+        merged = sum_up(entries[at : at + 2]).pack()
         self.merged += 1
         with self._lock:
             self.level_bytes[-1] += merged.nbytes - entries[at].nbytes - entries[at + 1].nbytes
@@ -172,13 +201,14 @@ class SketchLadder:
             return entry
         bytes_to_row = entry.start[1:].astype(np.int64) * (2 + entry.counts.itemsize) + _RECORD_BYTES + 4
         bytes_to_row += 8 * np.arange(1, len(entry.taps) + 1)
+        if entry.more is not None:
+            places, upper = entry.more
+            bytes_to_row += places.searchsorted(entry.start[1:]) * (places.itemsize + upper.itemsize)
         rows = int(np.searchsorted(bytes_to_row, most, side="right"))
         self.refused += len(entry.taps) - rows
         end = int(entry.start[rows])
-        arrays = entry.taps[:rows].copy(), entry.start[: rows + 1].copy()
-        return SketchRows(
-            entry.first, entry.last, entry.steps, *arrays, entry.bins[:end].copy(), entry.counts[:end].copy()
-        )
+        arrays = entry.taps[:rows].copy(), entry.start[: rows + 1].copy(), entry.bins[:end].copy()
+        return SketchRows(entry.first, entry.last, entry.steps, *arrays, entry.counts_at(slice(0, end))).pack()
 
 
 def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
@@ -194,7 +224,8 @@ def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
     order = keys.argsort(kind="stable")  # each entry is in order, and merging a few is quick
     keys = keys[order]
     firsts = np.flatnonzero(np.diff(keys, prepend=-1))
-    counts = np.concatenate([entry.counts for entry in entries])[order].astype(np.uint64)
+    counts = np.concatenate([entry.counts_at(slice(0, len(entry.counts))) for entry in entries])[order]
+    counts = counts.astype(np.uint64)
     sums = np.add.reduceat(counts, firsts) if len(firsts) else counts
     filled = keys[firsts]
     start = filled.searchsorted(np.arange(0, (len(taps) + 1) * BINS, BINS)).astype(np.uint32)

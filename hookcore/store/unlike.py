@@ -120,7 +120,7 @@ class _Spans:
         picked: Any = slice(int(begin[0]), int(end[-1]))
         if self.gaps[part.start] != self.gaps[part.stop - 1]:
             picked = np.arange(int(lengths.sum())) + np.repeat(end - np.cumsum(lengths), lengths)
-        return lengths, self.entry.bins[picked], self.entry.counts[picked]
+        return lengths, self.entry.bins[picked], self.entry.counts_at(picked)
 
 
 def shares_apart(one: Sample, two: Sample, numbers: tuple[Numbers, Numbers]) -> NDArray[np.float64]:

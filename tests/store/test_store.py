@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,11 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
-from hookcore.records.sketch import POS_INF
+from hookcore.records.sketch import BINS, POS_INF
 from hookcore.store import STAT_NAMES, Store
 from hookcore.store.segments import lanes_of
+from hookcore.store.sketches import SketchLadder
+from hookcore.store.unlike import Sample
 from tests import build
 from tests.inside import module_of
 from tests.sketches import block_of, rebin, sketch_of
@@ -458,6 +461,36 @@ def test_sketches_without_room_are_cut_and_counted_and_the_stats_stay_complete()
     assert store.histograms(0).counts.sum() == 20 * 5000
     assert store.histograms(taps - 1).counts.size == 0
     assert store.series(taps - 1, "count").present.sum() == 20
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.05, 0.9]))
+def test_numbers_of_values_of_any_size_are_added_exactly(seed: int, large: float) -> None:
+    random, ladder, taps = np.random.default_rng(seed), SketchLadder(100_000, threading.Lock()), np.arange(5)
+    total = np.zeros((5, BINS), object)
+    for step in range(60):
+        filled = (random.random((5, BINS)) < 0.2) & (np.arange(BINS) < 100)
+        counts = np.where(random.random(filled.sum()) < large, 2**32 - 1, random.integers(1, 2**16, filled.sum()))
+        start = np.append(0, filled.sum(axis=1).cumsum()).astype(np.uint32)
+        block = SketchBlock(start, np.nonzero(filled)[1].astype(np.uint16), counts.astype(np.uint32))
+        ladder.append(step, taps.astype(np.uint32), block)
+        total[filled] += counts
+    entries = ladder.entries(None, None)
+    assert ladder.refused == 0
+    assert len(entries) < 60, "some are sums"
+    for tap in taps:
+        summed = np.zeros(BINS, object)
+        for bins, counts in filter(None, (entry.row(tap) for entry in entries)):
+            summed[bins] += counts.astype(object)
+        assert (summed == total[tap]).all()
+    assert (Sample(tuple(entries)).sums(np.array([1, 3])) == total[[1, 3]].astype(np.float64)).all()
+
+
+def test_a_histogram_of_few_values_takes_four_bytes_for_each_filled_bin() -> None:
+    store, bins = Store(2**24), np.arange(1000, dtype=np.uint16)
+    block = SketchBlock(np.array([0, 1000], np.uint32), bins, np.full(1000, 65_535, np.uint32))
+    store.append(build.frame(0, build.stats_of(1, 1.0), TAPS[:1], sketches=block))
+    assert store.usage().parts["sketches"].nbytes < 4000 + 1000
+    assert store.histograms(0).counts.sum() + store.histograms(0).negative_infinity.sum() == 1000 * 65_535
 
 
 def test_old_histograms_are_merged_evenly() -> None:
