@@ -181,11 +181,16 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file, plain and compressed."""
+    """One file, compressed if that makes it smaller: both forms of all files would take 6 MB more."""
 
-    content: bytes
+    plain: bytes  # empty if it is compressed
     squeezed: bytes
     type: str
+
+    @property
+    def content(self) -> bytes:
+        """The file as it is."""
+        return gzip.decompress(self.squeezed) if self.squeezed else self.plain
 
 
 @cache
@@ -273,14 +278,15 @@ def read(name: str) -> Asset | None:
     kept = prepared.read(name) if is_text else b""
     if kept:
         with suppress(OSError, EOFError, zlib.error):  # damaged: it is made again
-            return Asset(gzip.decompress(kept), kept, f"{kind}; charset=utf-8")
+            gzip.decompress(kept)
+            return Asset(b"", kept, f"{kind}; charset=utf-8")
     content = _content_of(name)
     if content is None:
         return None
     squeezed = gzip.compress(content, 9, mtime=0) if is_text and len(content) >= MIN_SQUEEZED else b""
     if squeezed:
         prepared.write(name, squeezed)
-    return Asset(content, squeezed, f"{kind}; charset=utf-8" if is_text else kind)
+    return Asset(b"" if squeezed else content, squeezed, f"{kind}; charset=utf-8" if is_text else kind)
 
 
 def _content_of(name: str) -> bytes | None:
@@ -304,6 +310,7 @@ def read_all() -> None:
             read(f"joined/{path.stem}/{late}")
     for path in FOLDER.glob("js/workers/*.js"):
         read(f"joined/workers/{path.name}")
+    _joined.cache_clear()  # the texts of all modules, for each page
 
 
 @cache

@@ -190,6 +190,40 @@ def limit_memory(nbytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
 
 
+# Options of glibc's mallopt. By default, each thread fills an arena of its own, which keeps what it once had, and the
+# size from which on freed memory goes back to the system at once grows to 32 MiB.
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
+ALLOCATOR: Final = {_ARENA_MAX: 2, _MMAP_THRESHOLD: 2**18, _TRIM_THRESHOLD: 2**20}
+
+
+def _allocator() -> Any:
+    """Return the C library if its allocator can be asked to hold little memory, as glibc's can; else None."""
+    if sys.platform != "linux":
+        return None
+    library = import_module("ctypes").CDLL(None)
+    return library if hasattr(library, "malloc_trim") else None
+
+
+def save_memory() -> None:
+    """Let this process hold little memory that it doesn't use. To be called before it starts threads."""
+    if (allocator := _allocator()) is not None:
+        for option in ALLOCATOR.items():
+            allocator.mallopt(*option)
+
+
+def return_memory(every_s: float, worked_s: float) -> None:
+    """Give freed memory back to the system, again and again while this process works; don't return.
+
+    The allocator keeps what was freed between what is in use: 60 MB of a server, after 20,000 steps of a training.
+    """
+    allocator, at_s = _allocator(), 0.0
+    while allocator is not None:
+        if time.process_time() - at_s >= worked_s:
+            allocator.malloc_trim(0)
+            at_s = time.process_time()
+        time.sleep(every_s)
+
+
 def allow_files(wanted: int) -> None:
     """Let this process open this many files and connections, or as many as it may."""
     if sys.platform != "win32":

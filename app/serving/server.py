@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import dataclasses
 import logging
 import os
@@ -26,7 +25,7 @@ from hookcore.delivery.archive.arrow import leave_out_pandas
 from hookcore.delivery.dashboard import process as dashboard
 from hookcore.delivery.dashboard.process import data_folder, make_private
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.platform import allow_files, background
+from hookcore.platform import allow_files, background, return_memory, save_memory
 
 from .. import assets, pages
 from ..live import publisher_of
@@ -86,11 +85,9 @@ DASHBOARD_IDLE_S: Final = 3600.0
 MIN_TOKEN: Final = 16
 KEEP_ALIVE_S: Final = 30
 PREPARE_AFTER_S: Final = 3.0
+RETURN_EVERY_S: Final = 10.0  # freed memory to the system,
+WORKED_S: Final = 0.5  # if the server has worked since
 _GRACE_S: Final = 0.5
-# Options of glibc's mallopt. By default, each thread fills an arena of its own, which keeps what it once had, and the
-# size from which on freed memory goes back to the system at once grows to 32 MiB.
-_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
-ALLOCATOR: Final = {_ARENA_MAX: 2, _MMAP_THRESHOLD: 2**18, _TRIM_THRESHOLD: 2**20}
 
 
 @dataclass(slots=True)
@@ -256,6 +253,7 @@ def run(
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a signal arrives or the server is no longer used. `fill` adds runs before it starts."""
+    leave_out_pandas()
     save_memory()
     given, trouble = with_folder(given, environment)
     handed = inherited(environment)
@@ -276,7 +274,7 @@ def run(
             follow_orphans(app)
         with suppress(OSError, RuntimeError, KeyError):  # without a home folder, nothing is kept
             assets.prepared.use(data_folder(environment) / "prepared")
-        background("hookcore-prepare", _prepare_for_readers, app).start()
+        background("hookcore-care", _care_for, app).start()
         (say or _say)(greeting(given, settings, app.state.access))
         resume_garbage_collector()
         try:
@@ -310,24 +308,15 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def save_memory() -> None:
-    """Let this process hold little memory that it doesn't use. To be called before it starts threads."""
-    leave_out_pandas()
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # not glibc
-            allocator = ctypes.CDLL(None)
-            for option in ALLOCATOR.items():
-                allocator.mallopt(*option)
-
-
 def prepare(settings: ServerSettings) -> None:
     """Set the log and the limit of open files of a server's process."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     allow_files(settings.max_connections + 256)
 
 
-def _prepare_for_readers(app: App) -> None:
-    """Do in advance what would otherwise delay the first reader by half a second."""
+def _care_for(app: App) -> None:
+    """Do in advance what would otherwise delay the first reader by half a second, then keep the memory low."""
     time.sleep(PREPARE_AFTER_S)  # the first answers come first
     app.complete()
     pages.prepare()
+    return_memory(RETURN_EVERY_S, WORKED_S)

@@ -90,3 +90,27 @@ def test_a_process_is_known_until_it_ends_and_killing_its_session_ends_what_it_h
         process.wait()
         assert process.stdout.read() == b""  # the end of the pipe that both had open
     assert not is_process(process.pid)
+
+
+FREES = """
+import threading, time
+from pathlib import Path
+from hookcore.platform import return_memory, save_memory
+
+def held():
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+
+save_memory()
+kept = [bytearray(b"x" * 50_000) for _ in range(1000)]
+kept = kept[::2]
+before = held()
+threading.Thread(target=return_memory, args=(0.01, 0.0), daemon=True).start()
+while before - held() < 15_000_000:
+    time.sleep(0.01)
+print(len(kept), "are left")
+"""
+
+
+def test_memory_that_was_freed_between_what_is_in_use_goes_back_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", FREES], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "500 are left\n"
