@@ -16,7 +16,7 @@ enum {
     N_OTHERS, N_IS_ON, N_NEW, N_REQUIRES_GRAD, N_IS_INFERENCE, N_VERSIONS, N_ARGS, N_KWARGS, N_UPDATES,
     N_NUMBERS, N_GENERATORS, N_AUTOCAST, N_OUTPUTS, N_GRADIENTS, N_UNKEPT, N_ENTRY, N_ARGUMENT, N_GRAD_FN,
     N_BACKWARD_HOOKS, N_ELEMENT_SIZE, N_DETACH, N_REGISTER, N_NEXT_ID, N_CALL, N_PLACE, N_WHOLE, N_STATES, N_SCALE, N_AT, N_LOCALS, N_SELF, N_ENABLED, N_NEED_GRAD,
-    N_REACHED, N_END_PASS, N_BEGIN_UPDATE, N_RELEASE_CALLS, N_BEGIN_STEP, N_STORAGE, N_NBYTES, NAMES
+    N_REACHED, N_END_PASS, N_BEGIN_UPDATE, N_RELEASE_CALLS, N_BEGIN_STEP, N_STORAGE, N_NBYTES, N_PARAMETERS, NAMES
 };
 static const char *const spelled[NAMES] = {
     "grad", "_version", "dtype", "is_cpu", "dim", "is_neg", "data_ptr", "numel", "is_contiguous", "training",
@@ -27,7 +27,7 @@ static const char *const spelled[NAMES] = {
     "generators", "autocast", "outputs", "gradients", "unkept", "entry", "argument", "grad_fn",
     "_backward_hooks", "element_size", "detach", "_register_hook_dict", "next_id", "_call", "_place", "",
     "_per_optimizer_states", "_scale", "at", "f_locals", "self", "_enabled", "requires_grad_", "reached",
-    "end_pass", "begin_update", "release_calls", "begin_step", "untyped_storage", "nbytes"
+    "end_pass", "begin_update", "release_calls", "begin_step", "untyped_storage", "nbytes", "_parameters"
 };
 static PyObject *names[NAMES];
 

@@ -7,7 +7,7 @@
  */
 
 enum { MOST_BYTES = 1 << 24 }; /* of packed rows in the notes */
-enum { NOTES = 128, TURNS = 256, LOSSES = 512, MOST_WITNESSES = 32, MOST_OWNERS = 8 };
+enum { NOTES = 128, TURNS = 256, LOSSES = 512, MOST_WITNESSES = 32, MOST_OWNERS = 8, MOST_PARAMETERS = 1024 };
 enum { OFF, PASS, IN_PASS, STEP, IN_STEP }; /* what may come next; steady.py has the same list */
 enum { RECENT = 256 };                      /* steps; owners.py has the same number */
 
@@ -54,7 +54,11 @@ typedef struct {
      * and calls are kept, and the bytes in the notes. */
     int64_t follows, captures, block, stride, base, used, reads_ahead, keeps, bytes;
     int64_t moved; /* whether a rate has changed since the facts were learned */
+    /* Of parameters whose gradients it reads: after which pass of a step, and their marks then. */
+    int64_t control, last_pass, parameters_read;
+    struct mark marks[MOST_PARAMETERS];
     PyObject *rest, *current, *taps, *more_sized, *more_cells; /* which belong to the facts; `rest` does what is left to Python */
+    PyObject *parameters;
     /* references, all of them cleared together */
     PyObject *facts; /* the tuple that the following ones belong to */
     PyObject *steppers, *now, *function_modes, *dispatch_modes, *graph_task, *loop, *scalers;
@@ -112,6 +116,15 @@ static int read_only(const Track *track, PyObject *sequence, double *number)
     return is_read;
 }
 
+/* The float32s of a tensor that lie side by side. */
+static int read_values(const Track *track, PyObject *tensor, int64_t *address, int64_t *size)
+{
+    int64_t contiguous, negative;
+    return is_attribute(tensor, N_DTYPE, track->float32) && is_attribute(tensor, N_IS_CPU, &_Py_TrueStruct) &&
+           call_integer(tensor, N_IS_CONTIGUOUS, &contiguous) && contiguous && call_integer(tensor, N_IS_NEG, &negative) && !negative &&
+           call_integer(tensor, N_NUMEL, size) && *size && read_address(tensor, address);
+}
+
 /* Whether a gradient's first values are finite. */
 static int is_fine(const Track *track, PyObject *gradient)
 {
@@ -122,20 +135,23 @@ static int is_fine(const Track *track, PyObject *gradient)
     return is_finite((const uint32_t *)address, size < MAX_VALUES ? size : MAX_VALUES);
 }
 
+static int read_mark(PyObject *tensor, struct mark *mark)
+{
+    PyObject *gradient = PyObject_GetAttr(tensor, names[N_GRAD]);
+    int is_read = gradient != NULL;
+    *mark = (struct mark){0, 0};
+    if (is_read && gradient != &_Py_NoneStruct) {
+        mark->id = (int64_t)gradient;
+        is_read = read_integer(PyObject_GetAttr(gradient, names[N_VERSION]), &mark->version);
+    }
+    Py_DecRef(gradient);
+    return is_read;
+}
+
 static int read_marks(const Track *track, struct mark *marks, uint64_t which)
 {
     for (int64_t i = 0; i < track->many; i++) {
-        if (!(which >> i & 1))
-            continue;
-        PyObject *gradient = PyObject_GetAttr(PyTuple_GetItem(track->witnesses, i), names[N_GRAD]);
-        int is_read = gradient != NULL;
-        marks[i] = (struct mark){0, 0};
-        if (is_read && gradient != &_Py_NoneStruct) {
-            marks[i].id = (int64_t)gradient;
-            is_read = read_integer(PyObject_GetAttr(gradient, names[N_VERSION]), &marks[i].version);
-        }
-        Py_DecRef(gradient);
-        if (!is_read)
+        if (which >> i & 1 && !read_mark(PyTuple_GetItem(track->witnesses, i), &marks[i]))
             return 0;
     }
     return 1;
@@ -403,6 +419,104 @@ static int hold_none(const Track *track)
     return 1;
 }
 
+/* -- Parameters ---------------------------------------------------------------------------------------------------- */
+
+/* A watched parameter: a weak reference to its module, its name there, the tensor, the rows of its gradient (0 if it must
+ * have none, -1 if that doesn't matter), of the weight, and of the gradient as the last pass has left it, 0 without one; and
+ * which optimizer steps it, -1 for none. */
+struct parameter {
+    PyObject *tensor;
+    int64_t gradient, weight, raw, owner;
+};
+
+/* One of them, if it is at its place. */
+static int find_parameter(const Track *track, Py_ssize_t place, struct parameter *found)
+{
+    PyObject *reference, *name, *module, *own, *table;
+    long long rows[3], owner;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(track->parameters, place), "OOOLLLL", &reference, &name, &found->tensor, &rows[0], &rows[1], &rows[2], &owner) ||
+        (module = referred(reference)) == NULL)
+        return 0;
+    found->gradient = rows[0];
+    found->weight = rows[1];
+    found->raw = rows[2];
+    found->owner = owner;
+    own = PyObject_GenericGetDict(module, NULL);
+    table = own == NULL ? NULL : PyDict_GetItemWithError(own, names[N_PARAMETERS]);
+    int is_there = table != NULL && PyDict_GetItemWithError(table, name) == found->tensor;
+    Py_DecRef(own);
+    Py_DecRef(module);
+    return is_there;
+}
+
+static int is_plain_gradient(const Track *track, PyObject *gradient, int64_t *address, int64_t *size)
+{
+    return gradient != NULL && gradient->type == (void *)track->tensor && read_values(track, gradient, address, size);
+}
+
+/* Note the gradients that a pass has left, and measure those that the script changes before they are used. Nothing is
+ * measured unless all can be. */
+static int note_gradients(Track *track)
+{
+    struct parameter each;
+    int64_t address, size;
+    int64_t many = track->parameters_read;
+    if (many == 0 || track->passes + 1 < track->last_pass)
+        return 1;
+    if (track->passes + 1 > track->last_pass || !are_same(track->cells)) /* a call may have shown new ones */
+        return 0;
+    for (int measures = 0; measures < 2; measures++)
+        for (Py_ssize_t i = 0; i < many; i++) {
+            if (!find_parameter(track, i, &each) || !read_mark(each.tensor, &track->marks[i]))
+                return 0;
+            if (!each.raw || !track->marks[i].id)
+                continue;
+            PyObject *gradient = PyObject_GetAttr(each.tensor, names[N_GRAD]);
+            int is_read = is_plain_gradient(track, gradient, &address, &size);
+            Py_DecRef(gradient);
+            if (!is_read)
+                return 0;
+            if (measures)
+                observe(address, size, FLOAT32, 0, each.raw, track->control);
+        }
+    return 1;
+}
+
+/* Measure the gradients and weights that an optimizer is about to use. Those are as usual whose gradient is there, and has
+ * changed since the last pass if it usually does. Nothing is measured unless all can be. */
+static int read_parameters(Track *track, int64_t which)
+{
+    struct parameter each;
+    struct mark now;
+    int64_t address, size;
+    int64_t many = track->parameters_read;
+    if (many != 0 && (track->passes != track->last_pass || !are_same(track->cells) || !is_zero(track->function_modes)))
+        return 0;
+    for (int measures = 0; measures < 2; measures++)
+        for (Py_ssize_t i = 0; i < many; i++) {
+            if (!find_parameter(track, i, &each) || !read_mark(each.tensor, &now))
+                return 0;
+            if (each.owner != which)
+                continue;
+            if (each.weight && !read_values(track, each.tensor, &address, &size))
+                return 0;
+            if (each.weight && measures)
+                observe(address, size, FLOAT32, 0, each.weight, track->control);
+            if (each.gradient == 0 && now.id)
+                return 0;
+            if (each.gradient <= 0)
+                continue;
+            PyObject *gradient = PyObject_GetAttr(each.tensor, names[N_GRAD]);
+            int is_read = is_plain_gradient(track, gradient, &address, &size);
+            Py_DecRef(gradient);
+            if (!is_read || !track->marks[i].id || is_equal(now, track->marks[i]) == (each.raw != 0))
+                return 0;
+            if (measures)
+                observe(address, size, FLOAT32, 0, each.gradient, track->control);
+        }
+    return 1;
+}
+
 /* -- Torch's four calls -------------------------------------------------------------------------------------------- */
 
 static int begin_pass(Track *track, PyObject *const *arguments)
@@ -449,7 +563,8 @@ static int end_pass(Track *track, PyObject *const *arguments)
         return 0;
     if (track->captures && !is_attribute(track->current, N_REACHED, &_Py_TrueStruct))
         return 0;
-    if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track, 1))
+    if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track, 1) ||
+        (track->captures && !note_gradients(track)))
         return 0;
     if (track->reads)
         track->losses[track->read++] = track->loss;
@@ -478,7 +593,7 @@ static int begin_update(Track *track, PyObject *const *arguments)
     track->scale = NAN;
     track->running = which;
     track->is_late = is_late;
-    return !owner->is_scaled || read_scale(track);
+    return (!owner->is_scaled || read_scale(track)) && (!track->captures || read_parameters(track, which));
 }
 
 /* The recorder's clock; None stands for `time.perf_counter`, to which a call through Python takes twenty times as long. */
@@ -708,17 +823,24 @@ static int read_owner(struct owner *owner, PyObject *facts)
 }
 
 /* What captured steps have besides: what does the rest, the running step, the address of the first row, the taps, how many rows are used,
- * whether something is read before an optimizer steps, whether calls are kept, which steps they are, and what else must be
- * empty and the same. */
+ * whether something is read before an optimizer steps, whether calls are kept, which steps they are, what else must be
+ * empty and the same, and how to measure which parameters, after which pass. */
 static int read_captured(Track *track)
 {
-    long long base, used, reads_ahead, keeps, block, stride;
+    long long base, used, reads_ahead, keeps, block, stride, control, last_pass;
     track->follows = track->captured != &_Py_NoneStruct;
     if (!track->follows)
         return 1;
-    if (!PyArg_ParseTuple(track->captured, "OOLOLLLLLOO", &track->rest, &track->current, &base, &track->taps, &used, &reads_ahead, &keeps, &block,
-                          &stride, &track->more_sized, &track->more_cells))
+    if (!PyArg_ParseTuple(track->captured, "OOLOLLLLLOOLLO", &track->rest, &track->current, &base, &track->taps, &used, &reads_ahead, &keeps, &block,
+                          &stride, &track->more_sized, &track->more_cells, &control, &last_pass, &track->parameters))
         return 0;
+    track->parameters_read = PyTuple_Size(track->parameters);
+    if (track->parameters_read > MOST_PARAMETERS) {
+        PyErr_Format(PyExc_TypeError, "at most %d parameters are measured", MOST_PARAMETERS);
+        return 0;
+    }
+    track->control = control;
+    track->last_pass = last_pass;
     track->block = block > 0 ? block : 1;
     track->stride = stride > 0 ? stride : 1;
     track->base = base;
@@ -862,6 +984,7 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     if (track->next == OFF || given != 1)
         return none();
     const Track noted = *track;
+    int64_t marked = track->follows && (arguments[0] == &_Py_TrueStruct || !track->runs) ? track->parameters_read : 0;
     PyObject *states = track->states == NULL ? none() : track->states;
     int64_t ended = 0;
     for (int64_t i = 0; i < track->noted; i++)
@@ -882,13 +1005,14 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     }
     int64_t compared = noted.compares ? noted.many : 0;
     return Py_BuildValue(
-        "LLLNNNNNNddLNNNKKNLLLLNL", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
+        "LLLNNNNNNddLNNNKKNLLLLNLN", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
         list_of(noted.elapsed_s, noted.noted), list_of(noted.time_s, noted.noted), list_of_known(noted.scales, noted.noted),
         list_of_numbers(noted.parts, noted.noted), list_of(noted.losses, noted.read), list_of_turns(noted.turns, noted.turned), noted.loss,
         noted.scale, (long long)noted.looked_at, list_of_marks(noted.before, compared),
         list_of_marks(noted.in_pass, noted.reads || noted.compares ? noted.many : 0), list_of_marks(noted.in_step, noted.many),
         (unsigned long long)noted.reached, (unsigned long long)noted.trained, states, (long long)noted.has_compared, (long long)noted.running,
-        (long long)noted.is_late, (long long)noted.frame, list_of_packed(noted.packed, noted.noted), (long long)noted.captures);
+        (long long)noted.is_late, (long long)noted.frame, list_of_packed(noted.packed, noted.noted), (long long)noted.captures,
+        list_of_marks(noted.marks, marked));
 }
 
 /* when(): how many steps have ended, and when the newest one did. */

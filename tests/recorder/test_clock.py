@@ -360,6 +360,20 @@ class Plain(World):
         self.plain.step()
 
 
+@dataclass
+class Clipped(Plain):
+    """The same, with gradients that are always clipped, sometimes those of two backward passes."""
+
+    def step(self) -> None:
+        self.plain.zero_grad()
+        for _ in range(self.passes):
+            self.loss().backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1e-3)
+        self.plain.step()
+
+    passes: int = 1
+
+
 def plainly(w: Plain) -> None:
     for _ in range(4):
         w.step()
@@ -590,6 +604,42 @@ SCALED: Final[dict[Callable[[Plain], None], int]] = {
     after_a_pass_that_raised: 1,
     with_another_layer: 1,
 }
+
+
+def now_in_two_passes(w: Plain) -> None:
+    if isinstance(w, Clipped):
+        w.passes = 3 - w.passes
+    plainly(w)
+    plainly(w)
+
+
+def with_a_gradient_that_is_replaced(w: Plain) -> None:
+    w.plain.zero_grad()
+    w.loss().backward()
+    for parameter in w.model.parameters():
+        parameter.grad = parameter.grad * 2.0 if parameter.grad is not None else None
+    w.plain.step()
+
+
+def with_a_layer_without_gradients(w: Plain) -> None:
+    w.first.requires_grad_(False)
+    plainly(w)
+    w.first.requires_grad_(True)
+
+
+def after_a_step_that_raised(w: Plain) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("fails")
+
+    w.plain.zero_grad()
+    w.loss().backward()
+    handle = w.plain.register_step_pre_hook(fail)
+    with pytest.raises(ValueError, match="fails"):
+        w.plain.step()
+    handle.remove()
+    w.plain.step()
+
+
 STEADY: Final[dict[Callable[[Plain], None], int]] = {
     plainly: 4,
     with_a_schedule: 1,
@@ -600,6 +650,10 @@ STEADY: Final[dict[Callable[[Plain], None], int]] = {
     twice: 1,
     after_a_pass_that_raised: 1,
     with_another_layer: 1,
+    now_in_two_passes: 8,
+    with_a_gradient_that_is_replaced: 1,
+    with_a_layer_without_gradients: 4,
+    after_a_step_that_raised: 1,
 }
 LEAVING: Final[dict[Callable[[Plain], None], int]] = {**STEADY, with_a_second_optimizer: 1, in_another_thread: 1}
 CALLS: Final = ("backward_begins", "backward_ended", "saw_step_begin", "saw_step_end")
@@ -695,7 +749,7 @@ def _trained(
             names = {
                 name
                 for name in watcher.store.scalar_names()
-                if name.startswith(("place", "backward/", "optimizer", "hookcore/grad_scale"))
+                if name.startswith(("place", "backward/", "optimizer", "hookcore/grad", "hookcore/clip"))
             }
             logged = {name: watcher.store.scalars(name) for name in sorted(names)}
             events = [(each.step, each.name) for each in watcher.store.events()]
@@ -725,6 +779,8 @@ CAPTURED: Final[dict[str, dict[str, Any]]] = {
     "captured or paused": {},
     "every second, few with histograms": {"every": 2, "sketches": 4},
     "every third, and all calls held": {"every": 3, "capsule": "error"},
+    "captured, clipped": {"kinds": ("output_grad", "param", "param_grad")},
+    "every second, clipped": {"every": 2, "capsule": "error"},
     "within a budget": {"budget": 0.05, "allowance": 0.0},
     "within a budget, after an allowance": {"budget": 0.05, "allowance": 0.3, "capsule": "error"},
 }
@@ -764,9 +820,10 @@ def test_the_short_way_through_steps_gives_the_same_steps_values_and_events(
         patch.setattr(module_of("Cadence"), "TIME_FIRST_EVERY", 32)  # timed steps go the long way
         # Within a budget, steps are chosen by time: here, as if it were always the same.
         patch.setattr(module_of("Cadence"), "TRIAL", 0)
+        patch.setattr(module_of("Cadence"), "MINUTE_S", 1e12)
         patch.setattr(module_of("Cadence"), "strides_within", lambda *_: (4, 2))
         patch.setattr(Cadence, "_price", lambda *_: 0.1)
-        _check_short_way(Plain, [*turns, *later], how, LEAVING)
+        _check_short_way(Clipped if "clipped" in how else Plain, [*turns, *later], how, LEAVING)
 
 
 @_short_way
@@ -828,7 +885,7 @@ def test_with_the_extension_a_step_that_is_not_captured_takes_at_most_4_calls(pa
 def test_with_the_extension_a_captured_step_like_the_one_before_takes_few_calls(
     kinds: tuple[Any, ...], logs: bool
 ) -> None:
-    most, world = 80 + 55 * (len(kinds) > 2) + 20 * logs if hasattr(cpu.Track, "learn") else 1000, Plain()
+    most, world = 80 + 20 * logs if hasattr(cpu.Track, "learn") else 1000, Plain()
     with watch(world.model, kinds=kinds, capsule="never") as watcher:
 
         def step() -> None:

@@ -249,7 +249,7 @@ class Cadence:
         if self.budget is not None and self._allowance:
             prices = [0.0, self._price(LEAN), self._price(WHOLE)]
             for sort, elapsed_s in ended:
-                self._spend(self.budget, elapsed_s, min(elapsed_s, prices[sort]))
+                self._spend(self.budget, elapsed_s, prices[sort] if prices[sort] < math.inf else elapsed_s)
         self._conclude(seen // ESTIMATE_EVERY != self._seen // ESTIMATE_EVERY)
 
     def _conclude(self, is_due: bool, spent_s: float = float("nan")) -> None:

@@ -57,7 +57,7 @@ from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps
 from hookcore.recorder.clock.steptimes import Meter, StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
-from hookcore.recorder.known.parameters import Parameters
+from hookcore.recorder.known.parameters import Parameter, Parameters, Reading
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.frames import (
     MANY_FRAMES,
@@ -87,6 +87,7 @@ _LOOP: Final = next(iter(STEP_LOOP))
 _SCALERS: Final = frozenset(code.co_name for code in SCALER_STEPS)
 _TRACKS: Final = hasattr(cpu.Track, "saw_step_begin")
 _MOST_OWNERS: Final = 8  # optimizers whose steps the track handles; the extension has the same
+_MOST_PARAMETERS: Final = 1024  # that it reads; likewise
 _MOST_WITNESSES: Final = 2 * FIRST_WITNESSES  # likewise
 _MOST_WAITS: Final = 6  # powers of two; if the short way ended no step time after time, so many steps are left out
 _float32: Final = torch.float32
@@ -131,6 +132,9 @@ class Notes(NamedTuple):
     frame: int
     packed: list[bytes | None]  # the rows of the steps that ended; None if they weren't captured
     captures: int  # whether the running step is captured
+    marks: list[
+        Any
+    ]  # of each parameter that it reads, the mark after the newest pass with all gradients, once it stops
 
 
 class CapturedFacts(NamedTuple):
@@ -147,6 +151,9 @@ class CapturedFacts(NamedTuple):
     stride: int  # and the blocks from one of them to the next
     empty: tuple[Sized, ...]  # what must be empty around a captured step, besides,
     cells: tuple[tuple[Any, str, Any], ...]  # and attributes that must be the same objects
+    control: int  # the address of what the kernel goes by
+    last_pass: int  # the pass of a step after which gradients are complete,
+    parameters: tuple[Reading, ...]  # and those that the track reads
 
 
 class TrackFacts(NamedTuple):
@@ -189,6 +196,10 @@ class CapturedSteps:
         self._reads_ahead = False  # whether something is read before an optimizer steps
         self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
         self._lean: set[int] = set()  # steps without histograms
+        self._readings: list[tuple[Parameter, bool]] = []  # what the track reads, and of which also what passes leave
+        self.owned: list[Parameter] = []  # which the optimizer steps
+        self._usual_rows = RowFacts()  # what is known of the rows of each step then
+        self._many_read, self._newest_read = 0, -1  # steps in which it has read them
         self._plain_for: tuple[Any, ...] = ()  # for what the newest step that began otherwise had rows only
         # Numbers that the script logs, and rates, while the track runs, by step: of its notes, and of the running one.
         self.logged: dict[int, dict[str, Any]] = {}
@@ -231,10 +242,49 @@ class CapturedSteps:
         taps, keeps = statistics.table.taps, keeper is not None and keeper.armed
         cadence.catch_up()
         self._keeps, self._timed_at = keeps, cadence.next_timed(self._context.step)
-        self._reads_ahead = reads_ahead = keeps or owner.settled != self._parameters.version
+        parameters = self._learn_parameters(owner)
+        reads = owner.settled != self._parameters.version and not self._readings
+        self._reads_ahead, base, control = reads, statistics.arena.base, statistics.arena.control
         empty = self._context.events, statistics.devices.arenas
-        how = cadence.block, cadence.stride, empty, cells_of(self._cells())
-        return CapturedFacts(self, self._current, statistics.arena.base, taps, len(taps), reads_ahead, keeps, *how)
+        how = cadence.block, cadence.stride, empty, cells_of(self._cells()), control, self._parameters.raw.last_pass
+        return CapturedFacts(self, self._current, base, taps, len(taps), reads or keeps, keeps, *how, parameters)
+
+    def _learn_parameters(self, owner: Owner) -> tuple[Reading, ...]:
+        """Return how the track reads the parameters, if all are as in the steps before."""
+        known, optimizer = self._parameters, owner.ref()
+        self._readings, self._many_read = [], 0
+        if owner.settled == known.version or not known.raw.last_pass or optimizer is None:
+            return ()
+        self.owned = known.owned(optimizer)
+        found = known.readings([self.owned]) or []
+        if len(found) > _MOST_PARAMETERS:
+            return ()
+        self._readings = [(each, reading.raw_row > 0) for each, reading in found]
+        many = sum(len(group["params"]) for group in optimizer.param_groups)
+        trained = [each for each in self.owned if (tensor := each.tensor) is not None and tensor.requires_grad]
+        is_whole = len(self.owned) == many and all(each.grad_slot >= 0 for each in trained)
+        self._usual_rows = RowFacts(raws=known.raws(), is_whole=is_whole) if known.raws() else RowFacts()
+        return tuple(reading for _, reading in found)
+
+    def resume(self, notes: Notes) -> None:
+        """Let the parameters know what the track has read of them."""
+        is_begun = notes.captures and notes.next == _IN_STEP
+        if is_begun:
+            self._many_read, self._newest_read = self._many_read + 1, notes.step
+        passes, raw = notes.passes if notes.captures else 0, self._parameters.raw
+        is_complete = passes >= raw.last_pass
+        if not (self._many_read or passes) or not self._readings:
+            return
+        known = zip(self._readings, notes.marks, strict=True)
+        marks = {id(each): mark for (each, _), mark in known if each.grad_slot >= 0 and mark is not None}
+        read = [each for each, is_raw in self._readings if is_raw and id(each) in marks]
+        is_whole = self._usual_rows.is_whole or not is_begun
+        raw.resume(
+            passes, self._many_read, marks if is_complete or not passes else {}, read if is_complete else [], is_whole
+        )
+        for each in self.owned if self._many_read else ():
+            each.read_in = self._newest_read
+        self._many_read = 0
 
     def _cells(self) -> list[tuple[Any, str]]:
         """Return the attributes that must stay the same objects."""
@@ -263,7 +313,8 @@ class CapturedSteps:
             frame.scalars = {**(logged or {}), **found, **costs}
             if costs:
                 frame.scalars[UNCAPTURED_STEPS] = costs[UNCAPTURED_STEPS] + skipped
-            frame.rows = self._rows.pop(step, frame.rows)
+            frame.rows = self._rows.pop(step, self._usual_rows if self._readings else frame.rows)
+            self._many_read, self._newest_read = self._many_read + bool(self._readings), step
             queue.put(frame)
         cadence.catch_up()
 
@@ -281,7 +332,8 @@ class CapturedSteps:
         self._dispatcher.reset_calls()
         if self._keeps:
             self._keeping.look("at the end of a backward pass", is_whole=False)
-        self._parameters.end_pass()
+        if not self._readings:
+            self._parameters.end_pass()
         if self._keeps:
             self._keeping.settle("at the end of a backward pass")
 
@@ -294,7 +346,11 @@ class CapturedSteps:
         if self._collector.scalars and self._context.track.runs:
             rates, self._collector.scalars = self._collector.scalars, {}
             self.logged.setdefault(self._context.step, {}).update(rates)
-        if not (self._reads_ahead and self._current.captured):
+        if not ((self._reads_ahead or self._keeps) and self._current.captured):
+            return
+        if not self._reads_ahead:
+            self._keeping.look("before an optimizer's step")
+            self._keeping.settle("before an optimizer's step")
             return
         self._optimizers.read(owner, optimizer)
         if raws := self._parameters.raws():
@@ -707,7 +763,9 @@ class Steady:
         if notes.captures:
             self._current.backwards, self._current.began_backward = notes.passes, notes.passes > 0
             if now_next == _IN_STEP:
-                owners[0].owned, self._parameters.read = owners[0].owned or [], True
+                owners[0].owned, self._parameters.read = owners[0].owned or self._captured.owned, True
+        if notes.marks:
+            self._captured.resume(notes)
 
     def _apply_ended(self, notes: Notes, losses: Iterator[float]) -> None:
         """Do what the ends of these steps would have done, and take their losses."""

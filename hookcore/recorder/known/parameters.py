@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, float32
 from torch.optim import Optimizer
 
 from hookcore.hooks.internals import DisableTorchFunction
@@ -15,7 +15,7 @@ from hookcore.observe.plain import unseen, why_empty
 from hookcore.recorder.calls.plans import Plan, PlanTable
 from hookcore.recorder.clock.errors import ErrorLog
 from hookcore.recorder.known.roots import Root
-from hookcore.recorder.measured.statistics import Statistics, is_shard
+from hookcore.recorder.measured.statistics import PLAIN_TYPES, Statistics, is_shard
 from hookcore.records import Kind, Tap
 
 SHARED: Final = (
@@ -86,6 +86,11 @@ class Parameter:
         self._choose_raw(statistics)
         self._choose_norm(statistics)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a step that is like those before changes nothing of it."""
+        return not (self.joins or self.is_shared) and (self.grad_slot < 0 or self.changes in (0, UNCHANGED))
+
     def note_change(self, statistics: Statistics, changed: bool | None) -> None:
         """Note whether the script has changed the gradient after the last backward pass of a step.
 
@@ -121,6 +126,21 @@ class Parameter:
             if self._hidden_slot < 0:
                 self._hidden_slot = statistics.table.add(Tap(self.plan.path, "param", self.name), hidden=True)
             self.norm_slot = self._hidden_slot
+
+
+class Reading(NamedTuple):
+    """How the extension reads a parameter. It has the same list; rows are addresses, and 0 for none.
+
+    Of a gradient, 0 means that there must be none, and -1 that nobody looks at it.
+    """
+
+    ref: Callable[[], Any]  # its module,
+    name: str  # and its name there
+    tensor: Tensor
+    gradient_row: int
+    weight_row: int
+    raw_row: int
+    place: int  # of the optimizer that steps it, -1 for none
 
 
 Copies = list[tuple[Parameter, Tensor]]
@@ -188,6 +208,21 @@ class RawGradients:
             # Gradients that no optimizer uses in this step, such as those of a discriminator while its generator steps.
             if self._read:
                 self._clear([each for each in self._read if id(each) not in stepped and not each.joins])
+
+    @property
+    def last_pass(self) -> int:
+        """The number of passes of recent steps, if it is always the same, else 0."""
+        return self._usual[0] if len(set(self._usual)) == 1 and not self.has_split else 0
+
+    def resume(self, passes: int, steps: int, marks: dict[int, Mark], read: list[Parameter], is_whole: bool) -> None:
+        """Take over what the extension has read.
+
+        Passes of the running step; how many steps with usual ones have ended, or have read their gradients; the marks
+        after the last pass; and whose gradients have a row from before a change of the script's in this step.
+        """
+        self._passes, self.is_whole = passes, is_whole
+        self._usual.extend([self._usual[-1]] * min(steps, PASSES))
+        self._marks, self._read = marks, read
 
     def forget(self) -> None:
         """Drop what was read in this step."""
@@ -463,6 +498,31 @@ class Parameters:
             self._read_weights(owned)
             if with_gradients:
                 self.read_gradients(owned)
+
+    def readings(self, stepped: Sequence[Sequence[Parameter]]) -> list[tuple[Parameter, Reading]] | None:
+        """Return how the extension reads all parameters, of which optimizers step these.
+
+        None if something of them isn't as in the steps before.
+        """
+        places = {id(each): place for place, owned in enumerate(stepped) for each in owned}
+        found = list[tuple[Parameter, Reading]]()
+        for each in self.all():
+            tensor, place, history = each.tensor, places.get(id(each), -1), each.plan.history
+            if tensor is None or not each.is_settled or (place < 0 and each.raw_slot >= 0):
+                return None
+            if tensor.requires_grad and place >= 0 and (not history.got_gradients or history.without_gradient):
+                return None
+            if (each.grad_slot < 0 and each.norm_slot < 0) or (place < 0 and not tensor.requires_grad):
+                continue
+            if not (type(tensor) in PLAIN_TYPES and tensor.dtype is float32 and tensor.is_cpu and tensor.numel() > 0):
+                return None
+            of_gradient = (self._row(each.grad_slot) or -1) if tensor.requires_grad else 0
+            rows = of_gradient, self._row(each.norm_slot), self._row(each.raw_slot)
+            found.append((each, Reading(each.plan.ref, each.name, tensor, *rows, place)))
+        return found
+
+    def _row(self, slot: int) -> int:
+        return self._statistics.arena.row(slot) if slot >= 0 else 0
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each update and of the weights it changed."""

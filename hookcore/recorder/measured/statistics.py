@@ -151,7 +151,7 @@ OTHER_PHASE: Final = {
 
 _observe = cpu.observe
 _float32 = torch.float32
-_PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
+PLAIN_TYPES: Final = frozenset((Tensor, nn.Parameter))
 
 
 class Statistics:
@@ -362,7 +362,7 @@ class Statistics:
         """Add any kind of tensor, outside of the user's modes; let no exception out."""
         try:
             if (
-                type(tensor) in _PLAIN_TYPES
+                type(tensor) in PLAIN_TYPES
                 and not function_modes()
                 and tensor.dtype is _float32
                 and tensor.is_cpu
@@ -381,7 +381,7 @@ class Statistics:
 
     def add(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         """Add any kind of tensor to a slot's row, or record why it has none."""
-        if type(tensor) in _PLAIN_TYPES and tensor.dtype in CODES and not tensor.is_neg():
+        if type(tensor) in PLAIN_TYPES and tensor.dtype in CODES and not tensor.is_neg():
             if tensor.is_cpu:
                 try:
                     self.arena.observe(tensor, self.arena.row(slot))
