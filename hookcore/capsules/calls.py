@@ -26,7 +26,8 @@ from hookcore.hooks.internals import (
     tree_map,
 )
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.observe.plain import device_generators, generators, unseen, why_empty
+from hookcore.observe import cpu
+from hookcore.observe.plain import device_generators, generators, state_from, unseen, why_empty
 from hookcore.recorder.known.roots import find_tensors
 
 # The gradient that arrives at an output of a kept call.
@@ -39,25 +40,38 @@ class SeesGradients(Protocol):
         """Keep the gradient that arrived at an output."""
 
 
-class Arrival:
-    """Keeps the gradient that arrives at an output. The graph keeps this object alive, but not the call."""
+# Slots beside those of a base class of the extension, which checkers of types don't see.
+_NO_SLOTS: Final[tuple[str, ...]] = ()
+_OWN_SLOTS: Final = ("__weakref__",)
 
-    __slots__ = ("_call", "_place")
+
+class Arrival(cpu.Arrival):  # type: ignore[misc]  # which is the extension's
+    """Keeps the gradient that arrives at an output. The graph keeps this object alive, but not the call.
+
+    The extension makes one for the only output of a call that it holds, and does itself what `saw` does.
+    """
+
+    __slots__ = _NO_SLOTS
     __torch_unserializable__ = True
 
     def __init__(self, call: SeesGradients, place: str) -> None:
-        self._call, self._place = weakref.ref(call), place
+        self.call, self.place = weakref.ref(call), place
 
     @guarded
-    def __call__(self, gradient: Tensor | None) -> None:
-        call = self._call()
+    def saw(self, gradient: Tensor | None) -> None:
+        """Keep it."""
+        call: SeesGradients | None = self.held if self.call is None else self.call()
+        place = self.place or ""
         if call is None or not isinstance(gradient, Tensor):
             return
         if type(gradient) is Tensor and not dispatch_modes() and not function_modes():
-            call.saw_gradient(self._place, gradient)
+            call.saw_gradient(place, gradient)
         else:
             with unseen():
-                call.saw_gradient(self._place, gradient)
+                call.saw_gradient(place, gradient)
+
+
+cpu.know(Tensor, function_modes, dispatch_modes, state_from)
 
 
 # Plain numbers that a model's own code changes in its calls, such as a layer's count of them.
@@ -298,39 +312,36 @@ class NotHeldError(Exception):
     """The reason why a call can't be held."""
 
 
-class Held:
-    """A call that was held. Torch's graph refers to it only weakly, so nothing outlives the step."""
+class Held(cpu.HeldCall):  # type: ignore[misc]  # which is the extension's
+    """A call that was held. Torch's graph refers to it only weakly, so nothing outlives the step.
 
-    __slots__ = (
-        "__weakref__",
-        "args",
-        "at",
-        "autocast",
-        "entry",
-        "generators",
-        "gradients",
-        "kwargs",
-        "numbers",
-        "outputs",
-        "unkept",
-        "updates",
-        "versions",
-    )
+    The extension makes it without calling `__init__`, and its lists and dictionaries only when they are asked for.
+    """
+
+    __slots__ = _OWN_SLOTS
+    args: Any
+    kwargs: dict[str, Any] | None  # known when the call has returned
+    versions: list[tuple[str, Any, Tensor, int]]  # what it is, its place, and its version
+    updates: int  # of any weights before
+    at: float
+    numbers: Numbers
+    generators: Any
+    autocast: dict[str, torch.dtype]
+    outputs: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    unkept: list[str]
+    entry: AtEntry | None  # the weights as they are now, on a device
 
     def __init__(self, args: tuple[Any, ...], updates: int, numbers: Numbers) -> None:
-        self.versions: list[tuple[str, Any, Tensor, int]] = []  # what it is, its place, and its version
+        self.versions = []
         self.args = self._hold(args, "argument")
-        self.kwargs: dict[str, Any] | None = None  # known when the call has returned
-        self.updates = updates  # of any weights before
+        self.kwargs = self.entry = None
+        self.updates, self.numbers = updates, numbers
         self.at = time.monotonic()
-        self.numbers = numbers
         on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self.generators: Any = device_generators() if on_device else _cpu.get_state()
+        self.generators = device_generators() if on_device else _cpu.get_state()
         self.autocast = autocast_types() if any_autocast() else {}
-        self.outputs: dict[str, Tensor] = {}
-        self.gradients: dict[str, Tensor] = {}
-        self.unkept: list[str] = []
-        self.entry: AtEntry | None = None  # the weights as they are now, on a device
+        self.outputs, self.gradients, self.unkept = {}, {}, []
 
     def _hold(self, values: Any, what: str) -> Any:
         """Return the values to hold, and note the versions of their tensors, which changes in place increment.

@@ -100,7 +100,7 @@ class CapsuleKeeper:
     def __init__(self, plan: CapsulePlan, context: Context) -> None:
         self._plan, self._context, self._emit = plan, context, context.emit
         self._track = context.track  # which counts how often optimizers have updated any weights
-        self._structure = partial(getattr, context.plans, "changes")  # called by the extension, without Python
+        self._plans = context.plans
         self._models: dict[int, KeptModel] = {}
         self.newest: KeptModel | None = None  # the one that was called last
         self.met = 0  # changes of `_models`
@@ -197,7 +197,7 @@ class CapsuleKeeper:
     def hold(self, place: Place, model: nn.Module, args: Any) -> None:
         """Hold a call of an uncaptured step by reference, before it runs."""
         known = self._models.get(id(model))
-        if known is None or self._seen != self._structure() or known.ref() is not model or len(self._models) > 1:
+        if known is None or self._seen != self._plans.changes or known.ref() is not model or len(self._models) > 1:
             known = self._known(place, model)
         last = None if known.held is None else known.held.entry  # whose copies may serve this call, too
         known.held = None  # the last micro-batch may be freed first
@@ -220,7 +220,7 @@ class CapsuleKeeper:
         known, kept = self.newest, self.kept
         if known is None or kept is None or known.ref() is not model or not (calls := known.counters.settled):
             return None
-        how = Held, Arrival, self._structure, self._seen, NUMBERS, HELD_BYTES
+        how = Held, Arrival, self._plans, self._seen, NUMBERS, HELD_BYTES
         return Routine(known, self.met, *how, calls, known.counters.skip)
 
     def miss(self, why: str) -> None:
@@ -228,8 +228,8 @@ class CapsuleKeeper:
         self._why_not = why
 
     def _known(self, place: Place, model: nn.Module) -> KeptModel:
-        if self._seen != self._structure():
-            self._seen = self._structure()
+        if self._seen != self._plans.changes:
+            self._seen = self._plans.changes
             self._models.clear()
             self.newest = None
             self.met += 1

@@ -161,6 +161,11 @@ def _code_of_stages(module: ModuleType) -> dict[CodeType, bool]:
     return {method.__code__: rehearses for method, rehearses in methods if method is not None}
 
 
+def generator_address(generator: Any) -> int:
+    """Return where the CPU's part of a generator is in memory; 0 if that is unknown."""
+    return int(getattr(generator, "_cdata", 0))
+
+
 MemoryKey: Final[Any] = StorageWeakRef  # its `cdata` is the memory's identity as long as the key exists
 
 

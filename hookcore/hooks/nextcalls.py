@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from hookcore.hooks.compiled import QuietHooks, guard_functions
-from hookcore.hooks.handle import InertInCopies, private_number, registry
-from hookcore.hooks.internals import FORWARD_PRE_HOOKS
+from hookcore.hooks.handle import private_number, registry
+from hookcore.hooks.internals import FORWARD_HOOKS_WITH_KWARGS, FORWARD_PRE_HOOKS
 
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo = torch.compiler.is_dynamo_compiling  # while Dynamo inlines a function; it has half the cost
 # This class computes in another way if any of its modules has a hook of its own.
 _LOOKS_AT_HOOKS: Final = (nn.TransformerEncoderLayer,)
 
@@ -29,16 +30,19 @@ class NextCalls:
     """Calls `entered` for each module that is called while it is on, and `left` if that wants to see the result.
 
     Neither may raise. Without `entered`, nothing of the process is slower. Each of `quick` sees these calls before.
+    `after` is the hook on a module while its call runs. It is inert in copies, as the module may be copied then.
     """
 
-    def __init__(self, entered: Entered, left: Left, quick: Sequence[Any]) -> None:
+    def __init__(self, entered: Entered, left: Left, quick: Sequence[Any], after: Any) -> None:
         self._number = private_number()
-        self._left = left
-        quick[-1].serve(entered, self._see_left)
+        self._entered, self._left = entered, left
+        quick[-1].serve(self._see_entered, self._see_left)
         for following, each in pairwise(reversed(quick)):
             each.serve(following.entered, following.left)
         self._before = before = _make_hook(quick[0].entered, self._see_return)
-        self._after = _After(quick[0].left, private_number())
+        after.serve(quick[0])
+        self._after, after.number = after, private_number()
+        FORWARD_HOOKS_WITH_KWARGS[after.number] = True  # so that the tables of modules need not say it
         self._quiet = QuietHooks(before)
         self._quiet.on()
         guard_functions(before)
@@ -54,11 +58,6 @@ class NextCalls:
         """The table that its hook is in while it is on, the hook's key, and the hook."""
         return FORWARD_PRE_HOOKS, self._number, self._before
 
-    @property
-    def after(self) -> tuple[object, int]:
-        """The hook on a module whose call runs, and its key there."""
-        return self._after, self._after.number
-
     def on(self) -> None:
         """See the next calls."""
         FORWARD_PRE_HOOKS[self._number] = self._before
@@ -69,7 +68,9 @@ class NextCalls:
 
     def forget(self) -> None:
         """Don't see what the running call returns: it raised."""
-        self._after.take_off()
+        hooks, self._after.hooks = self._after.hooks, None
+        if hooks is not None:
+            hooks.pop(self._after.number, None)
 
     def close(self) -> None:
         """Remove everything."""
@@ -77,14 +78,21 @@ class NextCalls:
         self.forget()
         self._quiet.off()
         registry.owned.pop(self._number, None)
+        FORWARD_HOOKS_WITH_KWARGS.pop(self._after.number, None)
+
+    def _see_entered(self, module: nn.Module, args: Any) -> bool:
+        return not _is_compiling() and self._entered(module, args)
 
     def _see_return(self, module: nn.Module) -> None:
-        if can_be_hooked(module):
-            self._after.put_on(module)
+        hooks = module.__dict__.get("_forward_hooks")
+        if can_be_hooked(module) and isinstance(hooks, dict):  # a scripted module has others
+            self.forget()
+            hooks[self._after.number], self._after.hooks = self._after, hooks
 
     def _see_left(self, module: nn.Module, kwargs: Any, output: Any) -> None:
-        self._after.take_off()
-        self._left(module, kwargs, output)
+        if not _is_compiling():
+            self.forget()
+            self._left(module, kwargs, output)
 
 
 def can_be_hooked(module: nn.Module) -> bool:
@@ -92,41 +100,12 @@ def can_be_hooked(module: nn.Module) -> bool:
     return not isinstance(module, _LOOKS_AT_HOOKS)
 
 
-class _After(InertInCopies):
-    """The hook on one module, while its call runs."""
-
-    __slots__ = ("_left", "_tables", "number")
-
-    def __init__(self, left: Left, number: int) -> None:
-        self._left, self.number = left, number
-        self._tables: tuple[dict[int, Any], dict[int, Any]] | None = None  # in which it is
-
-    def put_on(self, module: nn.Module) -> None:
-        if self._tables is not None:
-            self.take_off()
-        known = module.__dict__
-        hooks, with_keywords = known.get("_forward_hooks"), known.get("_forward_hooks_with_kwargs")
-        if isinstance(hooks, dict) and isinstance(with_keywords, dict):  # a scripted module has others
-            self._tables = hooks, with_keywords
-            hooks[self.number], with_keywords[self.number] = self, True
-
-    def take_off(self) -> None:
-        tables, self._tables = self._tables, None
-        if tables is not None:
-            tables[0].pop(self.number, None)
-            tables[1].pop(self.number, None)
-
-    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if not _is_compiling():
-            self._left(module, rest[0] if len(rest) == 2 else None, rest[-1])
-
-
 def _make_hook(entered: Entered, see_return: Callable[[nn.Module], None]) -> Callable[..., None]:
     def call(module: nn.Module, args: Any, *_: Any) -> None:
-        if not _is_compiling() and entered(module, args):
+        if not _is_dynamo() and entered(module, args):
             see_return(module)
 
     return call
 
 
-guard_functions(_After.__call__)
+guard_functions(NextCalls._see_entered, NextCalls._see_left)

@@ -13,7 +13,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 15 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 16 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -540,10 +540,11 @@ Py_ssize_t PyList_Size(PyObject *);
 PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
 int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
 int PyList_Append(PyObject *, PyObject *);
-PyObject *PyList_AsTuple(PyObject *);
 int PySequence_Contains(PyObject *, PyObject *);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+PyObject *PyTuple_New(Py_ssize_t);
+int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 PyObject *PyDict_New(void);
 PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
 int PyDict_Contains(PyObject *, PyObject *);
@@ -557,7 +558,6 @@ PyObject *PyFloat_FromDouble(double);
 double PyFloat_AsDouble(PyObject *);
 PyObject *PyUnicode_InternFromString(const char *);
 PyObject *PyWeakref_GetObject(PyObject *);
-PyObject *PyWeakref_NewRef(PyObject *, PyObject *);
 PyObject *PyEval_GetFrame(void);
 PyObject *PyFrame_GetCode(PyObject *);
 PyObject *PyObject_GetItem(PyObject *, PyObject *);
@@ -566,6 +566,8 @@ PyObject *Py_BuildValue(const char *, ...);
 int PyArg_ParseTuple(PyObject *, const char *, ...);
 PyObject *PyType_FromSpec(void *);
 PyObject *PyType_GenericNew(PyObject *, PyObject *, PyObject *);
+PyObject *PyType_GenericAlloc(PyObject *, Py_ssize_t);
+int PyType_IsSubtype(void *, PyObject *);
 void PyObject_GC_UnTrack(void *);
 void PyObject_GC_Del(void *);
 int PyModule_AddObject(PyObject *, const char *, PyObject *);
@@ -720,6 +722,7 @@ static PyMethodDef methods[] = {
     {"pack", call_pack, METH_FASTCALL, "Move the first rows of an arena to bytes, packed."},
     {"unpack", call_unpack, METH_FASTCALL, "Read packed rows into arrays and return the number of rows."},
     {"stats", call_stats, METH_FASTCALL, "Write the columns of a frame from n rows of cells to an address."},
+    {"know", call_know, METH_FASTCALL, "Take what is needed of torch."},
     {"limit_instructions", call_limit_instructions, METH_FASTCALL, "Use no newer instructions than x86-64-v<n>."},
     {0},
 };
@@ -736,8 +739,9 @@ __attribute__((visibility("default"))) PyObject *PyInit__kernel(void)
 {
     loops = pick_loops(4);
     PyObject *module = PyModule_Create2(&definition, PYTHON_ABI_VERSION);
-    if (module == NULL || intern_names() || add_type(module, "Track", &track_spec) ||
-        add_type(module, "Hold", &hold_spec) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
+    if (module == NULL || intern_names() || add_type(module, "Track", &track_spec, &track_type) ||
+        add_type(module, "Hold", &hold_spec, &hold_type) || add_type(module, "HeldCall", &held_spec, &held_type) ||
+        add_type(module, "Arrival", &arrival_spec, &arrival_type) || add_type(module, "After", &after_spec, &after_type) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(module, "SCRATCH_BYTES", SCRATCH_BYTES) ||
         PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) ||
         PyModule_AddIntConstant(module, "MAX_VALUES", MAX_VALUES) ||

@@ -10,24 +10,21 @@ static double seconds(clockid_t which)
 }
 
 enum {
-    N_GRAD, N_VERSION, N_DTYPE, N_IS_CPU, N_DIM, N_IS_NEG, N_DATA_PTR, N_NUMEL, N_IS_CONTIGUOUS, N_TRAINING,
-    N_GROUPS, N_PARAMS, N_LR, N_FOUND_INF, N_GRAD_SCALE, N_BACK, N_SETTLE, N_BEGINS, N_ENDED, N_SAW_BEGIN,
-    N_SAW_END, N_INNER_BEGINS, N_INNER_ENDED, N_HELD, N_COMPILED, N_HOOKS, N_WITH_KEYWORDS, N_TABLES, N_HOLDS,
-    N_OTHERS, N_IS_ON, N_NEW, N_REQUIRES_GRAD, N_IS_INFERENCE, N_VERSIONS, N_ARGS, N_KWARGS, N_UPDATES,
-    N_NUMBERS, N_GENERATORS, N_AUTOCAST, N_OUTPUTS, N_GRADIENTS, N_UNKEPT, N_ENTRY, N_ARGUMENT, N_GRAD_FN,
-    N_BACKWARD_HOOKS, N_ELEMENT_SIZE, N_DETACH, N_REGISTER, N_NEXT_ID, N_CALL, N_PLACE, N_WHOLE, N_STATES, N_SCALE, N_AT, N_LOCALS, N_SELF, N_ENABLED, N_NEED_GRAD,
-    N_REACHED, N_END_PASS, N_BEGIN_UPDATE, N_RELEASE_CALLS, N_BEGIN_STEP, N_STORAGE, N_NBYTES, N_PARAMETERS, NAMES
+    N_GRAD, N_VERSION, N_DTYPE, N_IS_CPU, N_DIM, N_IS_NEG, N_DATA_PTR, N_NUMEL, N_IS_CONTIGUOUS, N_TRAINING, N_GROUPS,
+    N_PARAMS, N_LR, N_FOUND_INF, N_GRAD_SCALE, N_BACK, N_SETTLE, N_BEGINS, N_ENDED, N_SAW_BEGIN, N_SAW_END,
+    N_INNER_BEGINS, N_INNER_ENDED, N_HELD, N_COMPILED, N_HOOKS, N_REQUIRES_GRAD, N_ARGUMENT, N_GRAD_FN,
+    N_BACKWARD_HOOKS, N_DETACH, N_REGISTER, N_WHOLE, N_STATES, N_SCALE, N_LOCALS, N_SELF, N_ENABLED, N_NEED_GRAD,
+    N_REACHED, N_END_PASS, N_BEGIN_UPDATE, N_RELEASE_CALLS, N_BEGIN_STEP, N_STORAGE, N_NBYTES, N_GRADIENT, N_SAW,
+    N_MODULES, N_ORIGINAL, N_DATA, N_PARAMETERS, NAMES
 };
 static const char *const spelled[NAMES] = {
     "grad", "_version", "dtype", "is_cpu", "dim", "is_neg", "data_ptr", "numel", "is_contiguous", "training",
     "param_groups", "params", "lr", "found_inf", "grad_scale", "f_back", "settle", "backward_begins",
-    "backward_ended", "saw_step_begin", "saw_step_end", "inner_begins", "inner_ended", "held",
-    "_compiled_call_impl", "_forward_hooks", "_forward_hooks_with_kwargs", "_tables", "_holds", "_others",
-    "is_on", "__new__", "requires_grad", "is_inference", "versions", "args", "kwargs", "updates", "numbers",
-    "generators", "autocast", "outputs", "gradients", "unkept", "entry", "argument", "grad_fn",
-    "_backward_hooks", "element_size", "detach", "_register_hook_dict", "next_id", "_call", "_place", "",
-    "_per_optimizer_states", "_scale", "at", "f_locals", "self", "_enabled", "requires_grad_", "reached",
-    "end_pass", "begin_update", "release_calls", "begin_step", "untyped_storage", "nbytes", "_parameters"
+    "backward_ended", "saw_step_begin", "saw_step_end", "inner_begins", "inner_ended", "held", "_compiled_call_impl",
+    "_forward_hooks", "requires_grad", "argument", "grad_fn", "_backward_hooks", "detach", "_register_hook_dict", "",
+    "_per_optimizer_states", "_scale", "f_locals", "self", "_enabled", "requires_grad_", "reached", "end_pass",
+    "begin_update", "release_calls", "begin_step", "untyped_storage", "nbytes", "activation gradient", "saw",
+    "_modules", "_orig_mod", "data", "_parameters"
 };
 static PyObject *names[NAMES];
 
@@ -144,7 +141,7 @@ typedef struct {
     const char *doc;
 } PyMemberDef;
 
-enum { T_DOUBLE = 4, T_OBJECT = 6, T_LONGLONG = 17 };
+enum { T_DOUBLE = 4, T_OBJECT = 6, T_BOOL = 14, T_LONGLONG = 17 };
 
 typedef struct {
     int slot;
@@ -158,8 +155,16 @@ typedef struct {
     PyType_Slot *slots;
 } PyType_Spec;
 
-enum { TP_CLEAR = 51, TP_DEALLOC = 52, TP_METHODS = 64, TP_NEW = 65, TP_TRAVERSE = 71, TP_MEMBERS = 72 };
-enum { HAVE_GC = 1 << 14 };
+typedef struct {
+    const char *name;
+    PyObject *(*get)(PyObject *, void *);
+    int (*set)(PyObject *, PyObject *, void *);
+    const char *doc;
+    void *which;
+} PyGetSetDef;
+
+enum { TP_CALL = 50, TP_CLEAR = 51, TP_DEALLOC = 52, TP_METHODS = 64, TP_NEW = 65, TP_TRAVERSE = 71, TP_MEMBERS = 72, TP_GETSET = 73 };
+enum { BASE_TYPE = 1 << 10, HAVE_GC = 1 << 14 };
 
 static int visit_each(PyObject *const *all, int many, int (*visit)(PyObject *, void *), void *context)
 {
@@ -180,8 +185,10 @@ static void free_object(PyObject *self, int (*clear)(PyObject *))
     Py_DecRef(type);
 }
 
-static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
+/* `type`: where it is kept, too. */
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyObject **type)
 {
-    PyObject *type = PyType_FromSpec(spec);
-    return type == NULL ? -1 : PyModule_AddObject(module, name, type);
+    *type = PyType_FromSpec(spec);
+    Py_IncRef(*type);
+    return *type == NULL ? -1 : PyModule_AddObject(module, name, *type);
 }

@@ -380,16 +380,14 @@ static int find_frame(Track *track, int is_scaled)
     return is_free && loop != NULL;
 }
 
-/* Let the next calls of modules be seen, so that one can be held, or not. See hookcore/recorder/calls/keeping.py. Those of
- * captured steps are seen anyway. */
-static int see_calls(const Track *track, int sees)
+/* Let the next calls of modules be seen, so that one can be held. See hookcore/recorder/calls/keeping.py, which lets go when
+ * a pass repeats one. Those of captured steps are seen anyway. */
+static int see_calls(const Track *track)
 {
     if (track->hooks == &_Py_NoneStruct || track->captures)
         return 1;
-    if (sees) /* the table is an OrderedDict, which the functions for plain dictionaries would break */
-        return PyObject_SetItem(track->hooks, track->number, track->hook) == 0;
-    int is_there = PyDict_Contains(track->hooks, track->number);
-    return is_there == 0 || (is_there == 1 && PyObject_DelItem(track->hooks, track->number) == 0);
+    int is_there = PyDict_Contains(track->hooks, track->number); /* an OrderedDict, which PyDict_SetItem would break */
+    return is_there == 1 || (is_there == 0 && PyObject_SetItem(track->hooks, track->number, track->hook) == 0);
 }
 
 /* Leave a part of a captured step to Python, which reports its own errors; what it raises, such as Ctrl+C, is for the script. */
@@ -535,7 +533,7 @@ static int begin_pass(Track *track, PyObject *const *arguments)
         if (!read_marks(track, track->before, ~0ULL) || (track->passes && !(are_kept(track) && is_idle(track))))
             return 0;
     }
-    return (!track->captures || set(track->current, N_REACHED, &_Py_FalseStruct)) && see_calls(track, 0);
+    return !track->captures || set(track->current, N_REACHED, &_Py_FalseStruct);
 }
 
 /* Find the witnesses with new gradients. They have to be some, since a pass may belong to another training. */
@@ -563,7 +561,7 @@ static int end_pass(Track *track, PyObject *const *arguments)
         return 0;
     if (track->captures && !is_attribute(track->current, N_REACHED, &_Py_TrueStruct))
         return 0;
-    if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track, 1) ||
+    if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track) ||
         (track->captures && !note_gradients(track)))
         return 0;
     if (track->reads)
@@ -649,7 +647,7 @@ static int end_update(Track *track, PyObject *const *arguments)
         return 0;
     int captures = is_captured(track, track->step + 1);
     if (track->step >= track->until || track->noted >= NOTES || longest_gap(track) != track->longest || !is_zero(track->function_modes) ||
-        !is_quiet(track, track->captures || captures) || !read_marks(track, track->in_step, ~0ULL) || !see_calls(track, 1) || !release_calls(track))
+        !is_quiet(track, track->captures || captures) || !read_marks(track, track->in_step, ~0ULL) || !see_calls(track) || !release_calls(track))
         return 0;
     double now = read_clock(track);
     /* Any of the above may have run Python, and let another thread take the notes and end the run. */

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hookcore.observe import layout, portable
 from hookcore.records import STATS
 
-INTERFACE: Final = 15  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 16  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
@@ -59,6 +59,10 @@ observe = KERNEL.observe  # (address, n, row, control): n float32s without gaps
 observe_other = KERNEL.observe_other  # (address, n, code, row, control): n values of any type without gaps
 Track: Any = KERNEL.Track  # the short way through steps; see hookcore.recorder.clock.steady
 Hold: Any = KERNEL.Hold  # holds calls in such steps; see hookcore.recorder.calls.keeping
+After: Any = KERNEL.After  # the hook on a module whose call is held; see hookcore.hooks.nextcalls
+HeldCall: Any = KERNEL.HeldCall  # what is held; see hookcore.capsules.calls
+Arrival: Any = KERNEL.Arrival  # what keeps the gradient of an output; likewise
+know = KERNEL.know  # (tensor, function_modes, dispatch_modes, state_from): what the last two need of torch
 is_finite = KERNEL.is_finite  # (address, n) -> whether all of n float32s without gaps are
 observe_strided = KERNEL.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
 pack = KERNEL.pack  # (base, used) -> bytes; see hookcore.observe.arena

@@ -258,6 +258,61 @@ class Hold:
         """Keep nothing of the training alive."""
 
 
+class HeldCall:
+    """A call that was held; see `hookcore.capsules.calls`."""
+
+    __slots__ = (
+        "args",
+        "at",
+        "autocast",
+        "entry",
+        "generators",
+        "gradients",
+        "kwargs",
+        "numbers",
+        "outputs",
+        "unkept",
+        "updates",
+        "versions",
+    )
+
+
+class Arrival:
+    """What keeps the gradient that arrives at an output of a call."""
+
+    __slots__ = ("call", "place")
+    held = None
+
+    def __call__(self, gradient: Any) -> None:
+        """Keep it."""
+        self.saw(gradient)
+
+    def saw(self, gradient: Any) -> None:
+        """Keep it."""
+        raise NotImplementedError
+
+
+class After:
+    """The hook on a module while its call runs, and what is known of the calls of this step."""
+
+    __slots__ = ("_hold", "holds", "hooks", "is_on", "number", "others")
+
+    def serve(self, hold: Hold) -> None:
+        """Pass to it what a call returns."""
+        self._hold = hold
+        self.is_on = self.holds = False
+        self.others = 0
+        self.hooks = self.number = None
+
+    def __call__(self, module: Any, _args: Any, *rest: Any) -> None:
+        """Pass on what a call returned."""
+        self._hold.left(module, rest[0] if len(rest) == 2 else None, rest[-1])
+
+
+def know(*_: Any) -> None:
+    """Take what only the extension uses."""
+
+
 class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 

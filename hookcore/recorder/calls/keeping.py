@@ -7,26 +7,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hookcore.hooks.compiled import guarded, has_compiled, is_region
+from hookcore.hooks.handle import InertInCopies
 from hookcore.hooks.internals import (
     PIPELINES,
     DisableTorchFunction,
     any_autocast,
     current_graph_task,
-    dispatch_modes,
-    function_modes,
     pipeline_call,
     tracing_state,
     transform,
 )
 from hookcore.hooks.nextcalls import NextCalls, can_be_hooked
 from hookcore.observe import cpu
+from hookcore.observe.plain import RAW_BYTES, raw_generator
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.plans import LateStep, Plan, Routine, StepKeeper
 from hookcore.recorder.context import Context
@@ -147,27 +147,30 @@ class HoldFacts(NamedTuple):
     model: Any  # a weak reference
     kept: Any
     plans: dict[int, Plan]
-    key: int
     plan: Plan
     cells: tuple[tuple[Any, str, Any], ...]  # attributes that must be the same objects
-    absent: _Pairs  # tables, and keys that must be absent from them
-    answers: _Pairs  # functions, and the objects that they must return before the call;
-    modes: _Pairs  # likewise, after it, too
+    modules: dict[str, ModuleType]  # those of Python: no pipeline may be imported
+    answers: _Pairs  # functions, and the objects that they must return before the call
+    task: Callable[[], int]  # of the backward pass that runs, in which none is held
     state: Callable[[], Any]  # of the generator
     held: type
     arrival: type
     ordered: type
-    handles: type
-    tensor: type
-    numbers: frozenset[type]  # other arguments that are held as they are
-    max_bytes: int
+    numbers: frozenset[type]  # arguments beside tensors that are held as they are
     table: dict[int, Any]  # in which the hook is while the next calls are seen, its key, and the hook
     number: int
     before: Any
-    after: Any  # the hook on a module whose call runs, and its key
-    after_number: int
+    after: Any  # the hook on a module whose call runs
     track: Any
-    holding: Holding
+
+
+class ReturnHook(cpu.After, InertInCopies):  # type: ignore[misc]  # which is the extension's
+    """The hook on a module while its call runs, and what the functions below and the extension both change."""
+
+    __slots__ = ()
+    is_on: bool  # whether calls are held in this step
+    holds: bool  # whether the running one is
+    others: int  # calls of other modules
 
 
 @dataclass(slots=True, eq=False)
@@ -177,11 +180,12 @@ class Quick:
     hold: Any = field(default_factory=cpu.Hold)
     _routine: Routine | None = field(default=None, init=False)  # by which it holds them
     _rest: int = field(default=0, init=False)  # calls that it might still hold when it was asked last
+    _imported: int = field(default=0, init=False)  # modules of Python when it learned
 
     def holds(self, routine: Routine) -> bool:
         """Return whether it may hold further calls of this model, as far as that is known."""
-        known = self._routine
-        return bool(self._rest and known and known.kept is routine.kept and known.met == routine.met)
+        known, is_same = self._routine, len(sys.modules) == self._imported
+        return bool(self._rest and is_same and known and known.kept is routine.kept and known.met == routine.met)
 
     def serves(self, plan: Plan) -> bool:
         """Return whether it holds calls of this model, or of none."""
@@ -196,8 +200,11 @@ class Quick:
 
     def learn(self, facts: HoldFacts, routine: Routine) -> None:
         """Hold the next calls."""
-        self.hold.learn(facts, routine.calls)
-        self._routine, self._rest = routine, routine.calls
+        self._imported = len(sys.modules)
+        if PIPELINES not in sys.modules:
+            generator = raw_generator(), RAW_BYTES
+            self.hold.learn(facts, routine.calls, routine.max_bytes, self._imported, MAX_OTHERS, *generator)
+            self._routine, self._rest = routine, routine.calls
 
     def drop(self) -> None:
         """Keep nothing of the training alive."""
@@ -215,19 +222,22 @@ class Holding:
 
     _dispatcher: Dispatcher
     _calls: NextCalls = field(init=False)
+    state: Any = field(default_factory=ReturnHook, init=False)
     quick: list[Quick] = field(default_factory=lambda: [Quick() for _ in range(MAX_QUICK)], init=False)
-    is_on: bool = field(default=False, init=False)  # in this step
     gave_up: int = field(default=0, init=False)  # how often it was on, and is off for the rest of a step
-    _others: int = field(default=0, init=False)  # calls of other modules
-    _holds: bool = field(default=False, init=False)  # the running call
 
     def __post_init__(self) -> None:
-        self._calls = NextCalls(self._entered, self._left, [each.hold for each in self.quick])
+        self._calls = NextCalls(self._entered, self._left, [each.hold for each in self.quick], self.state)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether calls are held in this step."""
+        return bool(self.state.is_on)
 
     def begin_step(self, captured: bool) -> None:
         """Wait for the next call of a model, unless the step is captured."""
         keeper = self._dispatcher.keeper
-        was_on, self.is_on = self.is_on, False
+        was_on, self.state.is_on = self.state.is_on, False
         if was_on:
             self._calls.forget()
         if captured or keeper is None or not keeper.armed:
@@ -235,7 +245,7 @@ class Holding:
         elif _DYNAMO in sys.modules and has_compiled():  # it guards on the number of hooks on the process
             self._give_up(COMPILED)
         else:
-            self.is_on, self._others = True, 0
+            self.state.is_on, self.state.others = True, 0
             self._calls.on()
 
     @property
@@ -254,18 +264,18 @@ class Holding:
 
     def end_pass(self) -> None:
         """Wait for the next micro-batch."""
-        self._others = 0
+        self.state.others = 0
         self._calls.on()
 
     def close(self) -> None:
         """Remove every hook."""
-        self.is_on = False
+        self.state.is_on = False
         self._calls.close()
         for each in self.quick:
             each.drop()
 
     def _give_up(self, why: str) -> None:
-        self.is_on = False
+        self.state.is_on = False
         self.gave_up += 1
         self._calls.off()
         if self._dispatcher.keeper is not None:
@@ -273,6 +283,9 @@ class Holding:
 
     def _entered(self, module: nn.Module, args: Any) -> bool:
         """Handle any call. Return whether to see what it returns."""
+        if current_graph_task() != -1:  # a checkpoint repeats it, as well as the next ones
+            self._calls.off()
+            return False
         dispatcher = self._dispatcher
         plan = dispatcher.plans.by_id.get(id(module))
         try:
@@ -282,27 +295,27 @@ class Holding:
                 or plan.ref() is not module
                 or "_compiled_call_impl" in module.__dict__
             ):
-                self._others += 1
+                self.state.others += 1
                 attributes = module.__dict__  # in most steps, a module that isn't watched is a loss
                 if (
-                    self._others > MAX_OTHERS
+                    self.state.others > MAX_OTHERS
                     or "_compiled_call_impl" in attributes
                     or "_orig_mod" in attributes.get("_modules", ())
                 ):
                     self._skip(module)
                 return False
             self._calls.off()
-            self._others = 0
-            if not self.is_on:
+            self.state.others = 0
+            if not self.state.is_on:
                 return False
-            if tracing_state() or current_graph_task() != -1 or transform() is not None:
+            if tracing_state() or transform() is not None:
                 self._give_up(_TRACED)
                 return False
             if pipeline_call() is not None:
                 self._give_up(_PIPELINED)
                 return False
-            self._holds = torch.is_grad_enabled()
-            if self._holds and dispatcher.keeper is not None:
+            self.state.holds = torch.is_grad_enabled()
+            if self.state.holds and dispatcher.keeper is not None:
                 for each in self.quick:
                     each.count()
                 with DisableTorchFunction():
@@ -322,52 +335,48 @@ class Holding:
         quick = next((each for each in self.quick if each.serves(plan)), None)
         if quick is None or quick.holds(routine):
             return
-        modes = (function_modes, 0), (dispatch_modes, 0)
+        cells: list[tuple[Any, str, Any]] = [(keeper, "met", routine.met), (routine.plans, "changes", routine.now)]
+        if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            cells.append((torch.cuda, "_initialized", False))
         facts = HoldFacts(
             plan.ref,
             routine.kept,
             self._dispatcher.plans.by_id,
-            id(module),
             plan,
-            ((self, "is_on", True), (keeper, "met", routine.met), (torch.cuda, "_initialized", False)),
-            ((sys.modules, PIPELINES),),
+            tuple(cells),
+            sys.modules,
             (
-                (routine.changes, routine.now),
                 (tracing_state, None),
                 (current_graph_task, -1),
                 (transform, None),
                 (torch.is_grad_enabled, True),
                 (any_autocast, False),
             ),
-            modes,
+            current_graph_task,
             torch.default_generator.get_state,
             routine.held,
             routine.arrival,
             OrderedDict,
-            RemovableHandle,
-            Tensor,
             routine.numbers,
-            routine.max_bytes,
             *self._calls.entry,
-            *self._calls.after,
+            self.state,
             self._dispatcher.track,
-            self,
         )
         quick.learn(facts, routine)
 
     def _skip(self, module: nn.Module) -> None:
         if is_region(module):
             self._give_up(COMPILED)
-        elif self._others > MAX_OTHERS:
+        elif self.state.others > MAX_OTHERS:
             self._give_up(_OTHERS)
 
     def _left(self, module: nn.Module, kwargs: Any, output: Any) -> None:
         """Handle the end of a call, after which another model may be called."""
         dispatcher = self._dispatcher
         try:
-            if self.is_on:
+            if self.state.is_on:
                 self._calls.on()
-            if self._holds and dispatcher.keeper is not None:
+            if self.state.holds and dispatcher.keeper is not None:
                 with DisableTorchFunction():
                     dispatcher.keeper.returned(module, kwargs, output)
         except Exception as error:

@@ -397,7 +397,7 @@ class Routine(NamedTuple):
     met: int  # see `StepKeeper`
     held: type  # of that call
     arrival: type  # of what keeps the gradient of its output
-    changes: Callable[[], int]  # of the structure of models; and as they are now
+    plans: Any  # whose attribute `changes` counts changes of the structure of models; and as they are now
     now: int
     numbers: frozenset[type]  # arguments beside tensors that are held as they are
     max_bytes: int  # of an output
