@@ -110,7 +110,13 @@ class TagWheel(bdist_wheel):
 KERNEL = Extension(
     "hookcore.observe._kernel",
     sources=[f"{FOLDER}/_kernel.c"],
-    depends=[f"{FOLDER}/_loops.h", f"{FOLDER}/_objects.h", f"{FOLDER}/_track.h", f"{FOLDER}/_hold.h"],
+    depends=[
+        f"{FOLDER}/_loops.h",
+        f"{FOLDER}/_objects.h",
+        f"{FOLDER}/_track.h",
+        f"{FOLDER}/_hold.h",
+        f"{FOLDER}/_sums.h",
+    ],
     libraries=["m"],
     py_limited_api=True,
     optional=True,

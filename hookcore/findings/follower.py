@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -42,8 +42,7 @@ class Gate:
     """The usual level of the magnitudes in some lanes, and for how long each has been far from it."""
 
     def __init__(self) -> None:
-        self._rows: NDArray[np.float64] = np.full((BLOCK, 0), np.nan)
-        self._filled = 0
+        self._rows: NDArray[np.float64] = np.empty((0, 0))  # of frames that aren't judged yet
         self._level: Values = np.empty(0, np.float32)  # NaN if unknown
         self._spread: Values = np.empty(0, np.float32)
         self._away: NDArray[np.int32] = np.empty(0, np.int32)  # blocks
@@ -52,20 +51,33 @@ class Gate:
 
     def take(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> bool:
         """Add a frame's magnitudes; return whether the rules should look."""
-        if not len(lanes):
-            return False
+        return bool(len(lanes)) and self.take_until(lanes, values[None], lambda _, is_due: is_due) > 0
+
+    def take_until(
+        self,
+        lanes: NDArray[np.integer[Any]],
+        values: NDArray[np.floating[Any]],
+        stops: Callable[[int, bool], bool],
+    ) -> int:
+        """Add the magnitudes [frame, lane] of frames until `stops` returns True; return how many then, else 0.
+
+        `stops` is called after each frame, with its place and whether the rules should look.
+        """
         if lanes is not self._last:
             self._grow(int(lanes.max()) + 1)
             self._last, self._place = lanes if is_shared(lanes) else None, lanes_of(lanes)
-        self._rows[self._filled, self._place] = values
-        self._filled += 1
-        if self._filled < BLOCK:
-            return False
+        before, taken, is_stopped = len(self._rows), 0, False
+        rows = np.full((before + len(values), len(self._level)), np.nan)
+        rows[:before] = self._rows
+        rows[before:, self._place] = values
         with np.errstate(all="ignore"):  # of infinities and zeros
-            is_due = self._judge()
-        self._filled = 0
-        self._rows.fill(np.nan)
-        return is_due
+            means, tops = self._judge(rows[: len(rows) // BLOCK * BLOCK])
+            while taken < len(values) and not is_stopped:
+                taken += 1
+                block, rest = divmod(before + taken, BLOCK)
+                is_stopped = stops(taken - 1, not rest and self._follow(means[block - 1], tops[block - 1]))
+        self._rows = rows[(before + taken) // BLOCK * BLOCK : before + taken].copy()
+        return taken * is_stopped
 
     def _grow(self, lanes: int) -> None:
         more = lanes - len(self._level)
@@ -75,16 +87,17 @@ class Gate:
             self._spread = np.pad(self._spread, (0, more), constant_values=1)
             self._away = np.pad(self._away, (0, more))
 
-    def _judge(self) -> bool:
-        logs = np.log2(self._rows.astype(np.float32))
+    def _judge(self, rows: NDArray[np.float64]) -> tuple[Values, Values]:
+        """Return the mean and the largest logarithm in each block of frames [block, lane]; a mean is NaN if unknown."""
+        logs = np.log2(rows.astype(np.float32)).reshape(-1, BLOCK, rows.shape[1])
         np.maximum(logs, _FLOOR, out=logs)
-        top, total = logs.max(axis=0), np.add.reduce(logs, axis=0)
+        top, total = logs.max(axis=1), np.add.reduce(logs, axis=1)
         mean = total / np.float32(BLOCK)
         if not np.isfinite(mean).all():
             known = np.isfinite(logs)  # the others were not captured, or not finite
-            total, top = np.where(known, logs, 0).sum(axis=0), np.where(known, logs, -np.inf).max(axis=0)
-            mean = (total / known.sum(axis=0)).astype(np.float32)
-        return self._follow(mean, top)
+            total, top = np.where(known, logs, 0).sum(axis=1), np.where(known, logs, -np.inf).max(axis=1)
+            mean = (total / known.sum(axis=1)).astype(np.float32)
+        return mean, top
 
     def _follow(self, mean: Values, top: Values) -> bool:
         """Move the levels toward those of a block; NaN changes nothing."""
@@ -323,7 +336,25 @@ class Follower:
         for event in frame.events:
             self.hear(event)
         has_rows = len(frame.taps) > 0
-        if self._notice(frame) if has_rows or frame.events else self._notice_loss(frame.scalars):
+        is_due = self._notice_sizes(frame) if has_rows else False
+        return self._acts_after(frame, is_due or any(event.name in ENDED for event in frame.events), has_rows)
+
+    def notices_alike(self, frames: Sequence[Frame], stats: NDArray[np.float64] | None) -> int:
+        """Read frames of the same known taps with nothing but numbers, up to one after which to act, and return how
+        many then; 0 if there is none. `stats` are theirs [frame, tap, stat], if they have any.
+        """
+
+        def stops(at: int, is_due: bool) -> bool:
+            if self._changes:
+                self._change_before(frames[at].step)
+            return self._acts_after(frames[at], is_due, stats is not None)
+
+        if stats is None:
+            return next((at + 1 for at in range(len(frames)) if stops(at, False)), 0)
+        return self._sizes.take_until(frames[0].taps, stats[:, :, _RMS], stops)
+
+    def _acts_after(self, frame: Frame, is_due: bool, has_rows: bool) -> bool:
+        if self._notice_loss(frame.scalars) or is_due:
             self._wanted, self._again = True, self._frames + AGAIN + has_rows
         self._is_due = has_rows and self._is_scheduled()
         return self._is_due or (self._wanted and self._looks >= 1) or self._has_own
@@ -416,17 +447,15 @@ class Follower:
         about = event.step, None, message, ((number, event.step),)
         return Found(rule, severity, number, math.nan, math.nan, *about, placed=bool(event.module))
 
-    def _notice(self, frame: Frame) -> bool:
+    def _notice_sizes(self, frame: Frame) -> bool:
         numbers, sizes = frame.taps, frame.stats[:, _RMS]
-        if numbers is not self._fitting and len(numbers):
+        if numbers is not self._fitting:
             if numbers.max() < self._store.taps_known:
                 self._fitting = numbers if is_shared(numbers) else None
             else:  # there was no room for them
                 fit = numbers < self._store.taps_known
                 numbers, sizes = numbers[fit], sizes[fit]
-        is_due = bool(len(numbers)) and self._sizes.take(numbers, sizes)
-        is_due |= bool(frame.events) and any(event.name in ENDED for event in frame.events)
-        return self._notice_loss(frame.scalars) or is_due
+        return self._sizes.take(numbers, sizes)
 
     def _notice_loss(self, scalars: Mapping[str, float]) -> bool:
         names = tuple(scalars)

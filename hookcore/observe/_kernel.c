@@ -13,7 +13,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 16 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 17 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -429,36 +429,6 @@ static int64_t pack(int64_t base, int64_t used, int64_t target)
     return end - (int64_t *)target;
 }
 
-/* The other way: where the arrays of a harvest are. Return the number of rows. */
-struct harvest {
-    uint32_t *slots;
-    double *cells;
-    uint32_t *start;
-    uint16_t *bins;
-    uint32_t *counts;
-};
-
-static int64_t unpack(const int64_t *words, int64_t size, const struct harvest *to)
-{
-    int64_t rows = 0, filled = 0;
-    to->start[0] = 0;
-    for (int64_t at = 0; at + HEAD_WORDS <= size;) {
-        int64_t bins = words[at + 1];
-        if (bins < 0 || bins > size - at - HEAD_WORDS)
-            break; /* not what `pack` wrote: no numbers are better than wrong ones */
-        to->slots[rows] = (uint32_t)words[at];
-        memcpy(to->cells + rows * CELLS, words + at + 2, CELLS * 8);
-        at += HEAD_WORDS;
-        for (int64_t i = 0; i < bins; i++, filled++) {
-            to->bins[filled] = (uint16_t)(words[at + i] >> 32);
-            to->counts[filled] = (uint32_t)words[at + i];
-        }
-        at += bins;
-        to->start[++rows] = (uint32_t)filled;
-    }
-    return rows;
-}
-
 /* The columns of a frame (`STATS` in hookcore/records.py) from the cells of one row. */
 enum { STATS_COLUMNS = 13 };
 
@@ -554,6 +524,7 @@ int PyObject_SetAttr(PyObject *, PyObject *, PyObject *);
 PyObject *PyErr_NoMemory(void);
 PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t);
 Py_ssize_t PyBytes_Size(PyObject *);
+char *PyBytes_AsString(PyObject *);
 PyObject *PyFloat_FromDouble(double);
 double PyFloat_AsDouble(PyObject *);
 PyObject *PyUnicode_InternFromString(const char *);
@@ -654,6 +625,7 @@ static PyObject *pack_bytes(int64_t base, int64_t used)
 #include "_objects.h"
 #include "_track.h"
 #include "_hold.h"
+#include "_sums.h"
 
 static PyObject *call_is_finite(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -680,16 +652,55 @@ static PyObject *call_pack(PyObject *self, PyObject *const *arguments, Py_ssize_
     return pack_bytes(a[0], a[1]);
 }
 
+/* The other way: return the slots, starts, bins, and counts of packed steps, each as bytes, and write the cells. */
+static PyObject *unpack_step(const int64_t *words, int64_t size, double **cells)
+{
+    int64_t rows = 0, filled = 0, end = 0;
+    for (int64_t bins; end + HEAD_WORDS <= size; rows++, filled += bins, end += HEAD_WORDS + bins) {
+        bins = words[end + 1];
+        if (bins < 0 || bins > size - end - HEAD_WORDS)
+            break; /* not what `pack` wrote: no numbers are better than wrong ones */
+    }
+    const int64_t sizes[4] = {4 * rows, 4 * (rows + 1), 2 * filled, 4 * filled};
+    PyObject *parts[4];
+    char *to[4];
+    for (int i = 0; i < 4; i++)
+        if ((parts[i] = PyBytes_FromStringAndSize(NULL, sizes[i])) == NULL || (to[i] = PyBytes_AsString(parts[i])) == NULL)
+            return NULL;
+    uint32_t *slots = (uint32_t *)to[0], *start = (uint32_t *)to[1], *counts = (uint32_t *)to[3];
+    uint16_t *all_bins = (uint16_t *)to[2];
+    *start = 0;
+    for (int64_t row = 0, at = 0, place = 0; row < rows; row++) {
+        int64_t bins = words[at + 1];
+        slots[row] = (uint32_t)words[at];
+        memcpy(*cells, words + at + 2, CELLS * 8);
+        *cells += CELLS;
+        for (at += HEAD_WORDS; bins--; at++, place++) {
+            all_bins[place] = (uint16_t)(words[at] >> 32);
+            counts[place] = (uint32_t)words[at];
+        }
+        start[row + 1] = (uint32_t)place;
+    }
+    return Py_BuildValue("(NNNN)", parts[0], parts[1], parts[2], parts[3]);
+}
+
 static PyObject *call_unpack(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    int64_t a[7];
-    if (!read_integers(arguments, given, 7, a))
-        return NULL;
-    struct harvest to = {(uint32_t *)a[2], (double *)a[3], (uint32_t *)a[4], (uint16_t *)a[5], (uint32_t *)a[6]};
-    void *thread = PyEval_SaveThread();
-    int64_t rows = unpack((const int64_t *)a[0], a[1], &to);
-    PyEval_RestoreThread(thread);
-    return PyLong_FromLongLong(rows);
+    int64_t address;
+    if (given != 2 || !read_integers(arguments + 1, 1, 1, &address))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%zd arguments were given: it takes 2", given);
+    Py_ssize_t many = PyList_Size(arguments[0]);
+    PyObject *steps = many < 0 ? NULL : PyList_New(many);
+    for (Py_ssize_t i = 0; steps != NULL && i < many; i++) {
+        PyObject *packed = PyList_GetItem(arguments[0], i);
+        const char *words = packed == NULL ? NULL : PyBytes_AsString(packed);
+        PyObject *step = words == NULL ? NULL : unpack_step((const int64_t *)words, PyBytes_Size(packed) / 8, (double **)&address);
+        if (step == NULL || PyList_SetItem(steps, i, step)) {
+            Py_DecRef(steps);
+            return NULL;
+        }
+    }
+    return steps;
 }
 
 static PyObject *call_stats(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -720,9 +731,11 @@ static PyMethodDef methods[] = {
     {"is_finite", call_is_finite, METH_FASTCALL, "Return 1 if all of n float32s that lie side by side are finite, else 0."},
     {"observe_strided", call_observe_strided, METH_FASTCALL, "Add n values of a tensor with gaps to a row."},
     {"pack", call_pack, METH_FASTCALL, "Move the first rows of an arena to bytes, packed."},
-    {"unpack", call_unpack, METH_FASTCALL, "Read packed rows into arrays and return the number of rows."},
+    {"unpack", call_unpack, METH_FASTCALL, "Return the parts of packed steps as bytes, and write their cells to an address."},
     {"stats", call_stats, METH_FASTCALL, "Write the columns of a frame from n rows of cells to an address."},
     {"know", call_know, METH_FASTCALL, "Take what is needed of torch."},
+    {"sum_sketches", call_sum_sketches, METH_FASTCALL, "Return the sum of sketches as bytes."},
+    {"split_counts", call_split_counts, METH_FASTCALL, "Return counts as 16 bits each, and what some have above."},
     {"limit_instructions", call_limit_instructions, METH_FASTCALL, "Use no newer instructions than x86-64-v<n>."},
     {0},
 };

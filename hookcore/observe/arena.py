@@ -39,27 +39,14 @@ class Harvest(NamedTuple):
     counts: NDArray[np.uint32]
 
 
-def unpack(packed: Sequence[bytes]) -> list[Harvest]:
-    """Return the rows of each packed step, unpacked together."""
-    words = np.frombuffer(b"".join(packed), np.int64)
-    most = words.size // _WORDS_BEFORE_BINS
-    slots, cells, start = np.empty(most, np.uint32), np.empty((most, _CELLS)), np.zeros(most + 1, np.uint32)
-    bins, counts = np.empty(words.size, np.uint16), np.empty(words.size, np.uint32)
-    rows = cpu.unpack(
-        words.ctypes.data, words.size, *(array.ctypes.data for array in (slots, cells, start, bins, counts))
-    )
-    # A step ends where its words end: rows and words grow together.
-    row_ends = np.searchsorted(
-        _WORDS_BEFORE_BINS * np.arange(rows + 1) + start[: rows + 1], np.cumsum(list(map(len, packed))) // 8
-    )
+def unpack(packed: list[bytes]) -> list[Harvest]:
+    """Return the rows of each packed step. Their cells share one array; the others are arrays of bytes."""
+    cells = np.empty((sum(map(len, packed)) // (8 * _WORDS_BEFORE_BINS), _CELLS))
     harvests, first = [], 0
-    for last in row_ends.tolist():
-        low, high = start[first], start[last]
-        harvests.append(
-            Harvest(
-                slots[first:last], cells[first:last], start[first : last + 1] - low, bins[low:high], counts[low:high]
-            )
-        )
+    for slots, start, bins, counts in cpu.unpack(packed, cells.ctypes.data):
+        last = first + len(slots) // 4
+        ends = np.frombuffer(slots, np.uint32), cells[first:last], np.frombuffer(start, np.uint32)
+        harvests.append(Harvest(*ends, np.frombuffer(bins, np.uint16), np.frombuffer(counts, np.uint32)))
         first = last
     return harvests
 

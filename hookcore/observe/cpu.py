@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hookcore.observe import layout, portable
 from hookcore.records import STATS
 
-INTERFACE: Final = 16  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 17  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
@@ -67,7 +67,9 @@ is_finite = KERNEL.is_finite  # (address, n) -> whether all of n float32s withou
 observe_strided = KERNEL.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
 pack = KERNEL.pack  # (base, used) -> bytes; see hookcore.observe.arena
 stats = KERNEL.stats  # (cells, rows, stats): the columns of a frame from rows of cells
-unpack = KERNEL.unpack  # (words, size, slots, cells, start, bins, counts) -> rows
+sum_sketches = KERNEL.sum_sketches  # (entries, rows) -> starts, bins, counts; see hookcore.store.sketches
+split_counts = KERNEL.split_counts  # (counts, width) -> lower 16 bits, places of larger ones, what these have above
+unpack = KERNEL.unpack  # (packed, cells) -> slots, starts, bins, counts of each step; see hookcore.observe.arena
 
 
 class Meter:

@@ -66,27 +66,25 @@ def pack(base: int, used: int) -> bytes:
     return b"".join(packed)
 
 
-def unpack(words: int, size: int, slots: int, cells: int, start: int, bins: int, counts: int) -> int:
-    """Read packed rows into the arrays at these addresses and return the number of rows."""
-    given = _array(words, size, np.int64)
-    most = size // _HEAD
-    to_slots, to_start = _array(slots, most, np.uint32), _array(start, most + 1, np.uint32)
-    to_cells = _array(cells, most * layout.CELLS, np.int64).reshape(most, layout.CELLS)
-    to_bins, to_counts = _array(bins, size, np.uint16), _array(counts, size, np.uint32)
-    rows, filled, at = 0, 0, 0
-    to_start[0] = 0
-    while at + _HEAD <= size:
-        length = int(given[at + 1])
-        if not 0 <= length <= size - at - _HEAD:
-            break  # not written by `pack`: no numbers are better than wrong ones
-        to_slots[rows] = given[at]
-        to_cells[rows] = given[at + 2 : at + _HEAD]
-        pairs = given[at + _HEAD : at + _HEAD + length]
-        to_bins[filled : filled + length] = pairs >> 32
-        to_counts[filled : filled + length] = pairs & 0xFFFFFFFF
-        filled, rows, at = filled + length, rows + 1, at + _HEAD + length
-        to_start[rows] = filled
-    return rows
+def unpack(packed: list[bytes], cells: int) -> list[tuple[bytes, bytes, bytes, bytes]]:
+    """Return the slots, starts, bins, and counts of packed steps, and write their cells to an address."""
+    found = []
+    for step in packed:
+        words, slots, start, bins, at = np.frombuffer(step, np.int64), list[int](), [0], list[NDArray[np.int64]](), 0
+        while at + _HEAD <= words.size:
+            length = int(words[at + 1])
+            if not 0 <= length <= words.size - at - _HEAD:
+                break  # not written by `pack`: no numbers are better than wrong ones
+            slots.append(int(words[at]))
+            _array(cells, layout.CELLS, np.int64)[:] = words[at + 2 : at + _HEAD]
+            cells += 8 * layout.CELLS
+            bins.append(words[at + _HEAD : at + _HEAD + length])
+            start.append(start[-1] + length)
+            at += _HEAD + length
+        pairs = np.concatenate([*bins, np.empty(0, np.int64)])
+        ends = np.array(slots, np.uint32).tobytes(), np.array(start, np.uint32).tobytes()
+        found.append((*ends, (pairs >> 32).astype(np.uint16).tobytes(), pairs.astype(np.uint32).tobytes()))
+    return found
 
 
 def stats(cells: int, rows: int, target: int) -> None:
@@ -114,6 +112,38 @@ def stats(cells: int, rows: int, target: int) -> None:
             np.full(rows, np.nan),
         )
     _array(target, rows * len(columns), np.float64).reshape(rows, len(columns))[:] = np.stack(columns, 1)
+
+
+Entry = tuple[bytes | None, bytes, bytes, bytes]  # the places of its rows (None: the same rows), starts, bins, counts
+
+
+def sum_sketches(entries: list[Entry], rows: int) -> tuple[bytes, bytes, bytes]:
+    """Return the sum of sketches: starts, bins, and counts of 4 bytes, or 8 if one needs them."""
+    keys, counts = [], []
+    for places, start, bins, values in entries:
+        starts = np.frombuffer(start, np.uint32)
+        lengths = starts[1:] - starts[:-1]
+        at = np.arange(len(lengths)) if places is None else np.frombuffer(places, np.int64)
+        keys.append((at * sketch.BINS).repeat(lengths) + np.frombuffer(bins, np.uint16))
+        counts.append(np.frombuffer(values, f"u{2 * len(values) // (len(bins) or 1) or 8}").astype(np.uint64))
+    every = np.concatenate(keys)
+    order = every.argsort(kind="stable")  # each entry is in order, and merging a few is quick
+    every = every[order]
+    firsts = np.flatnonzero(np.diff(every, prepend=-1))
+    sums = np.concatenate(counts)[order]
+    sums = np.add.reduceat(sums, firsts) if len(firsts) else sums
+    filled = every[firsts]
+    ends = filled.searchsorted(np.arange(0, (rows + 1) * sketch.BINS, sketch.BINS)).astype(np.uint32)
+    kind = np.uint64 if sums.max(initial=0) > np.iinfo(np.uint32).max else np.uint32
+    return ends.tobytes(), (filled % sketch.BINS).astype(np.uint16).tobytes(), sums.astype(kind).tobytes()
+
+
+def split_counts(counts: bytes, width: int) -> tuple[bytes, bytes, bytes]:
+    """Return the lower 16 bits of counts, the places of those that need more, and what these have above."""
+    every = np.frombuffer(counts, f"u{width}")
+    large = np.flatnonzero(every >> 16)
+    upper = (every[large] >> 16).astype(np.uint64 if width == 8 else np.uint16)
+    return every.astype(np.uint16).tobytes(), large.astype(np.uint32).tobytes(), upper.tobytes()
 
 
 class _Moments(NamedTuple):

@@ -120,14 +120,15 @@ class Ledger:
             after = next((captured for captured in self._captured if captured > step), None)
         return before, after
 
-    def note_captured(self, step: int) -> int | None:
-        """Count a captured step in which nothing may be non-finite, and return the captured step before it."""
+    def note_captured(self, *steps: int) -> int | None:
+        """Count captured steps in which nothing may be non-finite, and return the captured step before the last one."""
         with self._lock:
-            steps = self._captured
-            if not steps or steps[-1] != step:
-                steps.append(step)
-                self._captured_count += 1
-            return steps[-2] if len(steps) > 1 else None
+            known = self._captured
+            for step in steps:
+                if not known or known[-1] != step:
+                    known.append(step)
+                    self._captured_count += 1
+            return known[-2] if len(known) > 1 else None
 
     def _grow(self, lanes: int) -> None:
         missing = lanes - self._lanes

@@ -238,6 +238,9 @@ class Follower(Protocol):
     def notices(self, frame: Frame) -> bool:
         """Read a new frame, before or after it is added. Return whether to act once it is."""
 
+    def notices_alike(self, frames: Sequence[Frame], stats: Floats | None) -> int:
+        """Read frames that are alike, up to one after which to act, and return how many then; 0 if there is none."""
+
     def act(self) -> None:
         """Do what the newest frame asks for."""
 

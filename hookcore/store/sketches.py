@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hookcore.observe import cpu
 from hookcore.records import SketchBlock
 from hookcore.records.sketch import (
     BINS,
@@ -38,6 +39,9 @@ _RECORD_BYTES: Final = 800  # the Python objects around the arrays
 _LARGEST: Final = 0.4  # the largest entry, as a share of its level's limit
 
 
+_NONE: Final = np.empty(0, np.uint32), np.empty(0, np.uint16)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SketchRows:
     """The sketches of some taps over some steps, sparse and immutable."""
@@ -59,14 +63,16 @@ class SketchRows:
 
     def pack(self) -> SketchRows:
         """Return the same in less memory, in arrays of its own: most counts of single steps fit into 16 bits."""
-        counts = self.counts
+        counts, about = self.counts, (self.first, self.last, self.steps, self.taps, self.start, self.bins)
         if self.more is not None:
             return self
-        large = np.flatnonzero(counts >> 16)
-        if len(large) * 3 > len(counts):
-            return replace(self, counts=_own(counts, counts.dtype.type))
-        upper = (counts[large] >> 16).astype(np.uint16 if counts.itemsize == 4 else np.uint64)
-        return replace(self, counts=counts.astype(np.uint16), more=(large.astype(np.uint32), upper))
+        lower, places, upper = cpu.split_counts(_bytes_of(counts, counts.dtype.type), counts.itemsize)
+        if not places:
+            return SketchRows(*about, np.frombuffer(lower, np.uint16), _NONE)
+        if len(places) // 4 * 3 > len(counts):
+            return SketchRows(*about, _own(counts, counts.dtype.type))
+        more = np.frombuffer(upper, np.uint16 if counts.itemsize == 4 else np.uint64)
+        return SketchRows(*about, np.frombuffer(lower, np.uint16), (np.frombuffer(places, np.uint32), more))
 
     def counts_at(self, part: slice | NDArray[np.integer[Any]]) -> NDArray[Any]:
         """Return the counts at some places, ascending."""
@@ -214,25 +220,25 @@ class SketchLadder:
 def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
     """Return the exact sum of sketches of neighboring steps."""
     taps = entries[0].taps
-    if all(entry.taps is taps for entry in entries):  # most steps share one array
-        rows = np.tile(np.arange(0, len(taps) * BINS, BINS), len(entries))
-    else:
+    places: list[bytes] = []
+    if any(entry.taps is not taps for entry in entries):  # most steps share one array
         taps = np.unique(np.concatenate([entry.taps for entry in entries]))
-        rows = np.concatenate([np.searchsorted(taps, entry.taps) for entry in entries]) * BINS
-    keys = rows.repeat(np.concatenate([entry.start[1:] - entry.start[:-1] for entry in entries]))
-    keys += np.concatenate([entry.bins for entry in entries])
-    order = keys.argsort(kind="stable")  # each entry is in order, and merging a few is quick
-    keys = keys[order]
-    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
-    counts = np.concatenate([entry.counts_at(slice(0, len(entry.counts))) for entry in entries])[order]
-    counts = counts.astype(np.uint64)
-    sums = np.add.reduceat(counts, firsts) if len(firsts) else counts
-    filled = keys[firsts]
-    start = filled.searchsorted(np.arange(0, (len(taps) + 1) * BINS, BINS)).astype(np.uint32)
-    bins = (filled - np.arange(0, len(taps) * BINS, BINS).repeat(np.diff(start))).astype(np.uint16)
+        places = [np.searchsorted(taps, entry.taps).astype(np.int64).tobytes() for entry in entries]
+    given = [
+        (
+            places[number] if places else None,
+            _bytes_of(entry.start, np.uint32),
+            _bytes_of(entry.bins, np.uint16),
+            _bytes_of(every := entry.counts_at(slice(0, len(entry.counts))), every.dtype.type),
+        )
+        for number, entry in enumerate(entries)
+    ]
+    start, bins, counts = cpu.sum_sketches(given, len(taps))
     steps = len({entry.first for entry in entries if entry.steps == 1})  # parts of one step count once
     steps += sum(entry.steps for entry in entries if entry.steps > 1)
-    return SketchRows(entries[0].first, entries[-1].last, steps, taps, start, bins, narrow(sums))
+    arrays = np.frombuffer(start, np.uint32), np.frombuffer(bins, np.uint16)
+    sums = np.frombuffer(counts, np.uint64 if len(counts) > 2 * len(bins) else np.uint32)
+    return SketchRows(entries[0].first, entries[-1].last, steps, taps, *arrays, sums)
 
 
 def narrow(counts: NDArray[np.uint64]) -> NDArray[Any]:
@@ -251,11 +257,20 @@ def _oldest(entries: Sequence[SketchRows]) -> int:
 
 
 def _own(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return the array if it owns its memory, else a copy."""
-    if array.base is None and array.dtype == dtype and array.flags.c_contiguous:
+    """Return the array if it alone has its memory, else a copy."""
+    has_all = array.base is None or (type(array.base) is bytes and len(array.base) == array.nbytes)
+    if has_all and array.dtype == dtype and array.flags.c_contiguous:
         return array
+    return np.frombuffer(_bytes_of(array, dtype), dtype)
+
+
+def _bytes_of(array: NDArray[Any], dtype: type[np.generic]) -> bytes:
+    """Return the memory of an array: the bytes that it was made of, if these are all, else a copy."""
+    base = array.base
+    if type(base) is bytes and len(base) == array.nbytes and array.dtype == dtype:
+        return base
     # A copy by NumPy would let go of the interpreter; see hookcore.observe.arena.
-    return np.frombuffer(np.ascontiguousarray(array, dtype).tobytes(), dtype)
+    return np.ascontiguousarray(array, dtype).tobytes()
 
 
 # Histograms and quantiles over time, from the sketches.

@@ -256,9 +256,18 @@ def _newest_merged(
     return begin, end, values
 
 
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Frames that can be filed at once: their numbers by name, and their stats [frame, tap, stat], if they have any."""
+
+    frames: Sequence[Frame]
+    named: list[dict[str, float]]
+    stats: Floats | None
+
+
 def _is_whole(stats: Floats) -> bool:
-    """Return whether all rows of a frame have values, and all of them are finite."""
-    return not np.count_nonzero(stats[:, _NOT_FINITE]) and not np.count_nonzero(np.isnan(stats[:, 0]))
+    """Return whether all rows of frames have values, and all of them are finite."""
+    return not np.count_nonzero(stats[:, :, _NOT_FINITE]) and not np.count_nonzero(np.isnan(stats[:, :, 0]))
 
 
 _NOT_FINITE: Final = slice(STAT_COLUMN["nan"], STAT_COLUMN["inf"] + 1)  # two columns side by side
@@ -354,9 +363,9 @@ class Store:
                 require_shapes(frame)
         with self._writer:
             while frames:
-                named = self._alike(frames) if len(frames) > 1 else []
-                if len(named) > 1:
-                    added = self._add_alike(frames[: len(named)], named)
+                alike = self._alike(frames) if len(frames) > 1 else None
+                if alike is not None and len(alike.frames) > 1:
+                    added = self._add_alike(alike)
                 else:
                     self._add(frames[0])
                     added = 1
@@ -378,8 +387,8 @@ class Store:
         if self.follower is not None and self.follower.notices(frame):
             self.follower.act()
 
-    def _alike(self, frames: Sequence[Frame]) -> list[dict[str, float]]:
-        """Return the numbers of the first frames that can be filed at once: new steps with nothing but numbers.
+    def _alike(self, frames: Sequence[Frame]) -> _Alike | None:
+        """Return the first frames if they can be filed at once: new steps with nothing but numbers.
 
         They have the same numbers, and finite values of the same known taps.
         """
@@ -387,7 +396,7 @@ class Store:
         newest = -1 if parts.steps.newest is None else parts.steps.newest
         has_rows = bool(len(taps))
         if (has_rows and taps is not self._last[0]) or not parts.incidents.rests or parts.ledger.nbytes:
-            return named
+            return None
         for frame in frames:
             is_plain = not (frame.new_taps or frame.events or frame.labels) and frame.flow is None
             if not is_plain or frame.taps is not taps or frame.step <= newest:
@@ -395,25 +404,29 @@ class Store:
             numbers = scalars_of(frame)
             if not (list(numbers) == list(named[0]) if named else SYSTEM not in "\n".join(numbers)):
                 break
-            if has_rows and not _is_whole(frame.stats):
-                break
             newest = frame.step
             named.append(numbers)
-        return named
+        if not (has_rows and named):
+            return _Alike(frames[: len(named)], named, None)
+        stats = np.concatenate([frame.stats for frame in frames[: len(named)]]).reshape(-1, *frames[0].stats.shape)
+        if not _is_whole(stats):
+            bad = np.isnan(stats[:, :, 0]) | (stats[:, :, _NOT_FINITE] != 0).any(axis=2)
+            stats = stats[: int(bad.any(axis=1).argmax())]
+        return _Alike(frames[: len(stats)], named[: len(stats)], stats)
 
-    def _add_alike(self, frames: Sequence[Frame], named: Sequence[dict[str, float]]) -> int:
+    def _add_alike(self, alike: _Alike) -> int:
         """Add frames that are alike, up to one after which the follower acts. Return their number."""
-        acts, many = False, len(frames)
-        if (follower := self.follower) is not None:
-            many = next((at for at, frame in enumerate(frames, 1) if follower.notices(frame)), 0)
-            acts, many = bool(many), many or len(frames)
-        frames, steps = frames[:many], [frame.step for frame in frames[:many]]
-        if len(taps := frames[0].taps):
+        stats, many, acts = alike.stats, len(alike.frames), False
+        if (follower := self.follower) is not None and (first := follower.notices_alike(alike.frames, stats)):
+            many, acts = first, True
+        frames = alike.frames[:many]
+        steps = [frame.step for frame in frames]
+        if stats is not None:
+            self.parts.stats.append(steps, self._last[1], stats[:many].transpose(2, 0, 1))
             for frame in frames:
-                self.parts.stats.append([frame.step], self._last[1], frame.stats.T[:, None])
-                self.parts.sketches.append(frame.step, taps, frame.sketches)
-                self.parts.ledger.note_captured(frame.step)
-        self._take_scalars(steps, named[:many])
+                self.parts.sketches.append(frame.step, frame.taps, frame.sketches)
+            self.parts.ledger.note_captured(*steps)
+        self._take_scalars(steps, alike.named[:many])
         self.parts.incidents.settle(steps[-1], frames[-1].scalars)
         self._note_steps(frames)
         if acts and follower is not None:

@@ -192,6 +192,26 @@ def test_values_that_are_missing_or_not_finite_never_open_the_gate() -> None:
         assert not gate_told
 
 
+@settings(max_examples=examples(30), deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_gate_judges_frames_that_come_together_as_it_judges_them_one_by_one(seed: int) -> None:
+    draws, alone, together = np.random.default_rng(seed), Gate(), Gate()
+    for _ in range(8):
+        lanes = np.sort(draws.choice(6, draws.integers(1, 6), replace=False))
+        values = 10.0 ** draws.integers(-4, 4) * np.exp(draws.standard_normal((draws.integers(1, 30), len(lanes))))
+        values[draws.random(values.shape) < 0.05] = draws.choice([0.0, math.nan, math.inf])
+        one_by_one = [alone.take(lanes, row) for row in values]
+        found = list[bool]()
+
+        def stops(_: int, is_due: bool, seen: list[bool] = found) -> bool:
+            seen.append(bool(is_due))
+            return is_due or draws.random() < 0.1  # for another reason
+
+        while (at := len(found)) < len(values):
+            assert together.take_until(lanes, values[at:], stops) in (0, len(found) - at)
+        assert found == one_by_one
+
+
 class Taps:
     """The part of a store that incidents need, without values."""
 

@@ -44,6 +44,25 @@ def test_numpy_gives_the_results_of_the_extension(
     np.testing.assert_array_equal(by_numpy_alone[head:], compiled[head:])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_numpy_adds_up_sketches_as_the_extension_does(seed: int) -> None:
+    draws, entries, rows = np.random.default_rng(seed), [], 6
+    for _ in range(draws.integers(1, 9)):
+        places = (
+            np.sort(draws.choice(rows, draws.integers(0, rows + 1), replace=False)) if seed % 2 else np.arange(rows)
+        )
+        bins = [np.sort(draws.choice(sketch.BINS, draws.integers(0, 400), replace=False)) for _ in places]
+        start = np.cumsum([0, *map(len, bins)]).astype(np.uint32)
+        width = draws.choice([2, 4, 8])
+        counts = draws.integers(1, 2 ** min(8 * width, 40), start[-1]).astype(f"u{width}")
+        arrays = start, np.concatenate([*bins, []]).astype(np.uint16), counts
+        entries.append((places.astype(np.int64).tobytes() if seed % 2 else None, *(each.tobytes() for each in arrays)))
+        one, other = (kernel.split_counts(counts.tobytes(), int(width)) for kernel in (portable, EXTENSION))
+        assert one == other
+    by_numpy_alone, compiled = (kernel.sum_sketches(entries, rows) for kernel in (portable, EXTENSION))
+    assert by_numpy_alone == compiled
+
+
 def test_the_extension_and_python_have_the_same_layout_and_bins() -> None:
     listed = ast.literal_eval
     for name in ("ROW_BYTES", "FAR_EXPONENT"):
