@@ -23,6 +23,8 @@ VARIABLES: Final = {
     "XDG_DATA_HOME": "The parent folder of `hookcore/runs`, if `HOOKCORE_HOME` is not set.",
     "HOOKCORE_CA_FILE": "File with certificate authorities (PEM). A training, a client, and `hookcore link` trust them "
     "for `https` servers; a server and a collector trust them for ClickHouse.",
+    "HOOKCORE_GPU_GRAPHS": '`1` lets the operators of `compiled="inside"` write on the device, also in each replay of '
+    "a CUDA graph. It is off, because no GPU has run it yet.",
     "HOOKCORE_GPU_TOGETHER": "`1` lets one launch measure the small weights, gradients, and states that a hook of an "
     "optimizer reads on a GPU. It is off, because no GPU has run it yet.",
     "HOOKCORE_CLICKHOUSE_PASSWORD": "The password of the ClickHouse user, for a server and a collector, if it isn't in "

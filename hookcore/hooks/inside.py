@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookcore import hooks
+from hookcore.hooks import internals
 from hookcore.hooks.compiled import forget_graphs, guard_functions, unwrap
 from hookcore.hooks.handle import InertInCopies
 from hookcore.hooks.internals import (
@@ -47,8 +48,25 @@ class Observer(Protocol):
         ...
 
 
+class Writer(Protocol):
+    """Says what operators write on a device when they run, or are recorded in a CUDA graph, and then nothing more."""
+
+    def table(self, key: int, number: int) -> Tensor | None:
+        """Return a module's table on its device, which begins with this number; None if no kernel can read it."""
+        ...
+
+    def write(self, key: int, place: int, index: str, value: Tensor, requires_grad: bool, gradient: bool) -> None:
+        """Launch what writes, in any step: only the device knows which ones are captured. `place`: of the output."""
+        ...
+
+    def lost(self) -> None:
+        """Count a tensor whose module isn't known."""
+        ...
+
+
 # A graph can hold numbers and tensors but no Python objects, so its ops find their observers here, by number.
-_observers: dict[int, Observer] = {}
+_observers: dict[int, tuple[Observer, Writer | None]] = {}
+_tables: dict[int, int] = {}  # the numbers in tables, by address, because reading a device would wait for it
 _library: torch.library.Library | None = None
 
 
@@ -59,18 +77,26 @@ class Inside:
     become real: this costs time, and results may differ in the last bits.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, writer: Writer | None = None) -> None:
         _define_ops()
         self._number = next(number for number in range(len(_observers) + 1) if number not in _observers)
-        _observers[self._number] = observer
+        _observers[self._number] = observer, writer
+        self._writer = writer
         self._handles: list[hooks.HookHandle] = []
         self._modules: list[nn.Module] = []
+        self._tables: list[Tensor] = []
 
     def attach(self, modules: Iterable[tuple[int, nn.Module]]) -> bool:
         """Watch these modules under these keys. Return whether some were compiled already and will be recompiled."""
         added = [(key, unwrap(module)) for key, module in modules]
         for key, module in added:
-            hook = _OutputHook(self._number << _KEY_BITS | key)
+            number = self._number << _KEY_BITS | key
+            table = None if self._writer is None else self._writer.table(key, number)
+            if table is not None:
+                internals.mark_static(table)
+                _tables[table.data_ptr()] = number
+                self._tables.append(table)
+            hook = _OutputHook(number, table)
             self._handles.append(hooks.on_forward(module, hook))
         self._modules += [module for _, module in added]
         return forget_graphs(module for _, module in added)
@@ -83,6 +109,8 @@ class Inside:
             self._handles.pop().remove()
         forget_graphs(self._modules)
         self._modules.clear()
+        for table in self._tables:
+            _tables.pop(table.data_ptr(), None)
 
 
 class _OutputHook(InertInCopies):
@@ -92,21 +120,23 @@ class _OutputHook(InertInCopies):
     by one, which otherwise share a graph, would each need their own.
     """
 
-    __slots__ = ("address", "number")
+    __slots__ = ("address", "number", "table")
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, table: Tensor | None) -> None:
+        self.number, self.table = number, table
         with torch.inference_mode(False):  # a backward can't save a tensor made in inference mode
             self.address = torch.tensor(number, dtype=torch.int64, device="cpu")
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_exporting():
             return
-        for index, tensor in _tensors(output):
-            if torch.compiler.is_compiling():
+        for place, (index, tensor) in enumerate(_tensors(output)):
+            if not torch.compiler.is_compiling():
+                _see(tensor, self.number, index)
+            elif self.table is None:
                 _trace(tensor, self.address, index)
             else:
-                _see(tensor, self.number, index)
+                _trace_write(tensor, self.table, place, index)
 
 
 class _GradientHook:
@@ -142,6 +172,17 @@ def _trace(output: Tensor, address: Tensor, index: str) -> None:
         output.register_hook(saw_gradient)  # type: ignore[no-untyped-call]
 
 
+def _trace_write(output: Tensor, table: Tensor, place: int, index: str) -> None:
+    """Trace the op that writes on the device into Dynamo's graph."""
+    torch.ops.hookcore.write(output.detach(), table, place, index, output.requires_grad, False)
+    if output.requires_grad and not output.is_leaf:
+
+        def saw_gradient(gradient: Tensor) -> None:
+            torch.ops.hookcore.write(gradient, table, place, index, True, True)
+
+        output.register_hook(saw_gradient)  # type: ignore[no-untyped-call]
+
+
 def _tensors(output: Any, index: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of a nested output, with its place."""
     if isinstance(output, Tensor):
@@ -162,7 +203,7 @@ def _parts(output: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _report_output(number: int, index: str, output: Tensor, requires_grad: bool) -> int:
-    observer = _observers.get(number >> _KEY_BITS)
+    observer, _ = _observers.get(number >> _KEY_BITS, (None, None))
     if observer is None:
         return -1
     with torch.set_grad_enabled(requires_grad):
@@ -170,7 +211,7 @@ def _report_output(number: int, index: str, output: Tensor, requires_grad: bool)
 
 
 def _report_gradient(number: int, index: str, ticket: int, gradient: Tensor) -> None:
-    observer = _observers.get(number >> _KEY_BITS)
+    observer, _ = _observers.get(number >> _KEY_BITS, (None, None))
     if observer is not None and ticket >= 0:
         observer.saw_gradient(number & (1 << _KEY_BITS) - 1, index, ticket, gradient)
 
@@ -184,6 +225,23 @@ def _run_saw_output(output: Tensor, address: Tensor, index: str, requires_grad: 
 
 def _run_saw_gradient(gradient: Tensor, address: Tensor, ticket: Tensor, index: str) -> None:
     _report_gradient(int(address), index, int(ticket), gradient)
+
+
+def _run_write(value: Tensor, table: Tensor, place: int, index: str, requires_grad: bool, is_gradient: bool) -> None:
+    if not is_gradient and internals.current_graph_task() != -1:
+        return  # a checkpoint outside of the graph repeats a call
+    number = _tables.get(table.data_ptr(), -1)
+    _, writer = _observers.get(number >> _KEY_BITS, (None, None))
+    if writer is not None:
+        writer.write(number & (1 << _KEY_BITS) - 1, place, index, value, requires_grad, is_gradient)
+        return
+    for _, other in list(_observers.values()) if number < 0 else ():
+        if other is not None:
+            other.lost()
+
+
+def _fake_write(value: Tensor, table: Tensor, place: int, index: str, requires_grad: bool, is_gradient: bool) -> None:
+    return None
 
 
 def _ticket(number: int) -> Tensor:
@@ -203,16 +261,17 @@ def _vmap_saw_output(info: Any, dims: Any, *arguments: Any) -> tuple[Tensor, Non
     return _ticket(-1), None
 
 
-def _vmap_saw_gradient(*arguments: Any) -> tuple[None, None]:
+def _vmap_nothing(*arguments: Any) -> tuple[None, None]:
     return None, None
 
 
 def _define_ops() -> None:
-    """Register the two ops, once per process.
+    """Register the ops, once per process.
 
     They are pure in their arguments, so that no version counter or alias is affected, and marked as having a side
     effect, so that no pass removes them. torch's ordered effect tokens would also work, but with inductor they fail on
-    a checkpointed part, and disable the reuse of buffers.
+    a checkpointed part, and disable the reuse of buffers. If `write` named its rows as an argument that it changes,
+    autograd would save them, and refuse a backward pass if another one has written in the meantime.
     """
     global _library
     if _library is not None:
@@ -226,13 +285,20 @@ def _define_ops() -> None:
     torch.library.register_fake("hookcore::saw_output", _fake_saw_output, lib=library)
     torch.library.register_fake("hookcore::saw_gradient", _fake_saw_gradient, lib=library)
     torch.library.register_vmap("hookcore::saw_output", _vmap_saw_output, lib=library)
-    torch.library.register_vmap("hookcore::saw_gradient", _vmap_saw_gradient, lib=library)
+    torch.library.register_vmap("hookcore::saw_gradient", _vmap_nothing, lib=library)
+    library.define(
+        "write(Tensor value, Tensor table, int place, str index, bool requires_grad, bool is_gradient) -> ()"
+    )
+    library.impl("write", _run_write, "CompositeExplicitAutograd")
+    torch.library.register_fake("hookcore::write", _fake_write, lib=library)
+    torch.library.register_vmap("hookcore::write", _vmap_nothing, lib=library)
+    torch.fx.node.has_side_effect(torch.ops.hookcore.write.default)
     torch.fx.node.has_side_effect(torch.ops.hookcore.saw_output.default)
     torch.fx.node.has_side_effect(torch.ops.hookcore.saw_gradient.default)
     _library = library
 
 
-guard_functions(_OutputHook.__call__, _GradientHook.__call__, _run_saw_output, _run_saw_gradient)
+guard_functions(_OutputHook.__call__, _GradientHook.__call__, _run_saw_output, _run_saw_gradient, _run_write)
 
 
 # What a compiled graph keeps anyway. Nothing is added to it: torch shows us the joint graph of the forward and the

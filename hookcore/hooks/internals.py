@@ -337,6 +337,20 @@ def stream_number(device: torch.device) -> int:
     return int(_stream_on(device.index or 0)) if device.type == "cuda" else 0
 
 
+def mark_static(tensor: Tensor) -> None:
+    """Let the CUDA graphs of inductor read a tensor where it is, instead of a copy."""
+    from torch._dynamo import mark_static_address
+
+    mark_static_address(tensor, guard=False)
+
+
+def on_stream_of_graphs(device: torch.device) -> bool:
+    """Return whether the current stream is the one on which inductor records its CUDA graphs."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    manager = None if trees is None else trees.get_manager(device.index or 0, create_if_none_exists=False)
+    return manager is not None and bool(torch.cuda.current_stream(device) == manager.stream)
+
+
 def zero_all(tensors: list[Tensor]) -> None:
     """Set all tensors to zero, in one kernel if torch can."""
     together = getattr(torch, "_foreach_zero_", None)

@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +38,8 @@ class Transfer:
     histograms: Tensor
     done: Any  # the event after the copy; None if the numbers are still on the device
     buffers: HostBuffers
+    step: int = 0  # if the rows say which step they are of: the one that they must be of
+    count_stale: Callable[[int], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +51,10 @@ class Transfer:
         wait_for(self.done)
         with unseen():
             rows = self.rows.cpu().numpy().astype(np.float64)
+            if self.step and self.count_stale is not None:
+                stale = (rows[:, layout.PARTS] > 0) & ((rows[:, layout.STEP] != self.step) | (self.slots < 0))
+                rows[stale] = 0
+                self.count_stale(int(stale.sum()))
             harvest = harvest_of(self.slots, rows, self.histograms.cpu().numpy())
         if self.done is not None:
             self.buffers.give_back(self.rows, self.histograms)
@@ -378,4 +384,157 @@ def merge_by_operators(rows: Tensor, merged: Tensor) -> None:
     """Move the rows of slots, [slots, programs, CELLS], to one row each, [slots, CELLS], with torch's operators."""
     with unseen():
         merged.copy_(reference.combine(rows))
+        merged[:, layout.STEP] = rows[..., layout.STEP].amax(-1)
         rows.zero_()
+
+
+# What operators in compiled graphs write. A replay of a CUDA graph runs no code of the host: the kernel finds on its
+# device whether to measure, how, and where to. A module has a table there, of addresses: of its rows and of the gate.
+
+PLACES: Final = 8  # tensors of a nested output that have a row in a table
+OUTPUT, GRADIENT, EVALUATED = range(3)  # what a place has two addresses for: of its rows, and of its histogram
+NOT_LOADED: Final = "no kernel for it was loaded before a CUDA graph was captured, and loading one would break that"
+ELSEWHERE: Final = "in compiled graphs, only tensors on the device that its model was on at first are captured"
+
+
+def cell_of(place: int, what: int) -> int:
+    """Return where in a table the two addresses of a tensor are."""
+    return layout.HEAD + 2 * (3 * place + what)
+
+
+class GraphArena:
+    """Rows on one device that operators in compiled graphs find by themselves. It takes the place of a `DeviceArena`.
+
+    All memory is allocated between the steps, because torch lets graphs share a pool that nothing else may use. It is
+    never freed, because a graph may be replayed after the watch.
+    """
+
+    def __init__(self, device: torch.device, sketch_values: int | None, count_stale: Callable[[int], None]) -> None:
+        self._arena = DeviceArena(device, 1 << 16, sketch_values)
+        self.device, self.kernel = device, self._arena.kernel._replace(add_all=None)
+        self.fallback_reason = "" if device.type == "cpu" else self._arena.fallback_reason
+        self.step = 0  # the number of captured steps, on the host and on the device
+        self._count_stale = count_stale  # rows that are left out, because they aren't of the step that has ended
+        self._slots: list[int] = []  # of the rows in use; -1 as long as it isn't known
+        self._rows: dict[int, int] = {}  # by slot
+        self._wanted: list[tuple[Tensor, int, int]] = []
+        self._is_filled = False  # whether rows may have the numbers of a step
+        self._gate = self._zeros(4)
+        _AT[self._gate.data_ptr()] = self._gate
+        self._arena._segment_of(0)
+
+    @property
+    def can_write(self) -> bool:
+        """Whether operators can write to it without the host."""
+        return self.device.type in ("cpu", "cuda") and not self.fallback_reason
+
+    @property
+    def nbytes(self) -> int:
+        """The memory taken on the device."""
+        return self._arena.nbytes
+
+    def _zeros(self, number: int) -> Tensor:
+        with unseen(), torch.inference_mode(False):
+            return torch.zeros(number, dtype=torch.int64, device=self.device)
+
+    def table(self, number: int) -> Tensor:
+        """Return a new table without rows. `number`: what the host knows its module by."""
+        table = self._zeros(cell_of(PLACES, OUTPUT))
+        with unseen():
+            table[layout.NUMBER].fill_(number)
+            table[layout.GATE_AT].fill_(self._gate.data_ptr())
+        return table
+
+    def want(self, table: Tensor, cell: int) -> int:
+        """Return the number of a row that operators may use: from the next captured step on; on the CPU, at once."""
+        self._slots.append(-1)
+        self._wanted.append((table, cell, len(self._slots) - 1))
+        if self.device.type == "cpu":
+            self._give()
+        return len(self._slots) - 1
+
+    def name(self, row: int, slot: int) -> None:
+        """Say which slot a row is for, and no other one."""
+        before = self._rows.setdefault(slot, row)
+        if before != row:
+            self._slots[before], self._rows[slot] = -1, row
+        self._slots[row] = slot
+
+    def _give(self) -> None:
+        wanted, self._wanted = self._wanted, []
+        for table, cell, number in wanted:
+            row = self._arena._segment_of(number).slots[number % SLOTS_PER_SEGMENT]
+            _AT[row.rows_at] = row
+            # Not by the table itself, which autograd may have saved: it would find another version.
+            with unseen():
+                table.data[cell + 1].fill_(row.histogram_at)
+                table.data[cell].fill_(row.rows_at)
+
+    def begin_step(self, sketch_values: int | None) -> None:
+        """Begin a captured step: let operators write from here on."""
+        if self._arena._is_capturing():
+            return
+        self._give()
+        self._arena.begin_step(sketch_values)
+        if not self._is_filled:  # else the step goes on after a pause
+            self.step += 1
+        self._is_filled = True
+        self._set(1, self.step, -1 if sketch_values is None else sketch_values, self._arena.offset)
+
+    def off(self) -> None:
+        """Let operators write nothing until the next captured step."""
+        if not self._arena._is_capturing():
+            self._set(0)
+
+    def _set(self, *cells: int) -> None:
+        with unseen():  # by kernels, because a copy of pageable memory would wait
+            for cell, value in enumerate(cells):
+                self._gate[cell].fill_(value)
+
+    def begin_transfer(self) -> Transfer | None:
+        """Take out the numbers of a step at its end and empty the rows."""
+        arena = self._arena
+        if not self._is_filled or arena._is_capturing():
+            return None
+        if arena._is_cuda:
+            arena._stream = torch.cuda.current_stream(self.device)  # graphs are replayed on it, too
+        for number, segment in arena._segments.items():
+            segment.used = min(max(len(self._slots) - number * SLOTS_PER_SEGMENT, 0), SLOTS_PER_SEGMENT)
+        self._is_filled = False
+        taken = arena.begin_transfer()
+        if taken is None:
+            return None
+        slots = np.array(self._slots)[taken.slots]
+        return replace(taken, slots=slots, step=self.step, count_stale=self._count_stale)
+
+    def clear(self, slots: list[int]) -> None:
+        """Drop what was written to these slots in this step."""
+        self._arena.clear([self._rows[slot] for slot in slots if slot in self._rows])
+
+
+_AT: Final[dict[int, Any]] = {}  # rows and gates by their address
+
+
+def write(tensor: Tensor, table: Tensor, cell: int) -> str:
+    """Add a plain tensor to the row that a table on its device names, if its gate is open; or return why it can't."""
+    if not (tensor.is_contiguous() or _is_dense(tensor)):
+        tensor = tensor.contiguous()
+    if not tensor.is_cuda:
+        _write_by_operators(tensor, table, cell)
+        return ""
+    from hookcore.observe import triton_kernel
+
+    with nullcontext() if tensor.device.index == current_gpu() else torch.cuda.device(tensor.device):
+        return "" if triton_kernel.write(tensor, table, cell, compiles=not is_stream_capturing()) else NOT_LOADED
+
+
+def _write_by_operators(tensor: Tensor, table: Tensor, cell: int) -> None:
+    with unseen():
+        numbers = table.tolist()
+        captured, step, limit, offset = _AT[numbers[layout.GATE_AT]].tolist()
+        if not captured or not numbers[cell]:
+            return
+        row = _AT[numbers[cell]]
+        begun = float(row.rows[0, layout.STEP])
+        add_by_operators(tensor, row, reference.stride_of(tensor.numel(), None if limit < 0 else limit), offset)
+        row.rows[0, layout.STEP] = begun or step

@@ -26,7 +26,19 @@ SKETCHED: Final = 10  # number of values in the sketch
 RATIO: Final = 11  # always zero here; the column of the stats that the recorder computes, |update| / |parameter|
 SCALE: Final = 12  # 0, or the power of two that is the unit of MEAN; DEVIATION is in units of its square
 TOUCHED: Final = 13  # bits that say which of 64 stretches of the sketch are not empty; for the extension only
+STEP: Final = 14  # of a row that operators in compiled graphs write: the captured step that it was begun in
 CELLS: Final = 16
+
+# Cells of a gate, by which kernels in compiled graphs know whether and how to measure (see `GraphArena`).
+CAPTURED: Final = 0
+NOW: Final = 1  # the number of captured steps
+LIMIT: Final = 2  # of values in a histogram; -1: every value
+OFFSET: Final = 3
+
+# Cells of a module's table, before the addresses of its rows and histograms.
+NUMBER: Final = 0
+GATE_AT: Final = 1
+HEAD: Final = 2
 
 HIST_OFFSET: Final = CELLS * 8
 ROW_BYTES: Final = -(-(HIST_OFFSET + BINS * 4) // 64) * 64  # whole cache lines: 16448

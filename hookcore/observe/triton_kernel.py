@@ -7,6 +7,7 @@ cancellation is bounded by the number of its values, because the sum of squares 
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: N803
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ _POS_INF_COUNT, _NEG_INF_COUNT = tl.constexpr(layout.POS_INF_COUNT), tl.constexp
 _ZERO_COUNT, _PARTS = tl.constexpr(layout.ZERO_COUNT), tl.constexpr(layout.PARTS)
 _SKETCHED = tl.constexpr(layout.SKETCHED)
 _SCALE, _FAR_EXPONENT = tl.constexpr(layout.SCALE), tl.constexpr(layout.FAR_EXPONENT)
-_FAR_UNIT = tl.constexpr(2.0**-layout.FAR_EXPONENT)
+_FAR_UNIT, _STEP = tl.constexpr(2.0**-layout.FAR_EXPONENT), tl.constexpr(layout.STEP)
+_CAPTURED, _GATE_STEP, _GATE_AT = tl.constexpr(layout.CAPTURED), tl.constexpr(layout.NOW), tl.constexpr(layout.GATE_AT)
+_LIMIT, _OFFSET = tl.constexpr(layout.LIMIT), tl.constexpr(layout.OFFSET)
 _HUGE, _TINY = tl.constexpr(layout.HUGE), tl.constexpr(layout.TINY)
 _BINS, _ZERO, _NAN = tl.constexpr(sketch.BINS), tl.constexpr(sketch.ZERO), tl.constexpr(sketch.NAN)
 _POS_FIRST, _STEPS = tl.constexpr(sketch.POS_FIRST), tl.constexpr(sketch.MAGNITUDES)
@@ -44,14 +47,14 @@ _NOWHERE = tl.constexpr(64 * 64)  # where lanes without a value go: its first di
 
 
 @triton.jit
-def _load(values, index, mask, WIDE: tl.constexpr):  # noqa: N803
+def _load(values, index, mask, WIDE: tl.constexpr):
     """Return values as float32, or as float64 if float32 would round them; NaN where the mask is off."""
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
     return tl.where(mask, tl.load(values + index, mask=mask, other=0).to(kind), float("nan"))
 
 
 @triton.jit
-def _bins(x, mask, WIDE: tl.constexpr):  # noqa: N803
+def _bins(x, mask, WIDE: tl.constexpr):
     """Return the sketch bin of each value, from its bits."""
     if WIDE:
         words = x.to(tl.int64, bitcast=True)
@@ -80,7 +83,7 @@ def _factor(by):
 
 
 @triton.jit
-def _add_moments(row, number, mean, deviation, low, high, scale, FAR: tl.constexpr):  # noqa: N803
+def _add_moments(row, number, mean, deviation, low, high, scale, FAR: tl.constexpr):
     """Merge finite values into a row, reading and writing scalars only. FAR: the unit may differ from 1."""
     old_mean, before = tl.load(row + _MEAN), tl.load(row + _DEVIATION)
     if FAR:
@@ -114,17 +117,7 @@ def _raise(row, cell: tl.constexpr, by):
 
 
 @triton.jit
-def _sketch(
-    values,
-    n,
-    stride,
-    offset,
-    histogram,
-    program,
-    programs,
-    WIDE: tl.constexpr,  # noqa: N803
-    SKETCH_BLOCK: tl.constexpr,  # noqa: N803
-):
+def _sketch(values, n, stride, offset, histogram, program, programs, WIDE: tl.constexpr, SKETCH_BLOCK: tl.constexpr):
     """Count every stride-th value. A tensor that was just read is still in the second-level cache.
 
     A bin's number is cut into two digits. A product of matrices, with a one where a value has that digit, counts all
@@ -148,7 +141,7 @@ def _sketch(
 
 
 @triton.jit
-def _scale_of(values, n, program, programs, BLOCK: tl.constexpr):  # noqa: N803
+def _scale_of(values, n, program, programs, BLOCK: tl.constexpr):
     """Return the SCALE for the float64s of this program, which takes an extra pass."""
     lanes = tl.arange(0, BLOCK).to(tl.int64)
     largest = tl.zeros([BLOCK], tl.float64)
@@ -161,7 +154,7 @@ def _scale_of(values, n, program, programs, BLOCK: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _some_value(values, n, program, programs, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+def _some_value(values, n, program, programs, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     """Return a finite value of this program's; 0 if it has none."""
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
     lanes = tl.arange(0, BLOCK).to(tl.int64)
@@ -176,7 +169,7 @@ def _some_value(values, n, program, programs, WIDE: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _exact(x, unit, FAR: tl.constexpr):  # noqa: N803
+def _exact(x, unit, FAR: tl.constexpr):
     return x.to(tl.float64) * unit if FAR else x.to(tl.float64)
 
 
@@ -188,9 +181,9 @@ def _moments(
     unit,
     program,
     programs,
-    WIDE: tl.constexpr,  # noqa: N803
-    FAR: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    WIDE: tl.constexpr,
+    FAR: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Return the sums of this program's values if all of them are finite; otherwise a sum or an extreme isn't."""
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
@@ -227,9 +220,9 @@ def _careful_moments(
     unit,
     program,
     programs,
-    WIDE: tl.constexpr,  # noqa: N803
-    FAR: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    WIDE: tl.constexpr,
+    FAR: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Return the same of the finite values only, and how many of which kind there are."""
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
@@ -266,10 +259,10 @@ def _add_part(
     offset,
     program,
     programs,
-    WIDE: tl.constexpr,  # noqa: N803
-    FAR: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    SKETCH_BLOCK: tl.constexpr,  # noqa: N803
+    WIDE: tl.constexpr,
+    FAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SKETCH_BLOCK: tl.constexpr,
 ):
     """Add one program's part of n values to its row of a slot."""
     inf: tl.constexpr = float("inf")
@@ -313,14 +306,31 @@ def observe(
     histogram,
     stride,
     offset,
-    WIDE: tl.constexpr,  # noqa: N803
-    FAR: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    SKETCH_BLOCK: tl.constexpr,  # noqa: N803
+    WIDE: tl.constexpr,
+    FAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SKETCH_BLOCK: tl.constexpr,
 ):
     """Add n values to a slot."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     _add_part(values, n, rows, histogram, stride, offset, program, programs, WIDE, FAR, BLOCK, SKETCH_BLOCK)
+
+
+@triton.jit(do_not_specialize=["n", "cell"])
+def observe_gated(
+    values, n, table, cell, WIDE: tl.constexpr, FAR: tl.constexpr, BLOCK: tl.constexpr, SKETCH_BLOCK: tl.constexpr
+):
+    """Add n values to the row that a table names, if its gate is open (see `hookcore.observe.device.GraphArena`)."""
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    gate, place = tl.load(table + _GATE_AT).to(tl.pointer_type(tl.int64)), tl.load(table + cell)
+    if (tl.load(gate + _CAPTURED) != 0) & (place != 0):
+        rows, histogram = place.to(tl.pointer_type(tl.float64)), tl.load(table + cell + 1).to(tl.pointer_type(tl.int32))
+        limit, offset, number = tl.load(gate + _LIMIT), tl.load(gate + _OFFSET), n.to(tl.int64)
+        far = number // tl.maximum(limit, 1)  # see `hookcore.observe.reference.stride_of`
+        stride = tl.where((limit < 0) | (number < 2 * limit), 1, far - 1 + far % 2) * (limit != 0).to(tl.int64)
+        _add_part(values, n, rows, histogram, stride, offset, program, programs, WIDE, FAR, BLOCK, SKETCH_BLOCK)
+        begun, step = rows + program * _CELLS + _STEP, tl.load(gate + _GATE_STEP).to(tl.float64)
+        tl.store(begun, tl.where(tl.load(begun) == 0, step, tl.load(begun)))
 
 
 @triton.jit(do_not_specialize=["many", "offset"])
@@ -328,11 +338,11 @@ def observe_all(
     table,
     many,
     offset,
-    TYPE: tl.constexpr,  # noqa: N803
-    WIDE: tl.constexpr,  # noqa: N803
-    FAR: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    SKETCH_BLOCK: tl.constexpr,  # noqa: N803
+    TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    FAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SKETCH_BLOCK: tl.constexpr,
 ):
     """Add several tensors of a type to a slot each, as `observe` adds one.
 
@@ -362,7 +372,7 @@ def observe_all(
 
 
 @triton.jit
-def merge_rows(rows, merged, PROGRAMS: tl.constexpr, LANES: tl.constexpr):  # noqa: N803
+def merge_rows(rows, merged, PROGRAMS: tl.constexpr, LANES: tl.constexpr):
     """Move a slot's rows to one, as `hookcore.observe.reference.combine` merges them, and empty them."""
     slot = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
@@ -391,6 +401,8 @@ def merge_rows(rows, merged, PROGRAMS: tl.constexpr, LANES: tl.constexpr):  # no
     for cell in tl.static_range(_CELLS):
         if cell >= _NAN_COUNT and cell <= _SKETCHED:
             tl.store(out + cell, tl.sum(tl.load(row + cell, mask=mask, other=0.0), 0))
+        elif cell == _STEP:
+            tl.store(out + cell, tl.max(tl.load(row + cell, mask=mask, other=0.0), 0))
         elif cell > _SKETCHED and cell != _SCALE:
             tl.store(out + cell, 0.0)
     for cell in tl.static_range(_CELLS):
@@ -524,6 +536,24 @@ def add_all(given: Sequence[tuple[Tensor, DeviceSlot, int]], offset: int, block:
     if again is None or not again(whole, table.data_ptr(), len(lines), offset):
         constants = {"TYPE": _TYPES[first.dtype], **_constants(first.dtype, block)}
         _compile(observe_all, kind, device, whole, (table, len(lines), offset), constants, block // 128)
+
+
+def write(tensor: Tensor, table: Tensor, cell: int, block: int = BLOCK, compiles: bool = True) -> bool:
+    """Launch the kernel that adds a dense tensor to the row that a table names, if its gate is open.
+
+    compiles: whether Triton may load a kernel now. If not and it has to, return False.
+    """
+    number, address, dtype = tensor.numel(), tensor.data_ptr(), tensor.dtype
+    programs = _programs(number, 1, block, programs_on(tensor.device))
+    kind = ("gated", dtype, tensor.device, address % ALIGNMENT == 0, number > _MAX_INT32, block)
+    again = AGAIN.get(kind)
+    if not compiles and kind not in AGAIN:
+        return False
+    if again is None or not again(programs, address, number, table.data_ptr(), cell):
+        with unseen():
+            given = tensor.view(torch.uint8) if dtype is torch.bool else tensor, number, table, cell
+        _compile(observe_gated, kind, tensor.device, programs, given, _constants(dtype, block), block // 128)
+    return True
 
 
 def merge(rows: Tensor, merged: Tensor) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -24,7 +25,17 @@ from hypothesis import strategies as st
 
 from hookcore.observe import device, layout, reference, triton_kernel
 from hookcore.observe.arena import ALIGNMENT, CODES, DeviceSlot
-from hookcore.observe.device import FREED, MAX_TOGETHER, SLOTS_PER_SEGMENT, DeviceArena, Kernel
+from hookcore.observe.device import (
+    FREED,
+    MAX_TOGETHER,
+    OUTPUT,
+    SLOTS_PER_SEGMENT,
+    DeviceArena,
+    GraphArena,
+    Kernel,
+    cell_of,
+    write,
+)
 from hookcore.records.sketch import BINS
 from tests.inside import class_of
 from tests.kernels import BLOCK, IN_INTERPRETER, PROGRAMS, check_stats, expect, floats64, interpret
@@ -109,6 +120,35 @@ def some_tensors(draw: st.DrawFn) -> torch.Tensor:
     elif scale > 30:
         values.zero_()  # beyond what whole numbers hold
     return values.to(dtype)[start:]
+
+
+@interpreted
+@settings(deadline=None, max_examples=examples(20))
+@given(st.lists(some_tensors(), min_size=1, max_size=2), st.sampled_from([None, 0, 100, 5 * BLOCK]), st.booleans())
+def test_a_table_leads_to_the_rows_of_single_launches_if_its_gate_is_open(
+    tensors: list[torch.Tensor], limit: int | None, is_open: bool
+) -> None:
+    programs = triton_kernel.programs_on(CPU)
+    rows, alone = torch.zeros((2, programs, layout.CELLS), dtype=torch.float64)
+    histogram, sketch = torch.zeros((2, BINS), dtype=torch.int32)
+    gate = torch.tensor([int(is_open), 3, -1 if limit is None else limit, 12345])
+    table = torch.tensor([0, gate.data_ptr(), 0, 0, rows.data_ptr(), histogram.data_ptr()])
+    with np.errstate(invalid="ignore", over="ignore"):
+        for tensor in tensors:
+            triton_kernel.write(tensor, table, 2, BLOCK)  # a tensor without rows
+            triton_kernel.write(tensor, table, 4, BLOCK)
+            if is_open:
+                stride = reference.stride_of(tensor.numel(), limit)
+                triton_kernel.add(tensor, DeviceSlot.of(alone, sketch), stride, 12345, BLOCK)
+    begun = rows[:, layout.STEP].clone()
+    rows[:, layout.STEP] = 0
+    assert torch.equal(rows, alone)
+    assert torch.equal(histogram, sketch)
+    assert float(begun[0]) == (3 if is_open else 0)
+    rows[:, layout.STEP] = begun
+    merged = torch.zeros((1, layout.CELLS), dtype=torch.float64)
+    triton_kernel.merge(rows[None], merged)
+    assert float(merged[0, layout.STEP]) == float(begun[0])
 
 
 def interpreted_arena(launches: list[int], limit: int | None, together: bool) -> DeviceArena:
@@ -262,6 +302,37 @@ def test_a_tensor_whose_memory_was_freed_is_not_read() -> None:
     assert arena.observe(torch.ones(0), 0) is None
 
 
+@pytest.mark.skipif(IN_INTERPRETER, reason="needs no kernel")
+def test_rows_of_graphs_have_the_numbers_of_one_step_and_those_of_another_are_left_out_and_counted() -> None:
+    stale = list[int]()
+    arena = GraphArena(CPU, None, stale.append)
+    table = arena.table(0)
+    first, second = (arena.want(table, cell) for cell in (cell_of(0, OUTPUT), cell_of(1, OUTPUT)))
+    arena.name(first, 7)
+    tensor = torch.ones(5)
+    write(tensor, table, cell_of(0, OUTPUT))  # before the first step
+    for _ in range(2):  # a pause in between
+        arena.begin_step(None)
+        write(tensor, table, cell_of(0, OUTPUT))
+        write(tensor, table, cell_of(1, OUTPUT))  # which nothing has named
+    arena.off()
+    write(tensor, table, cell_of(0, OUTPUT))
+    transfer = arena.begin_transfer()
+    assert transfer is not None
+    late = replace(transfer, step=2)
+    harvest = transfer.finish()
+    assert harvest.slots.tolist() == [7]
+    assert harvest.cells[:, layout.FINITE].tolist() == [10]
+    assert stale == [1]
+    assert not late.finish().slots.size
+    assert stale == [1, 2]
+    arena.name(second, 8)
+    arena.begin_step(0)
+    write(tensor, table, cell_of(0, OUTPUT))
+    arena.clear([7])
+    assert arena.begin_transfer().finish().slots.size == 0  # type: ignore[union-attr]
+
+
 # Launches, by Triton's code and a driver that only notes them.
 
 
@@ -317,7 +388,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     monkeypatch.setattr(nvidia, "PyKernelArg", lambda nested_tuple, type: type)
     found = Driver()
     triton.runtime.driver.set_active(found)
-    kernels = triton_kernel.observe, triton_kernel.observe_all, triton_kernel.merge_rows
+    kernels = triton_kernel.observe, triton_kernel.observe_all, triton_kernel.merge_rows, triton_kernel.observe_gated
     yield found
     triton.runtime.driver.set_active(None)
     triton_kernel.AGAIN.clear()
@@ -357,6 +428,22 @@ def test_a_repeated_launch_is_the_one_that_triton_would_make(driver: Driver) -> 
     grids = [where[0] for where, _ in first[:6]]
     assert grids == [4, 4, 264, 264, 1, 1]
     assert first[6][0][0] == 4 + 264 + 1
+
+
+@compiled
+@pytest.mark.slow
+def test_what_writes_by_a_table_compiles_for_an_h100_and_is_launched_again_with_the_same_addresses(
+    driver: Driver,
+) -> None:
+    tensors, table = [torch.randn(90_000)[start:] for start in (0, 1)], torch.zeros(50, dtype=torch.int64)
+    assert not triton_kernel.write(tensors[0], table, 6, compiles=False)
+    for compiles in (True, False):
+        for tensor in tensors:
+            assert triton_kernel.write(tensor, table, 6, compiles=compiles)
+    first, again = driver.launches[:2], driver.launches[2:]
+    assert [given for _, given in first] == [given for _, given in again]
+    assert [given for _, given in first] == [[each.data_ptr(), each.numel(), table.data_ptr(), 6] for each in tensors]
+    assert first[0][0][4] != first[1][0][4]
 
 
 @compiled

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -33,7 +34,7 @@ from hookcore.hooks.compiled import (
 )
 from hookcore.hooks.inside import Inside
 from hookcore.records import Tap
-from tests.inside import class_of
+from tests.inside import class_of, module_of
 
 pytestmark = [  # warnings of torch, with or without hookcore
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),
@@ -485,6 +486,321 @@ def norms_seen(
         assert watcher.error_count == 0
     latest = watcher.store.latest(stat="norm")
     return dict(zip(latest.taps, latest.values[:, 0].tolist(), strict=True))
+
+
+# --- Inside, on the device: with HOOKCORE_GPU_GRAPHS=1 ----------------------------------------------------------------
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let operators write to the memory of their device, which is the CPU's here."""
+    monkeypatch.setenv("HOOKCORE_GPU_GRAPHS", "1")
+
+
+Numbers = dict[tuple[Tap, str], float]
+
+
+def numbers_seen(watcher: hookcore.Watcher) -> Numbers:
+    """Return what the newest step says of each tap: its norm, and of how many values in how many tensors."""
+    assert watcher.flush()
+    assert watcher.error_count == 0
+    latest = watcher.store.latest()
+    stats = [(name, latest.stats.index(name)) for name in ("norm", "count", "parts")]
+    return {(tap, name): float(latest.values[row, at]) for row, tap in enumerate(latest.taps) for name, at in stats}
+
+
+def watch_on_device(model: nn.Module, **settings: Any) -> hookcore.Watcher:
+    """Watch outputs and gradients. On the device, the calls of a step are one call, which makes them comparable."""
+    return watch(model, compiled="inside", calls=1, kinds=("output", "output_grad"), **settings)
+
+
+def numbers_of(model: nn.Module, batches: list[Tensor], compiled: nn.Module | None = None) -> Numbers:
+    with watch_on_device(model) as watcher:
+        train(model if compiled is None else compiled, batches)
+        return numbers_seen(watcher)
+
+
+class Experts(nn.Module):
+    """A router, and experts that get its shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.GELU()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.router(x).softmax(-1)
+        best = shares.topk(2, -1)
+        kept = torch.zeros_like(shares).scatter(-1, best.indices, best.values)
+        for at, expert in enumerate(self.experts):
+            x = x + kept[:, at : at + 1] * expert(x)
+        return x
+
+
+MODELS["experts"] = Experts, lambda: torch.randn(4, 6)
+
+
+@needs_inside
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [on(backend, name) for backend in ("aot_eager", "inductor") for name in ("mlp", "gpt", "convolutions", "experts")],
+)
+def test_what_operators_write_on_the_device_are_the_numbers_of_the_uncompiled_model_in_as_many_graphs(
+    name: str, backend: str, on_device: None
+) -> None:
+    alone, count = trained_alone(name, "full graph", backend)
+    model, batches = make(name)
+    expected = numbers_of(model, batches)
+    model, batches = make(name)
+    seen = numbers_of(model, batches, compile_model(model, "full graph", backend))
+    assert_as_counted(count)
+    weights = [parameter.detach() for parameter in model.parameters()]
+    assert (equal if backend == "aot_eager" else close)(weights, alone[-len(weights) :])
+    assert seen == pytest.approx(expected, rel=1e-12 if backend == "aot_eager" else 1e-3)
+
+
+@needs_inside
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_flag_on_the_device_switches_what_is_written_and_nothing_is_compiled_again(
+    backend: str, on_device: None
+) -> None:
+    alone, count = trained_alone("gpt", "wrapped", backend)
+    model, batches = make("gpt")
+    compiled = compile_model(model, "wrapped", backend)
+    with watch_on_device(model, every=2) as watcher:
+        result = train(compiled, batches)
+        watcher.pause()
+        train(compiled, batches[:2])
+        assert watcher.flush()
+        written = [tap for tap in watcher.store.taps().taps if tap.module == "blocks.0.norm"]
+        steps = [list(watcher.store.series(tap, "norm").first_step) for tap in written]
+    assert_as_counted(count)
+    assert (equal if backend == "aot_eager" else close)(result, alone)
+    assert steps == [[0, 2, 4], [0, 2, 4]]
+
+
+@needs_inside
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_passes_that_wait_for_each_other_add_to_one_row_and_the_flag_may_change_between_them(
+    backend: str, on_device: None
+) -> None:
+    def numbers(compiled: bool) -> Numbers:
+        model, batches = make("mlp")
+        called = compile_model(model, "wrapped", backend) if compiled else model
+        with watch_on_device(model) as watcher:
+            train(called, batches[:1])
+            one, other = called(batches[0]), called(batches[1])
+            one.sum().backward()
+            other.square().sum().backward()
+            torch.optim.SGD(model.parameters()).step()
+            found = numbers_seen(watcher)
+            waits = called(batches[2])
+            watcher.pause()
+            waits.sum().backward()
+            watcher.resume()
+            train(called, batches[:1])
+            return found | {(tap, f"{stat} then"): value for (tap, stat), value in numbers_seen(watcher).items()}
+
+    expected = numbers(compiled=False)
+    assert {value for (tap, stat), value in expected.items() if stat == "parts" and tap.module == "act"} == {4}
+    assert numbers(compiled=True) == pytest.approx(expected, rel=1e-5)
+
+
+@needs_inside
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_what_a_checkpoint_repeats_is_written_once_whether_it_is_in_the_graph_or_around_it(
+    backend: str, on_device: None
+) -> None:
+    found = []
+    for way in ("unsaved", "in the graph", "around it"):
+        torch.manual_seed(1)
+        model, batch = Routed(saves_memory=way != "unsaved"), torch.randn(3, 4)
+        if way == "around it":
+            model.part.compile(backend=backend, fullgraph=True)
+        compiled = compile_model(model, "full graph", backend) if way == "in the graph" else model
+        found.append(numbers_of(model, [batch, batch], compiled))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    # The region's own hooks are outside of its graph, in which the gradient of the first output stays.
+    expected = {tap: value for tap, value in found[0].items() if (tap[0].kind, tap[0].index) != ("output_grad", "0")}
+    assert found[2] == pytest.approx(expected, rel=1e-3)
+
+
+@needs_inside
+def test_blocks_that_share_a_graph_write_to_their_own_rows_whatever_their_sizes(on_device: None) -> None:
+    def fresh() -> tuple[Gpt, list[Tensor]]:
+        begin_afresh()
+        torch.manual_seed(0)
+        return Gpt(depth=4), [torch.randint(0, 16, (2, size)) for size in (5, 7, 9)]
+
+    def compiled() -> tuple[Gpt, list[Tensor]]:
+        model, batches = fresh()
+        for block in model.blocks:
+            block.compile(backend="aot_eager", fullgraph=True)
+        return model, batches
+
+    expected = numbers_of(*fresh())
+    train(*compiled())
+    alone = counted()
+    assert numbers_of(*compiled()) == pytest.approx(expected, rel=1e-12)
+    assert_as_counted(alone)
+
+
+class Many(nn.Module):
+    """A layer with more outputs than a module has rows for."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {f"part{number}": x * number for number in range(9)} | {"none": None}
+
+
+class Added(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.parts = nn.Linear(4, 4), Many()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.parts(self.first(x))
+        return torch.stack([parts[f"part{number}"] for number in range(9)])
+
+
+@needs_inside
+def test_nested_outputs_are_written_by_name_and_those_beyond_the_rows_are_counted(on_device: None) -> None:
+    model = Added()
+    with watch_on_device(model) as watcher:
+        train(compile_model(model, "full graph", "aot_eager"), [torch.randn(2, 4)])
+        seen = {(tap.kind, tap.index) for tap, _ in numbers_seen(watcher) if tap.module == "parts"}
+        reasons = {each.path: each.reason for each in watcher.coverage()}
+    assert seen == {(kind, f"part{number}") for kind in ("output", "output_grad") for number in range(8)}
+    assert "more than 8 tensors" in reasons["parts"]
+
+
+@needs_inside
+def test_a_compiled_optimizer_has_as_many_graphs_if_operators_write_on_the_device(on_device: None) -> None:
+    def weights(watched: bool) -> list[Tensor]:
+        begin_afresh()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+        watcher = watch_on_device(model) if watched else None
+        found = train_with_a_compiled_optimizer("function", compile_model(model, "wrapped", "aot_eager"))
+        if watcher is not None:
+            watcher.close()
+        return found
+
+    alone, (graphs, _, breaks) = weights(watched=False), counted()
+    assert equal(weights(watched=True), alone)
+    assert counted()[0] == graphs
+    assert counted()[2] <= breaks
+
+
+@needs_inside
+def test_after_a_block_without_hooks_operators_write_to_the_same_taps(on_device: None) -> None:
+    def numbers(compiled: bool) -> Numbers:
+        model, batches = make("mlp")
+        called = compile_model(model, "wrapped", "aot_eager") if compiled else model
+        with watch_on_device(model) as watcher:
+            train(called, batches[:1])
+            with hookcore.detached():
+                train(called, batches[1:2])
+            train(called, batches[2:3])
+            assert watcher.current_step == 2
+            return numbers_seen(watcher)
+
+    assert numbers(compiled=True) == pytest.approx(numbers(compiled=False), rel=1e-12)
+
+
+@needs_inside
+def test_a_tensor_whose_module_is_unknown_is_counted(on_device: None) -> None:
+    model, batches = make("mlp")
+    with watch_on_device(model) as watcher:
+        train(compile_model(model, "full graph", "aot_eager"), batches[:1])
+        foreign = torch.zeros(50, dtype=torch.int64)
+        torch.ops.hookcore.write(torch.ones(3), foreign, 0, "", False, False)
+    events = {event.name: event for event in watcher.store.events()}
+    assert events["graph-tensor-lost"].count == 1
+    assert "no snapshots" in events["inside-on-device"].message
+
+
+class Recorded:
+    """A graph that does the same again with the same memory, like a CUDA graph, and then runs no code of hookcore."""
+
+    def __init__(self, graph: torch.fx.GraphModule, launches: list[Callable[[], None]], stays: set[int]) -> None:
+        self._graph, self._launches, self._stays = graph, launches, stays
+        self._memory: dict[torch.fx.Node, Any] = {}
+        self._written: dict[torch.fx.Node, list[Callable[[], None]]] = {}
+
+    def __call__(self, *given: Any) -> list[Any]:
+        values = iter(given)
+        *nodes, output = self._graph.graph.nodes
+        for node in nodes:
+            arguments, named = self._memory_of((node.args, node.kwargs))
+            if node.op == "placeholder":
+                self._take(node, next(values))
+            elif node.op == "get_attr":
+                self._memory[node] = getattr(self._graph, node.target)
+            elif not str(node.target).startswith("hookcore."):
+                self._keep(node, node.target(*arguments, **named))
+            elif node in self._written:
+                for launch in self._written[node]:
+                    launch()
+            else:
+                self._launches.clear()
+                node.target(*arguments)
+                self._written[node] = list(self._launches)
+                for launch in self._written[node]:
+                    launch()
+        return [each if self._is_theirs(each) else each.clone() for each in self._memory_of(output.args[0])]
+
+    def _memory_of(self, arguments: Any) -> Any:
+        return torch.fx.node.map_arg(arguments, self._memory.__getitem__)
+
+    def _take(self, node: torch.fx.Node, value: Any) -> None:
+        """Copy an input, unless it is a weight, or a table, which is marked: torch leaves these where they are."""
+        if isinstance(value, nn.Parameter) or hasattr(value, "_dynamo_static_input_type"):
+            self._stays.add(value.data_ptr())
+        self._keep(node, value if self._is_theirs(value) else value.clone())
+
+    def _is_theirs(self, value: Any) -> bool:
+        return not isinstance(value, Tensor) or value.data_ptr() in self._stays
+
+    def _keep(self, node: torch.fx.Node, value: Any) -> None:
+        if isinstance(value, Tensor) and node in self._memory:
+            self._memory[node].copy_(value)
+        else:
+            self._memory[node] = value
+
+
+@needs_inside
+def test_a_replay_that_runs_no_code_of_hookcore_writes_like_the_step_that_was_recorded(
+    monkeypatch: pytest.MonkeyPatch, on_device: None
+) -> None:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    launches: list[Callable[[], None]] = []
+    recorded: list[Recorded] = []
+    stays: set[int] = set()
+    writer = module_of("GraphWriter")
+    write = writer.write
+    monkeypatch.setattr(writer, "write", lambda *given: launches.append(partial(write, *given)) or "")
+
+    def compiler(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        recorded.append(Recorded(graph, launches, stays))
+        return make_boxed_func(recorded[-1])
+
+    def norms(compiled: bool) -> dict[Tap, list[float]]:
+        model, batches = make("gpt")
+        called = compile_model(model, "full graph", aot_autograd(fw_compiler=compiler)) if compiled else model
+        with watch_on_device(model, every=2) as watcher:
+            train(called, batches)
+            assert watcher.flush()
+            assert watcher.error_count == 0
+            return {tap: list(watcher.store.series(tap, "norm").mean) for tap in watcher.store.taps().taps}
+
+    expected, seen = norms(compiled=False), norms(compiled=True)
+    assert len(recorded) == 2  # the forward and the backward pass
+    assert seen.keys() == expected.keys()
+    for tap, values in expected.items():
+        assert len(values) == 3
+        assert seen[tap] == pytest.approx(values, rel=1e-5), tap
 
 
 # --- Materialized: hookcore.watch(compiled="materialized") ------------------------------------------------------------
@@ -1067,7 +1383,7 @@ def test_a_checkpointed_part_in_a_region_is_seen_once_with_correct_gradients(bac
     assert_same_tensors(recording.tensors, expected)
 
 
-def test_inductor_puts_no_op_into_a_cuda_graph_whose_replay_would_leave_it_out() -> None:
+def test_inductor_puts_no_op_into_a_cuda_graph_whose_replay_would_leave_it_out(on_device: None) -> None:
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.utils import is_cudagraph_unsafe_fx_node
@@ -1086,6 +1402,11 @@ def test_inductor_puts_no_op_into_a_cuda_graph_whose_replay_would_leave_it_out()
     inside.close()
     assert recording.tensors
     assert found == {"hookcore.saw_output.default": {True}, "hookcore.saw_gradient.default": {True}}
+    found.clear()
+    model, batches = make("mlp")
+    with watch_on_device(model):
+        train(compile_model(model, "wrapped", aot_autograd(fw_compiler=compiler)), batches[:1])
+    assert found == {"hookcore.write.default": {False}}  # a replay does what it does
 
 
 class Routed(nn.Module):

@@ -322,6 +322,34 @@ def test_the_numbers_are_those_of_float64(name: str) -> None:
     assert compared >= 4
 
 
+def test_operators_in_cuda_graphs_write_in_each_replay_what_an_uncompiled_training_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOOKCORE_GPU_GRAPHS", "1")
+
+    def norms(compiles: bool) -> dict[Any, list[float]]:
+        torch._dynamo.reset()
+        seed_all()
+        model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8)).to(GPU)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = Run(model, optimizer, lambda net, n: net(batch(n, 32, 64)).square().mean())
+        kinds = ("output", "output_grad")
+        with hookcore.watch(model, compiled="inside", calls=1, kinds=kinds, budget=None, server=None) as watcher:
+            if compiles:
+                run.model = torch.compile(run.model, mode="reduce-overhead")
+            for number in range(8):
+                run.step(number)
+            assert watcher.flush()
+            assert watcher.error_count == 0
+            assert not [each for each in watcher.store.events() if each.name.startswith("graph-")]
+            return {tap: list(watcher.store.series(tap, "norm").mean) for tap in watcher.store.taps().taps}
+
+    expected, seen = norms(compiles=False), norms(compiles=True)
+    assert seen.keys() == expected.keys()
+    for tap, values in expected.items():
+        assert seen[tap] == pytest.approx(values, rel=1e-2), tap
+
+
 @pytest.mark.parametrize("name", ["perceptron", "transformer_in_bfloat16", "recomputed", "recurrent"])
 def test_a_watched_training_never_waits_for_the_gpu(name: str) -> None:
     run = RUNS[name]()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookcore import hooks
 from hookcore.config import Settings
@@ -19,6 +20,19 @@ from hookcore.hooks.inside import Inside, Materialized
 from hookcore.hooks.loading import UNSEEN, observe_loading
 from hookcore.hooks.modules import hold_headroom, release_headroom
 from hookcore.hooks.optimizers import StepObserver, observe_steps
+from hookcore.observe.device import (
+    ELSEWHERE,
+    EVALUATED,
+    GRADIENT,
+    IN_CAPTURE,
+    OUTPUT,
+    PLACES,
+    DeviceArena,
+    GraphArena,
+    cell_of,
+    write,
+)
+from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.hooks import ModuleAttachment, ProcessAttachment, SeesPending
 from hookcore.recorder.calls.keeping import Holding
@@ -37,6 +51,8 @@ from hookcore.recorder.measured.moments import Samples
 from hookcore.recorder.measured.probes import Probes
 from hookcore.recorder.measured.routers import Routers
 from hookcore.recorder.measured.snapshots import AutomaticSnapshots, Snapshots, WaitingCopies
+from hookcore.recorder.measured.statistics import OTHER_PHASE
+from hookcore.records import Kind, Phase
 from hookcore.records.vocabulary import counted
 
 # Hooks that are traced into compiled graphs, and called directly outside of them.
@@ -61,16 +77,23 @@ class InsideAttachment:
         plans = {key: plan for key, plan in enumerate(dispatcher.plans.live()) if plan.wants_output}
         hold_headroom()
         self._has_headroom = True
-        self._inside = Inside(GraphReporter(dispatcher, plans))
+        self._writer = GraphWriter(dispatcher, plans) if os.environ.get(IN_CUDA_GRAPHS, "") == "1" else None
+        self._inside = Inside(GraphReporter(dispatcher, plans), self._writer)
         modules = [(key, module) for key, plan in plans.items() if (module := plan.ref()) is not None]
         self.compiled_before = self._inside.attach(modules)
         self._attached = {id(plan) for plan in plans.values()}
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether compiled graphs write on their device."""
+        return self._writer is not None
+
     def on(self) -> None:
-        pass
+        pass  # the arenas of a step open their gates
 
     def off(self) -> None:
-        pass
+        if self._writer is not None:
+            self._writer.off()
 
     def follow_observers(self) -> None:
         pass
@@ -83,6 +106,7 @@ class InsideAttachment:
 
     def close(self) -> None:
         self._inside.close()
+        self.off()
         if self._has_headroom:
             self._has_headroom = False
             release_headroom()
@@ -118,6 +142,119 @@ class GraphReporter:
             self._dispatcher.saw_traced_gradient(plan, ticket, gradient)
         except Exception as error:
             self._dispatcher.errors.record("op in a compiled graph", error, plan)
+
+
+IN_CUDA_GRAPHS: Final = "HOOKCORE_GPU_GRAPHS"  # switches on what no GPU has run yet: see docs/architecture.md
+ON_DEVICE: Final = (
+    f"operators in compiled graphs write on the device ({IN_CUDA_GRAPHS}=1): there, all calls of a module in a step "
+    "are one call, and there are no snapshots, probes, routers, or attention maps"
+)
+
+
+RENAMED: Final = "the parts of its output have other names or places in another compiled graph"
+
+
+class GraphWriter:
+    """Gives the operators in compiled graphs rows on their device, and launches what writes there.
+
+    All calls of a module in a step are one call there, because a replay of a CUDA graph counts nothing.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, plans: dict[int, Plan]) -> None:
+        self._plans, self._errors, self._statistics = plans, dispatcher.errors, dispatcher.statistics
+        self._arenas: dict[torch.device, GraphArena] = {}
+        self._tables: dict[int, Tensor] = {}
+        self._rows: dict[tuple[int, int], int] = {}  # by key and cell
+        self._named: dict[tuple[int, int], str] = {}  # the index of what a cell is for
+        self._owners: dict[int, tuple[int, int]] = {}  # by slot
+
+    def table(self, key: int, number: int) -> Tensor | None:
+        plan = self._plans[key]
+        device = next((each.device for each in _tensors_of(plan.ref(), plan.root.ref())), torch.device("cpu"))
+        arena = self._arenas.get(device) or self._arena_on(device)
+        if not arena.can_write:
+            return None
+        table = self._tables[key] = arena.table(number)
+        for what, kind in ((OUTPUT, "output"), (GRADIENT, "output_grad")):  # so that their first step has numbers, too
+            if kind in plan.kinds and "train" in self._statistics.phases:
+                self._rows[key, cell_of(0, what)] = arena.want(table, cell_of(0, what))
+        return table
+
+    def _arena_on(self, device: torch.device) -> GraphArena:
+        arenas = self._statistics.devices.arenas
+        found = cast("GraphArena | None", arenas.get((device, -1)))  # of hooks that were detached for a while
+        arena = self._arenas[device] = found or GraphArena(device, self._statistics.arena.sketch_values, self._stale)
+        if arena.can_write:
+            arenas[device, -1] = cast("DeviceArena", arena)
+        return arena
+
+    def _name(self, plan: Plan, key: int, cell: int, tap: tuple[Kind, str, Phase], value: Tensor) -> str:
+        """Say what a row is for, or return why it can't be told."""
+        kind, index, phase = tap
+        if self._named.setdefault((key, cell), index) != index:
+            return RENAMED
+        slot, table = self._statistics.slot_of(plan, kind, index, 0, phase, value), self._tables[key]
+        if slot < 0:
+            return ""
+        if self._owners.setdefault(slot, (key, cell)) != (key, cell):
+            return RENAMED
+        arena = self._arenas[table.device]
+        if (key, cell) not in self._rows:
+            self._rows[key, cell] = arena.want(table, cell)
+        arena.name(self._rows[key, cell], slot)
+        return ""
+
+    def write(self, key: int, place: int, index: str, value: Tensor, requires_grad: bool, gradient: bool) -> None:
+        plan = self._plans[key]
+        if plan.muted:
+            return
+        try:
+            with torch.set_grad_enabled(requires_grad):
+                reason = self._write(plan, key, place, index, value, gradient)
+            if reason:
+                plan.note_reason(reason)
+        except Exception as error:
+            self._errors.record("op in a compiled graph", error, plan)
+
+    def _write(self, plan: Plan, key: int, place: int, index: str, value: Tensor, gradient: bool) -> str:
+        table, phase = self._tables[key], plan.root.phase(torch.is_grad_enabled())
+        if place >= PLACES:
+            return f"more than {PLACES} tensors of an output in a compiled graph; the rest is left out"
+        if phase not in self._statistics.phases:
+            return OTHER_PHASE[phase]
+        if value.device != table.device:
+            return ELSEWHERE
+        if value.is_cuda and internals.is_stream_capturing() and not internals.on_stream_of_graphs(value.device):
+            return IN_CAPTURE  # of the training itself: how often it is replayed isn't known
+        plan.history.seen = True
+        with unseen():
+            plain = make_plain(value.detach())
+        if isinstance(plain, str):
+            return plain
+        cell = cell_of(place, GRADIENT if gradient else OUTPUT if phase == "train" else EVALUATED)
+        tap: tuple[Kind, str, Phase] = ("output_grad" if gradient else "output", index, phase)
+        if reason := self._name(plan, key, cell, tap, value):
+            return reason
+        return write(plain, table, cell)
+
+    def _stale(self, rows: int) -> None:
+        for _ in range(rows):
+            self._errors.count_loss("graph-row-lost", "row of a compiled graph", "isn't of the step that had ended")
+
+    def lost(self) -> None:
+        self._errors.count_loss("graph-tensor-lost", "tensor in a compiled graph", "its module isn't known")
+
+    def off(self) -> None:
+        """Let nothing be written until the next captured step."""
+        for arena in self._arenas.values():
+            arena.off()
+
+
+def _tensors_of(*modules: nn.Module | None) -> Iterator[Tensor]:
+    for module in modules:
+        if module is not None:
+            yield from module.parameters()
+            yield from module.buffers()
 
 
 class Loading:
@@ -202,6 +339,8 @@ class Placement:
     def _new_attachment(self, passes: SeesPending) -> Attachment:
         if self._context.settings.compiled == "inside":
             inside = InsideAttachment(self._dispatcher)
+            if inside.is_on_device:
+                self._context.emit("inside-on-device", ON_DEVICE)
             if inside.compiled_before:
                 self._context.emit(
                     "compiled-again",
