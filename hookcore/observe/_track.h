@@ -49,10 +49,10 @@ typedef struct {
     int64_t parts[NOTES]; /* how many losses each of them has */
     PyObject *packed[NOTES]; /* their rows, if they were captured */
     struct turn turns[TURNS];
-    /* Of captured steps: whether they are handled, and the running one is one; the number of steps from one block of them to
+    /* Of captured steps: whether they are handled, and the running one is one, and the one before; the number of steps from one block of them to
      * the next, in blocks; the first row and how many of them are used, whether something is read before an optimizer steps
      * and calls are kept, and the bytes in the notes. */
-    int64_t follows, captures, block, stride, base, used, reads_ahead, keeps, bytes;
+    int64_t follows, captures, has_captured, block, stride, base, used, reads_ahead, keeps, bytes;
     int64_t moved; /* whether a rate has changed since the facts were learned */
     /* Of parameters whose gradients it reads: after which pass of a step, and their marks then. */
     int64_t control, last_pass, parameters_read;
@@ -584,14 +584,15 @@ static int begin_update(Track *track, PyObject *const *arguments)
         return 0;
     const struct owner *owner = &track->owner[which];
     int is_late = track->compares && !(owner->witnesses & track->reached);
-    if (is_late ? track->passes != 0 || !has_nothing_new(track, which) || !hold_none(track) : track->passes == 0 || !owner->may_end)
+    /* What joins a captured step is a frame of its own, with what the optimizer uses and changes. */
+    if (is_late ? track->has_captured || track->passes != 0 || !has_nothing_new(track, which) || !hold_none(track) : track->passes == 0 || !owner->may_end)
         return 0;
-    if (!has_groups(arguments[0], owner->groups, track->follows && owner->has_schedule ? &track->moved : NULL) || !find_frame(track, owner->is_scaled != 0))
+    if (!has_groups(arguments[0], owner->groups, track->follows && !is_late && owner->has_schedule ? &track->moved : NULL) || !find_frame(track, owner->is_scaled != 0))
         return 0;
     track->scale = NAN;
     track->running = which;
     track->is_late = is_late;
-    return (!owner->is_scaled || read_scale(track)) && (!track->captures || read_parameters(track, which));
+    return (!owner->is_scaled || read_scale(track)) && (!track->captures || is_late || read_parameters(track, which));
 }
 
 /* The recorder's clock; None stands for `time.perf_counter`, to which a call through Python takes twenty times as long. */
@@ -672,6 +673,7 @@ static int end_update(Track *track, PyObject *const *arguments)
     track->passes = 0;
     track->at = now;
     track->ended = ++track->step;
+    track->has_captured = track->captures;
     track->captures = captures;
     track->scale = NAN;
     forget_states(track);
@@ -703,12 +705,12 @@ static PyObject *pass_on(Track *track, int name, PyObject *const *a, Py_ssize_t 
 }
 
 /* Do what a captured step needs besides, after a call that was handled: nothing here depends on the notes. `captured`: the
- * step that was running then. */
-static int follow_up(Track *track, int64_t then, int64_t captured, PyObject *optimizer)
+ * step that was running then. `has_ended`: it has ended. */
+static int follow_up(Track *track, int64_t then, int64_t captured, int has_ended, PyObject *optimizer)
 {
     return then == STEP      ? !captured || leave_to(track, N_END_PASS, NULL)
-           : then == PASS    ? !(captured || track->captures) || leave_to(track, N_BEGIN_STEP, NULL)
-           : then == IN_STEP ? !((captured && track->reads_ahead) || track->moved) || leave_to(track, N_BEGIN_UPDATE, optimizer)
+           : then == PASS    ? !has_ended || !(captured || track->captures) || leave_to(track, N_BEGIN_STEP, NULL)
+           : then == IN_STEP ? track->is_late || !((captured && track->reads_ahead) || track->moved) || leave_to(track, N_BEGIN_UPDATE, optimizer)
                              : 1;
 }
 
@@ -723,7 +725,7 @@ static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t
     double began = seconds(CLOCK_MONOTONIC), handled = began;
     PyObject *found = NULL;
     int is_done = 0, is_raised = 0;
-    int64_t known = track->next, captured = track->runs && track->captures;
+    int64_t known = track->next, captured = track->runs && track->captures, step = track->step;
     if (track->runs && (known == expected || known == or_this)) {
         PyObject *facts = track->facts;
         Py_IncRef(facts);
@@ -734,7 +736,7 @@ static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t
             track->own_s += handled - began;
         }
         if (is_done && track->follows)
-            is_raised = !follow_up(track, then, captured, arguments[0]);
+            is_raised = !follow_up(track, then, captured, track->step != step, arguments[0]);
         else if (!is_done && PyErr_Occurred() && !(is_raised = !PyErr_ExceptionMatches(PyExc_Exception)))
             PyErr_Clear();
         Py_DecRef(facts);
@@ -876,23 +878,24 @@ static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssiz
     return none();
 }
 
-/* enter(until, until_s, due_s, looks, reads, compares, captures, longest, last, counts): handle the next steps, from the end of
+/* enter(until, until_s, due_s, looks, reads, compares, captures, has_captured, longest, last, counts): handle the next steps, from the end of
  * one that this optimizer ended, if the facts are there. `due_s`: when a captured step is to begin otherwise. `captures`: whether
- * the first one is captured. `counts`: the last step of each optimizer, and its gap. */
+ * the first one is captured, and `has_captured`, the one before. `counts`: the last step of each optimizer, and its gap. */
 static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
     Track *track = (Track *)self;
-    if (given != 10)
-        return PyErr_Format(PyExc_TypeError, "enter takes 9 numbers and the counts of each optimizer");
+    if (given != 11)
+        return PyErr_Format(PyExc_TypeError, "enter takes 10 numbers and the counts of each optimizer");
     if (track->facts == NULL)
         return none();
     int64_t until = PyLong_AsLongLong(arguments[0]);
     double until_s = PyFloat_AsDouble(arguments[1]), due_s = PyFloat_AsDouble(arguments[2]);
     int64_t looks = PyLong_AsLongLong(arguments[3]), reads = PyLong_AsLongLong(arguments[4]), compares = PyLong_AsLongLong(arguments[5]);
-    int64_t captures = PyLong_AsLongLong(arguments[6]), longest = PyLong_AsLongLong(arguments[7]), last = PyLong_AsLongLong(arguments[8]);
+    int64_t captures = PyLong_AsLongLong(arguments[6]), has_captured = PyLong_AsLongLong(arguments[7]);
+    int64_t longest = PyLong_AsLongLong(arguments[8]), last = PyLong_AsLongLong(arguments[9]);
     for (int64_t i = 0; i < track->owners; i++) {
         long long step, gap;
-        PyObject *counts = PyTuple_GetItem(arguments[9], i);
+        PyObject *counts = PyTuple_GetItem(arguments[10], i);
         if (counts == NULL || !PyArg_ParseTuple(counts, "LL", &step, &gap))
             return NULL;
         track->owner[i].last_step = step;
@@ -904,6 +907,7 @@ static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssiz
     track->until_s = until_s;
     track->due_s = due_s;
     track->captures = captures && track->follows;
+    track->has_captured = has_captured;
     track->looks = looks;
     track->reads = reads;
     track->compares = compares;

@@ -786,6 +786,14 @@ CAPTURED: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+OF_PAIRS: Final = (
+    "captured",
+    "captured, and its calls held",
+    "every second, few with histograms",
+    "captured or paused",
+)
+
+
 def _check_short_way(kind: type[Plain], turns: list[Callable[[Plain], None]], how: str, counts: dict[Any, int]) -> None:
     turns, total = [plainly, *turns], 6 * (2 if kind is Pair else 1)
     ways = ("off", "never", "without the extension", "at random")
@@ -827,7 +835,7 @@ def test_the_short_way_through_steps_gives_the_same_steps_values_and_events(
 
 
 @_short_way
-@given(st.lists(st.sampled_from(list(PAIR)), min_size=3, max_size=12), st.sampled_from(list(HOWS)[1:]))
+@given(st.lists(st.sampled_from(list(PAIR)), min_size=3, max_size=12), st.sampled_from([*list(HOWS)[1:], *OF_PAIRS]))
 def test_so_does_that_of_two_optimizers(turns: list[Callable[[Plain], None]], how: str) -> None:
     _check_short_way(Pair, turns, how, PAIR)
 
@@ -905,6 +913,19 @@ def test_with_the_extension_a_captured_step_like_the_one_before_takes_few_calls(
         if logs:
             logged = watcher.store.scalars("place", points=1000)
             assert logged.first_step.tolist() == logged.mean.tolist() == list(range(total))
+
+
+def test_captured_steps_of_two_optimizers_that_take_turns_go_the_short_way_too() -> None:
+    most, world = 260 if hasattr(cpu.Track, "learn") else 1000, Pair()
+    with watch(world.model, capsule="never") as watcher:
+        for _ in range(clock.FIRST_STEPS):
+            world.step()
+        assert sorted(_calls_of(world.step) for _ in range(20))[10] <= most
+        assert watcher.errors == []
+        assert watcher.flush()
+        steps = [read_step(watcher, number) for number in range(watcher.current_step)]
+        assert len(steps) == watcher.store.steps().count == 2 * (clock.FIRST_STEPS + 20)
+        assert all(each.keys() >= steps[2 + place % 2].keys() for place, each in enumerate(steps[2:]))
 
 
 def test_captured_steps_go_the_short_way_under_a_schedule_too() -> None:

@@ -11,8 +11,8 @@ of steps that are equal in all that is checked here, touches few objects, and ke
 turned into the state that the full machinery would have made, when a call differs, and whenever somebody else needs it.
 It also compares passes, so that it serves several optimizers and a scaler; without it, such steps go the long way.
 
-It handles captured steps, too, between others or one after another, if a single optimizer makes them, and if only the
-statistics look at them. It takes their rows when they end, and `CapturedSteps` does the rest of what each step needs.
+It handles captured steps, too, between others or one after another, if no scaler makes them, and if only the statistics
+look at them. It takes their rows when they end, and `CapturedSteps` does the rest of what each step needs.
 Which steps these are stays decided until one that is known to be another one, or until what the cadence learns of the
 notes changes that.
 """
@@ -197,6 +197,7 @@ class CapturedSteps:
         self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
         self._lean: set[int] = set()  # steps without histograms
         self._readings: list[tuple[Parameter, bool]] = []  # what the track reads, and of which also what passes leave
+        self._owners: Sequence[Owner] = ()  # that make the steps
         self.owned: list[Parameter] = []  # which the optimizer steps
         self._usual_rows = RowFacts()  # what is known of the rows of each step then
         self._many_read, self._newest_read = 0, -1  # steps in which it has read them
@@ -236,24 +237,26 @@ class CapturedSteps:
         due_at = self._capture.observers.routers.next_at
         return unlike if due_at > unlike else min(unlike, self._cadence.next_chosen(max(step, int(due_at) - 1)))
 
-    def facts(self, owner: Owner) -> CapturedFacts:
-        """Return what the track has to know, if this optimizer makes the steps."""
+    def facts(self, owners: Sequence[Owner]) -> CapturedFacts:
+        """Return what the track has to know, if these optimizers make the steps."""
         statistics, keeper, cadence = self._context.statistics, self._dispatcher.keeper, self._cadence
         taps, keeps = statistics.table.taps, keeper is not None and keeper.armed
         cadence.catch_up()
+        self._owners = owners
+        self._readings, self._many_read, self.owned = [], 0, []
         self._keeps, self._timed_at = keeps, cadence.next_timed(self._context.step)
-        parameters = self._learn_parameters(owner)
-        reads = owner.settled != self._parameters.version and not self._readings
+        reads = any(owner.settled != self._parameters.version for owner in owners)
+        parameters = self._learn_parameters(owners) if reads else ()
+        reads = reads and not parameters
         self._reads_ahead, base, control = reads, statistics.arena.base, statistics.arena.control
         empty = self._context.events, statistics.devices.arenas
         how = cadence.block, cadence.stride, empty, cells_of(self._cells()), control, self._parameters.raw.last_pass
         return CapturedFacts(self, self._current, base, taps, len(taps), reads or keeps, keeps, *how, parameters)
 
-    def _learn_parameters(self, owner: Owner) -> tuple[Reading, ...]:
-        """Return how the track reads the parameters, if all are as in the steps before."""
-        known, optimizer = self._parameters, owner.ref()
-        self._readings, self._many_read = [], 0
-        if owner.settled == known.version or not known.raw.last_pass or optimizer is None:
+    def _learn_parameters(self, owners: Sequence[Owner]) -> tuple[Reading, ...]:
+        """Return how the track reads the parameters of a single optimizer, if all are as in the steps before."""
+        known, optimizer = self._parameters, owners[0].ref()
+        if len(owners) > 1 or not known.raw.last_pass or optimizer is None:
             return ()
         self.owned = known.owned(optimizer)
         found = known.readings([self.owned]) or []
@@ -268,7 +271,7 @@ class CapturedSteps:
 
     def resume(self, notes: Notes) -> None:
         """Let the parameters know what the track has read of them."""
-        is_begun = notes.captures and notes.next == _IN_STEP
+        is_begun = notes.captures and notes.next == _IN_STEP and not notes.is_late
         if is_begun:
             self._many_read, self._newest_read = self._many_read + 1, notes.step
         passes, raw = notes.passes if notes.captures else 0, self._parameters.raw
@@ -342,6 +345,7 @@ class CapturedSteps:
         """Read what the optimizer is about to use."""
         if (owner := self._context.owners.get(optimizer)) is None:
             return
+        owner.late = False
         self._optimizers.read_rates(owner, optimizer)
         if self._collector.scalars and self._context.track.runs:
             rates, self._collector.scalars = self._collector.scalars, {}
@@ -368,7 +372,7 @@ class CapturedSteps:
         """Begin the next step, which is captured, or the one that ended was."""
         context, step, placement = self._context, self._context.step, self._capture.placement
         was_captured, captured = self._current.captured, bool(context.track.captures)
-        if (owner := self._optimizers.clock.alone) is not None:
+        for owner in self._owners:
             owner.owned = None
         if was_captured and self._dispatcher.keeper is not None:
             self._dispatcher.look_for_models()
@@ -496,10 +500,9 @@ class Steady:
         follows = self._captured.are_plain(captured)
         if step >= self._later and self._is_quiet() and (follows or not captured):
             owners = self.clock.find_steady()
-            if owners and owners[0] is self.clock.alone:
+            follows = follows and not any(owner.scaler.found for owner in owners)
+            if owners and (owners[0] is self.clock.alone or _TRACKS) and (follows or not captured):
                 self._enter(owners, follows)
-            elif owners and _TRACKS and not (captured or self._optimizers.last_captured):
-                self._enter(owners, follows=False)
 
     def _is_quiet(self) -> bool:
         """Return whether nothing waits that needs the end of a step, and nobody looks at this one."""
@@ -597,7 +600,7 @@ class Steady:
             *held,
             absent,
             next((weakref.ref(each) for each in scalers.values()), None),
-            self._captured.facts(owners[0]) if self._follows else None,
+            self._captured.facts(owners) if self._follows else None,
         )
         self._track.learn(facts)
 
@@ -645,7 +648,8 @@ class Steady:
             longest = self.clock.owners.longest_gap(self.clock.step) if self._compares else 1
             last = next((place for place, each in enumerate(owners) if each is self.clock.last_owner), 0)
             counts = tuple(each.counts for each in owners)
-            sees = self._looks, self._reads, self._compares, self._current.captured
+            captures = self._current.captured, self._optimizers.last_captured
+            sees = self._looks, self._reads, self._compares, *captures
             self._track.enter(self._until, self._until_s, self._due_s, *sees, longest, last, counts)
 
     def take_spent(self) -> float:
@@ -762,8 +766,9 @@ class Steady:
         self._apply_passes(notes, list(losses))
         if notes.captures:
             self._current.backwards, self._current.began_backward = notes.passes, notes.passes > 0
-            if now_next == _IN_STEP:
-                owners[0].owned, self._parameters.read = owners[0].owned or self._captured.owned, True
+            if now_next == _IN_STEP and not notes.is_late:
+                owner = owners[notes.owner]
+                owner.owned, self._parameters.read = owner.owned or self._captured.owned, True
         if notes.marks:
             self._captured.resume(notes)
 
