@@ -653,15 +653,14 @@ static PyType_Spec hold_spec = {"hookcore.observe._kernel.Hold", sizeof(Hold), 0
 
 /* -- The hook on a module whose call runs -------------------------------------------------------------------------- */
 
-/* (module, args[, kwargs], output) */
-static PyObject *after_call(PyObject *self, PyObject *given, PyObject *keywords)
+/* left(module, kwargs, output): pass on what the call returned. */
+static PyObject *after_left(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    Py_ssize_t many = PyTuple_Size(given);
-    PyObject *hold = ((After *)self)->hold, *kwargs = many == 4 ? PyTuple_GetItem(given, 2) : &_Py_NoneStruct;
-    if (many < 3 || many > 4 || keywords != NULL || hold == NULL)
-        return PyErr_Format(PyExc_TypeError, "expected a module, its arguments, and its output");
+    PyObject *hold = ((After *)self)->hold;
+    if (given != 3 || hold == NULL)
+        return PyErr_Format(PyExc_TypeError, "left takes a module, keyword arguments, and an output, and needs a Hold");
     Py_IncRef(hold);
-    PyObject *found = leave((Hold *)hold, PyTuple_GetItem(given, 0), kwargs, PyTuple_GetItem(given, many - 1));
+    PyObject *found = leave((Hold *)hold, arguments[0], arguments[1], arguments[2]);
     Py_DecRef(hold);
     return found;
 }
@@ -701,6 +700,7 @@ static void after_dealloc(PyObject *self)
 }
 
 static PyMethodDef after_methods[] = {
+    {"left", after_left, METH_FASTCALL, "Pass on what the call returned."},
     {"serve", after_serve, METH_FASTCALL, "Leave to a Hold what a call returns."},
     {0},
 };
@@ -716,7 +716,7 @@ static PyMemberDef after_members[] = {
 
 static PyType_Slot after_slots[] = {
     {TP_NEW, PyType_GenericNew}, {TP_DEALLOC, after_dealloc}, {TP_TRAVERSE, after_traverse}, {TP_CLEAR, after_clear},
-    {TP_CALL, after_call}, {TP_METHODS, after_methods}, {TP_MEMBERS, after_members}, {0},
+    {TP_METHODS, after_methods}, {TP_MEMBERS, after_members}, {0},
 };
 
 static PyType_Spec after_spec = {"hookcore.observe._kernel.After", sizeof(After), 0, HAVE_GC | BASE_TYPE, after_slots};

@@ -334,9 +334,9 @@ class After:
         self.others = 0
         self.hooks = self.number = None
 
-    def __call__(self, module: Any, _args: Any, *rest: Any) -> None:
-        """Pass on what a call returned."""
-        self._hold.left(module, rest[0] if len(rest) == 2 else None, rest[-1])
+    def left(self, module: Any, kwargs: Any, output: Any) -> None:
+        """Pass on what the call returned."""
+        self._hold.left(module, kwargs, output)
 
 
 def know(*_: Any) -> None:

@@ -1680,3 +1680,35 @@ def test_a_compiled_function_that_calls_a_model_is_compiled_once_whatever_is_cap
         assert_as_counted(count)
         assert watcher.current_step == 60
     assert equal(watched, alone)
+
+
+class CallsItself(nn.Module):
+    """Runs a compiled function that calls the module again, in the middle of its own call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.runs = nn.Linear(4, 4), False
+        self.again = torch.compile(lambda x: self(x), fullgraph=True, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.runs:
+            result: Tensor = self.inner(x)
+            return result
+        self.runs = True
+        try:
+            found: Tensor = self.again(x) if x.shape[0] == 3 else self.inner(x)
+        finally:
+            self.runs = False
+        return found
+
+
+def test_a_held_model_whose_compiled_code_calls_it_again_is_compiled_in_one_graph() -> None:
+    torch._dynamo.reset()
+    model = CallsItself()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookcore.watch(model, server=None, budget=None, every=1 << 20, capsule="error") as watcher:
+        for step in range(20):
+            model(torch.randn(3 if step > 15 else 2, 4)).sum().backward()
+            optimizer.step()
+        assert not watcher.errors
+    torch._dynamo.reset()

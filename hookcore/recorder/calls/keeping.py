@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookcore.hooks.compiled import guarded, has_compiled, is_region
+from hookcore.hooks.compiled import guard_functions, guarded, has_compiled, is_region
 from hookcore.hooks.handle import InertInCopies
 from hookcore.hooks.internals import (
     PIPELINES,
@@ -34,6 +34,7 @@ from hookcore.recorder.measured.moments import Samples
 from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS, Frame, Occasion
 
 _KINDS: Final = frozenset(TENSOR_KINDS)
+_is_dynamo: Final = torch.compiler.is_dynamo_compiling
 
 
 class Keeping:
@@ -171,6 +172,14 @@ class ReturnHook(cpu.After, InertInCopies):  # type: ignore[misc]  # which is th
     is_on: bool  # whether calls are held in this step
     holds: bool  # whether the running one is
     others: int  # calls of other modules
+
+    def __call__(self, module: nn.Module, _args: Any, kwargs: Any, output: Any) -> None:
+        """Pass on what the call returned. This is Python because Dynamo inlines it, if the model calls itself."""
+        if not _is_dynamo():
+            self.left(module, kwargs, output)
+
+
+guard_functions(ReturnHook.__call__)
 
 
 @dataclass(slots=True, eq=False)
