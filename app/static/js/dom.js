@@ -78,11 +78,6 @@ export function penLike(element) {
   return pen;
 }
 
-/** Shows the elements that work only with a script. @param {ParentNode} root */
-export function reveal(root) {
-  for (const element of root.querySelectorAll("[data-needs-script]")) element.removeAttribute("hidden");
-}
-
 /** @param {string} text @returns {Promise<boolean>} whether it is there */
 export async function copyText(text) {
   try {

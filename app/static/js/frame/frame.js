@@ -118,7 +118,6 @@ function startPalette(page) {
   const find = async () => (await palette())?.openPalette(page);
   const list = async () => (await palette())?.showKeys(page.keys);
   for (const [id, open] of Object.entries({ palette: find, keys: list })) {
-    byId(id).hidden = false;
     byId(id).addEventListener("click", open);
   }
   page.keys.add("Ctrl+k", "find an action, a page, a layer, or a run", find, group);
@@ -159,7 +158,6 @@ function startTheme(page) {
     page.announce(`Theme: ${theme()}`);
   };
   show();
-  button.hidden = false;
   button.addEventListener("click", next);
   page.keys.add("t", "theme: system, light, dark", next, { group: "Everywhere" });
 }
@@ -196,7 +194,6 @@ function startLink(page) {
     if (await copyText(link)) toast(`Link copied${held}. ${opensFor(location.hostname)}`, { link: reportOf(page) });
     else toast(`Your browser blocked copying. The link is ${link}`, { kind: "error" });
   };
-  button.hidden = false;
   button.addEventListener("click", copy);
   page.keys.add("c", "copy a link to this view", copy, { group: "Everywhere" });
 }

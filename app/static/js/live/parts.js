@@ -1,7 +1,7 @@
 /** The parts of a page that the server renders, also when something has changed: requested while they are in view, and
  * put in place with as few changes as possible, so that focus, scroll position, open details, and typed text stay. */
 import { ApiError, notePartial, numberOf, reach } from "../api.js";
-import { byId, onClick, reveal, write } from "../dom.js";
+import { byId, onClick, write } from "../dom.js";
 import { number } from "../format.js";
 import { prefs } from "../prefs.js";
 import { Refresh } from "./refresh.js";
@@ -81,7 +81,6 @@ export class Parts {
       page.schedule.watch(element, () => this.#old.has(element) && this.refresh.soon());
       dress(element);
     }
-    reveal(root);
     prefs.on("numbers", () => dress(root));
   }
 
@@ -160,7 +159,6 @@ export class Parts {
     for (const element of wanted) {
       const next = /** @type {HTMLElement | null} */ (newer.querySelector(`[data-part="${element.dataset.part}"]`));
       if (!next) continue;
-      reveal(next);
       dress(next);
       morph(element, document.adoptNode(next));
       element.dispatchEvent(new CustomEvent("renewed", { bubbles: true }));

@@ -1,13 +1,12 @@
 /** The page Pinned: the charts that were pinned, of this run. */
 import { pin, unpin } from "../board/pin.js";
 import { PinnedChart } from "../board/pinned.js";
-import { byId, onClick, reveal } from "../dom.js";
+import { byId, onClick } from "../dom.js";
 import { open } from "../page.js";
 import { toast } from "../popup.js";
 
 const page = open({ smooth: "0" });
 const place = byId("charts");
-reveal(place);
 // An earlier version stored charts unchecked. One that can't be shown says why, and can only be unpinned.
 const isSound = (/** @type {HTMLElement} */ figure) => !("problem" in figure.dataset);
 const shown = new Map([...figures()].filter(isSound).map((figure) => [figure, new PinnedChart(page, figure)]));

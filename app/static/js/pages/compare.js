@@ -1,7 +1,7 @@
 /** Two runs side by side. The server finds where they differ; this draws the charts and handles picking. */
 import { get } from "../api.js";
 import { makeLoss, makeOverlay } from "../compare/charts.js";
-import { byId, reveal } from "../dom.js";
+import { byId } from "../dom.js";
 import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
@@ -159,5 +159,4 @@ function follow(sides, shown) {
   }
 }
 
-reveal(document);
 if (held.a) startPictures();

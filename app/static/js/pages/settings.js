@@ -1,5 +1,5 @@
 import { send } from "../api.js";
-import { byId, copyText, reveal } from "../dom.js";
+import { byId, copyText } from "../dom.js";
 import { open } from "../page.js";
 import { attempt, toast } from "../popup.js";
 import { prefs } from "../prefs.js";
@@ -12,7 +12,6 @@ const show = () => {
 };
 
 open();
-reveal(document);
 show();
 prefs.on("change", show);
 byId("theme").addEventListener("click", show);

@@ -1,5 +1,5 @@
 /** The timeline under the header. The server draws its line and marks; here are its handles. */
-import { byId, h, onClick, reveal, tell } from "../dom.js";
+import { byId, h, onClick, tell } from "../dom.js";
 import { count, stepWords } from "../format.js";
 import { Parts } from "../live/parts.js";
 import { hideTip, loadOpened, showTip } from "../popup.js";
@@ -140,7 +140,6 @@ export class Timeline {
 
   #listen() {
     const { page, line } = this;
-    reveal(this.element);
     line.addEventListener("renewed", () => {
       page.notes.read();
       this.show();
