@@ -164,19 +164,21 @@ class SketchLadder:
         """Append to a level, and atomically remove the oldest `replaces` entries of the previous level."""
         limit, entries, absorbed = self.level_limits[level], self._levels[level], 0
         entry = self._cut(entry.pack(), int(limit * _LARGEST))
-        while entries and not absorbed and self.level_bytes[level] + entry.nbytes > limit:
+        nbytes = entry.nbytes
+        while entries and not absorbed and self.level_bytes[level] + nbytes > limit:
             if level + 1 < len(self._levels):
                 self._promote(level)
             elif len(entries) > 1:
                 self._merge_pair()
             else:
                 entry, absorbed = self._cut(sum_up([entries[0], entry]).pack(), limit), 1
+                nbytes = entry.nbytes
         with self._lock:
             self._take(level - 1, replaces)
             self._take(level, absorbed)
             if len(entry.taps):
                 entries.append(entry)
-                self.level_bytes[level] += entry.nbytes
+                self.level_bytes[level] += nbytes
 
     def _take(self, level: int, number: int) -> None:
         """Remove the oldest entries of a level (the lock must be held)."""

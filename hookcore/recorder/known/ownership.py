@@ -316,14 +316,11 @@ class _Outputs:
         pairs = np.array([pair for place in places for pair in place]).reshape(-1, 2)
         self._rows, self._signs = pairs[:, 0].astype(np.intp), pairs[:, 1].copy()
         self._first = np.cumsum([0, *map(len, places)])[:-1]  # of each place
-        self._parts, self._lacking = b"", np.empty(0, bool)  # of the newest frame
 
     def lacking(self, parts: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return at which places fewer gradients arrived than tensors were returned."""
-        if (found := parts.tobytes()) != self._parts:  # most frames have the same parts
-            self._parts = found
-            self._lacking = np.add.reduceat(parts[self._rows] * self._signs, self._first) > 0
-        return self._lacking
+        """Return at which places fewer gradients arrived than tensors were returned, by frame."""
+        lacks: NDArray[np.bool_] = np.add.reduceat(parts[:, self._rows] * self._signs, self._first, axis=1) > 0
+        return lacks
 
 
 @dataclass(slots=True, eq=False)
@@ -335,16 +332,25 @@ class UnusedForwards:
     _before: set[str] = field(default_factory=set, init=False)  # names of models with such a pass in the last frame
     _reported: Counter[str] = field(default_factory=Counter, init=False)  # by name of a model
 
-    def find(self, frame: Frame, taps: Sequence[Tap]) -> tuple[Event, ...]:
-        """Return an event for each model that has such a pass in this frame, and had none in the frame before."""
-        outputs = self._outputs_of(frame, taps)
+    def find(self, frames: Sequence[Frame], stats: NDArray[np.float64], taps: Sequence[Tap]) -> list[tuple[Event, ...]]:
+        """Return the events of each frame: one for each model with such a pass that had none in the frame before.
+
+        The frames have the same taps; `stats` are theirs [frame, tap, stat].
+        """
+        outputs = self._outputs_of(frames[0], taps)
         if not outputs.plans:
-            return ()
-        lacking = outputs.lacking(frame.stats[:, _PARTS])
+            return [()] * len(frames)
+        lacking = outputs.lacking(stats[:, :, _PARTS])
         if not np.count_nonzero(lacking):  # which takes a fraction of what `any` takes for so few
             self._before.clear()
-            return ()
-        return tuple(self._report(frame, outputs.plans, lacking.tolist()))
+            return [()] * len(frames)
+        return [self._find_each(*each, outputs.plans) for each in zip(frames, lacking, strict=True)]
+
+    def _find_each(self, frame: Frame, lacking: NDArray[np.bool_], plans: Sequence[Plan]) -> tuple[Event, ...]:
+        if lacking.any():
+            return tuple(self._report(frame, plans, lacking.tolist()))
+        self._before.clear()
+        return ()
 
     def _outputs_of(self, frame: Frame, taps: Sequence[Tap]) -> _Outputs:
         known = self._known.get(id(frame.taps))  # which many frames share

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.recorder.capture import Capture
 from hookcore.recorder.context import Context
@@ -63,17 +64,19 @@ class Shipper:
 
     def ship(self, waiting: Sequence[RawFrame | Light]) -> None:
         """Send these steps or parts of steps."""
-        frames = list[Frame]()
+        built, frames = list[Frame](), list[Frame]()
         self._context.parameters.note_changed(self._clipping.changed)
         try:
             raws = self._resolve_all(waiting)
-            for frame in build_frames(raws, self._table.taps, self._rows, self._clipping):
-                shown = frame
-                if len(frame.taps):
-                    shown = self._with_what_rows_tell(frame)
-                    self._context.parameters.note_changed(self._clipping.changed)
-                self._known += len(frame.new_taps)
-                frames.append(shown)
+            try:
+                for frame in build_frames(raws, self._table.taps, self._rows, self._clipping):
+                    built.append(frame)
+                    if self._clipping.changed and len(frame.taps):
+                        self._context.parameters.note_changed(self._clipping.changed)
+            finally:
+                for alike in _in_groups(built):
+                    frames += self._with_what_rows_tell(alike) if len(alike[0].taps) else alike
+                    self._known += sum(len(frame.new_taps) for frame in alike)
         except Exception:
             self._send_all(frames)
             for unsent in waiting[len(frames) :]:
@@ -128,11 +131,17 @@ class Shipper:
                 raw.events += (skipped_step(raw.step),)
         return awaited
 
-    def _with_what_rows_tell(self, frame: Frame) -> Frame:
-        self._table.saw_frame(frame.step, frame.taps)
-        self._flows.saw_frame(frame)
-        self._alarm_if_bad(frame)
-        return self._with_unused(frame)
+    def _with_what_rows_tell(self, frames: Sequence[Frame]) -> list[Frame]:
+        """Return frames of the same taps with the events that their rows tell of."""
+        self._table.saw_frame(max(frame.step for frame in frames), frames[0].taps)
+        self._flows.saw_frame(frames[0])
+        stats = np.concatenate([frame.stats for frame in frames]).reshape(-1, *frames[0].stats.shape)
+        if not np.count_nonzero(stats[:, :, _NONFINITE]):  # which takes a fraction of what `any` takes for so few
+            self._was_bad = False
+        else:
+            for frame in frames:
+                self._alarm_if_bad(frame)
+        return self._with_unused(frames, stats)
 
     def _alarm_if_bad(self, frame: Frame) -> None:
         bad = self._is_bad(frame)
@@ -150,13 +159,16 @@ class Shipper:
         fine = np.delete(frame.taps, rows).tolist
         return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))
 
-    def _with_unused(self, frame: Frame) -> Frame:
+    def _with_unused(self, frames: Sequence[Frame], stats: NDArray[np.float64]) -> list[Frame]:
         try:
-            events = self._unused.find(frame, self._table.shown_taps())
+            found = self._unused.find(frames, stats, self._table.shown_taps())
         except Exception as error:  # never a reason to lose a frame
             self._context.errors.record("recorder thread", error)
-            return frame
-        return replace(frame, events=frame.events + events) if events else frame
+            return list(frames)
+        return [
+            replace(frame, events=frame.events + events) if events else frame
+            for frame, events in zip(frames, found, strict=True)
+        ]
 
     def _send_all(self, frames: Sequence[Frame]) -> None:
         """Send frames, together if nothing was lost that the first one has to bring, and no rule examines each."""
@@ -233,6 +245,16 @@ class Shipper:
         self._unsent_taps, self._unsent_events, self._unsent_flow = (), (), None
         self._failed = self._failed_events = 0
         return replace(frame, new_taps=taps, events=events, flow=frame.flow or flow)
+
+
+def _in_groups(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+    """Return frames that follow each other and have the same taps together, and those that bring new ones alone."""
+    first = 0
+    for at in range(1, len(frames) + 1):
+        one, next_one = frames[first], frames[at] if at < len(frames) else None
+        if next_one is None or next_one.taps is not one.taps or one.new_taps or next_one.new_taps:
+            yield frames[first:at]
+            first = at
 
 
 def _frames(many: int) -> str:
