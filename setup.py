@@ -110,13 +110,7 @@ class TagWheel(bdist_wheel):
 KERNEL = Extension(
     "hookcore.observe._kernel",
     sources=[f"{FOLDER}/_kernel.c"],
-    depends=[
-        f"{FOLDER}/_loops.h",
-        f"{FOLDER}/_objects.h",
-        f"{FOLDER}/_track.h",
-        f"{FOLDER}/_hold.h",
-        f"{FOLDER}/_sums.h",
-    ],
+    depends=[f"{FOLDER}/_{part}.h" for part in ("loops", "objects", "track", "hold", "sums", "calls")],
     libraries=["m"],
     py_limited_api=True,
     optional=True,

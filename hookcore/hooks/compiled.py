@@ -292,12 +292,14 @@ def _has_foreign_hook() -> bool:
         *internals.FORWARD_PRE_HOOKS.values(),
         *internals.FORWARD_HOOKS.values(),
     )
-    return any(getattr(_inner(hook), "__code__", None) not in ours for hook in entries)
+    return any(_code_of_hook(hook) not in ours for hook in entries)
 
 
-def _inner(hook: Any) -> Any:
-    """Return the function behind the one that `hooks.on_forward(with_kwargs=True)` registers."""
-    return hook.fn if isinstance(hook, KeywordHook) else hook
+def _code_of_hook(hook: Any) -> Any:
+    """Return the code of a hook, also of an object, and behind what `hooks.on_forward(with_kwargs=True)` registers."""
+    inner = hook.fn if isinstance(hook, KeywordHook) else hook
+    code = getattr(inner, "__code__", None)
+    return getattr(type(inner).__call__, "__code__", None) if code is None else code
 
 
 guard_functions(StepAside._leave, _has_foreign_hook)

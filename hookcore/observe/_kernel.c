@@ -497,11 +497,15 @@ PyObject *PyErr_Format(PyObject *, const char *, ...);
 PyObject *PyErr_Occurred(void);
 void PyErr_Clear(void);
 int PyErr_ExceptionMatches(PyObject *);
+void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
+void PyErr_Restore(PyObject *, PyObject *, PyObject *);
 PyObject *PyObject_GetAttr(PyObject *, PyObject *);
+PyObject *PyObject_Call(PyObject *, PyObject *, PyObject *);
 PyObject *PyObject_CallNoArgs(PyObject *);
 PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
 PyObject *PyObject_GenericGetDict(PyObject *, void *);
+int PyObject_GenericSetAttr(PyObject *, PyObject *, PyObject *);
 Py_ssize_t PyObject_Size(PyObject *);
 Py_ssize_t PySequence_Size(PyObject *);
 PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);
@@ -518,6 +522,7 @@ int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 PyObject *PyDict_New(void);
 PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
 int PyDict_Contains(PyObject *, PyObject *);
+int PyDict_Next(PyObject *, Py_ssize_t *, PyObject **, PyObject **);
 int PyObject_SetItem(PyObject *, PyObject *, PyObject *);
 int PyObject_DelItem(PyObject *, PyObject *);
 int PyObject_SetAttr(PyObject *, PyObject *, PyObject *);
@@ -536,6 +541,7 @@ unsigned long PyThread_get_thread_ident(void);
 PyObject *Py_BuildValue(const char *, ...);
 int PyArg_ParseTuple(PyObject *, const char *, ...);
 PyObject *PyType_FromSpec(void *);
+void PyType_Modified(PyObject *);
 PyObject *PyType_GenericNew(PyObject *, PyObject *, PyObject *);
 PyObject *PyType_GenericAlloc(PyObject *, Py_ssize_t);
 int PyType_IsSubtype(void *, PyObject *);
@@ -626,6 +632,7 @@ static PyObject *pack_bytes(int64_t base, int64_t used)
 #include "_track.h"
 #include "_hold.h"
 #include "_sums.h"
+#include "_calls.h"
 
 static PyObject *call_is_finite(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -736,6 +743,9 @@ static PyMethodDef methods[] = {
     {"know", call_know, METH_FASTCALL, "Take what is needed of torch."},
     {"sum_sketches", call_sum_sketches, METH_FASTCALL, "Return the sum of sketches as bytes."},
     {"split_counts", call_split_counts, METH_FASTCALL, "Return counts as 16 bits each, and what some have above."},
+    {"know_torch", call_know_torch, METH_FASTCALL, "Take what hooks know of torch."},
+    {"name_call", call_name_call, METH_FASTCALL, "Give a class a __call__ that others see, and keep what is called."},
+    {"leave_each", call_leave_each, METH_FASTCALL, "Leave each n-th call of a hook to Python."},
     {"limit_instructions", call_limit_instructions, METH_FASTCALL, "Use no newer instructions than x86-64-v<n>."},
     {0},
 };
@@ -754,7 +764,9 @@ __attribute__((visibility("default"))) PyObject *PyInit__kernel(void)
     PyObject *module = PyModule_Create2(&definition, PYTHON_ABI_VERSION);
     if (module == NULL || intern_names() || add_type(module, "Track", &track_spec, &track_type) ||
         add_type(module, "Hold", &hold_spec, &hold_type) || add_type(module, "HeldCall", &held_spec, &held_type) ||
-        add_type(module, "Arrival", &arrival_spec, &arrival_type) || add_type(module, "After", &after_spec, &after_type) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
+        add_type(module, "Arrival", &arrival_spec, &arrival_type) || add_type(module, "After", &after_spec, &after_type) ||
+        add_type(module, "CallHook", &call_hook_spec, &call_hook_type) || add_type(module, "GradientHook", &gradient_hook_spec, &gradient_hook_type) ||
+        PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(module, "SCRATCH_BYTES", SCRATCH_BYTES) ||
         PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) ||
         PyModule_AddIntConstant(module, "MAX_VALUES", MAX_VALUES) ||

@@ -15,7 +15,10 @@ enum {
     N_INNER_BEGINS, N_INNER_ENDED, N_HELD, N_COMPILED, N_HOOKS, N_REQUIRES_GRAD, N_ARGUMENT, N_GRAD_FN,
     N_BACKWARD_HOOKS, N_DETACH, N_REGISTER, N_WHOLE, N_STATES, N_SCALE, N_LOCALS, N_SELF, N_ENABLED, N_NEED_GRAD,
     N_REACHED, N_END_PASS, N_BEGIN_UPDATE, N_RELEASE_CALLS, N_BEGIN_STEP, N_STORAGE, N_NBYTES, N_GRADIENT, N_SAW,
-    N_MODULES, N_ORIGINAL, N_DATA, N_PARAMETERS, NAMES
+    N_MODULES, N_ORIGINAL, N_DATA, N_PARAMETERS,
+    N_CAPTURED, N_UNSURE, N_PENDING, N_OBSERVERS, N_IS_MODEL, N_ACTS_BEFORE, N_REF, N_REHEARSES, N_TRAINED, N_IS_LEAF, N_ROOT,
+    N_COUNTS, N_ROWS, N_LONE, N_WANTS_OUTPUT, N_IGNORING, N_CLOCK, N_METER, N_ENTER, N_LEAVE, N_CALLED, N_IS_COMPILING,
+    N_NEXT_ID, NAMES
 };
 static const char *const spelled[NAMES] = {
     "grad", "_version", "dtype", "is_cpu", "dim", "is_neg", "data_ptr", "numel", "is_contiguous", "training",
@@ -24,7 +27,10 @@ static const char *const spelled[NAMES] = {
     "_forward_hooks", "requires_grad", "argument", "grad_fn", "_backward_hooks", "detach", "_register_hook_dict", "",
     "_per_optimizer_states", "_scale", "f_locals", "self", "_enabled", "requires_grad_", "reached", "end_pass",
     "begin_update", "release_calls", "begin_step", "untyped_storage", "nbytes", "activation gradient", "saw",
-    "_modules", "_orig_mod", "data", "_parameters"
+    "_modules", "_orig_mod", "data", "_parameters",
+    "captured", "unsure", "pending", "others", "is_model", "acts_before", "ref", "rehearses", "trained", "is_leaf", "root",
+    "counts", "rows", "lone", "wants_output", "ignoring", "clock", "meter", "enter", "leave", "__call__", "_is_compiling_flag",
+    "next_id"
 };
 static PyObject *names[NAMES];
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,13 @@ After: Any = KERNEL.After  # the hook on a module whose call is held; see hookco
 HeldCall: Any = KERNEL.HeldCall  # what is held; see hookcore.capsules.calls
 Arrival: Any = KERNEL.Arrival  # what keeps the gradient of an output; likewise
 know = KERNEL.know  # (tensor, function_modes, dispatch_modes, state_from): what the last two need of torch
+if TYPE_CHECKING:
+    from hookcore.observe.portable import CallHook as CallHook
+    from hookcore.observe.portable import GradientHook as GradientHook
+else:  # bases of hooks, which are what torch calls; see hookcore.recorder.calls.hooks
+    CallHook, GradientHook = KERNEL.CallHook, KERNEL.GradientHook
+know_torch = KERNEL.know_torch  # (facts): what these hooks know of torch, until they leave all calls to Python
+leave_each = KERNEL.leave_each  # (n): for tests, they leave each n-th call to Python; 0: none that is usual
 is_finite = KERNEL.is_finite  # (address, n) -> whether all of n float32s without gaps are
 observe_strided = KERNEL.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
 pack = KERNEL.pack  # (base, used) -> bytes; see hookcore.observe.arena
@@ -70,6 +77,20 @@ stats = KERNEL.stats  # (cells, rows, stats): the columns of a frame from rows o
 sum_sketches = KERNEL.sum_sketches  # (entries, rows) -> starts, bins, counts; see hookcore.store.sketches
 split_counts = KERNEL.split_counts  # (counts, width) -> lower 16 bits, places of larger ones, what these have above
 unpack = KERNEL.unpack  # (packed, cells) -> slots, starts, bins, counts of each step; see hookcore.observe.arena
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def quick(kind: Kind) -> Kind:
+    """Let torch call the extension's part of a class of hooks first, which leaves to `__call__` what isn't usual.
+
+    Whoever asks for `__call__`, such as Dynamo, gets the function. A decorator.
+    """
+    if KERNEL is not portable:
+        call = vars(kind)["__call__"]
+        del kind.__call__
+        KERNEL.name_call(kind, call)
+    return kind
 
 
 class Meter:

@@ -343,6 +343,38 @@ def know(*_: Any) -> None:
     """Take what only the extension uses."""
 
 
+def know_torch(_facts: Any) -> None:
+    """Do without what hooks would know of torch."""
+
+
+def leave_each(_n: int) -> None:
+    """Leave each n-th call of a hook to Python: without the extension, all are."""
+
+
+class GradientHook:
+    """What the hook on a tensor's gradient refers to. The extension's measures usual gradients without Python."""
+
+    __slots__ = ("add", "control", "current", "grad_row", "row")
+    current: Any
+    add: Any  # handles gradients of any kind
+    control: int  # the address of the control block
+    row: int  # the address of the row of the tensor; 0 if it has none
+    grad_row: int  # that of its gradient
+
+
+class CallHook:
+    """What a hook on the calls of modules refers to. The extension's handles usual calls without Python."""
+
+    __slots__ = ("accompanied", "calls_regions", "current", "dispatcher", "models", "plans", "sees_returns")
+    sees_returns: int  # whether it is called after modules, not before
+    calls_regions: int  # whether there was a module that runs uncompiled and calls compiled ones
+    current: Any
+    dispatcher: Any
+    models: Any
+    plans: dict[int, Any]  # by id(module)
+    accompanied: dict[int, Any]  # likewise: these modules are seen after their own hooks
+
+
 class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 

@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore.observe import cpu
@@ -442,6 +443,79 @@ def with_another_layer(w: Plain) -> None:
     w.step()
 
 
+def with_hooks_of_its_own(w: Plain) -> None:
+    handles = [
+        w.first.register_forward_hook(lambda module, args, output: None),
+        w.last.register_forward_hook(lambda module, args, output: 2 * output),
+        w.model[1].register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
+    ]
+    w.step()
+    for handle in handles:
+        handle.remove()
+
+
+def with_a_layer_called_twice(w: Plain) -> None:
+    w.plain.zero_grad()
+    hidden = w.model[1](w.first(torch.randn(3, 4)))
+    w.last(w.model[1](hidden)).square().mean().backward()
+    w.plain.step()
+
+
+def with_a_layer_in_another(w: Plain) -> None:
+    w.first = w.model[0] = nn.Sequential(w.first)  # both return the same tensor
+    w.step()
+
+
+def in_bfloat16(w: Plain) -> None:
+    w.plain.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = w.loss()
+    loss.backward()
+    w.plain.step()
+
+
+def in_float64(w: Plain) -> None:
+    w.model.double()
+    w.plain.zero_grad()
+    w.model(torch.randn(3, 4, dtype=torch.float64)).square().mean().backward()
+    w.plain.step()
+    w.model.float()
+    w.plain.zero_grad()
+
+
+class _Seen(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def under_a_mode(w: Plain) -> None:
+    with _Seen():
+        w.step()
+
+
+def behind_checkpoints(w: Plain) -> None:
+    for is_reentrant in (False, True):
+        w.plain.zero_grad()
+        x = torch.randn(3, 4, requires_grad=True)
+        hidden = checkpoint(w.first, x, use_reentrant=is_reentrant)
+        w.last(w.model[1](hidden)).square().mean().backward()
+        w.plain.step()
+
+
+def back_twice(w: Plain) -> None:
+    w.plain.zero_grad()
+    loss = w.loss()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    w.plain.step()
+
+
+def after_a_call_that_raised(w: Plain) -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        w.last(w.first(torch.randn(3, 4))[:, :3])
+    w.step()
+
+
 def with_a_second_optimizer(w: Plain) -> None:
     w.plain.zero_grad()
     w.loss().backward()
@@ -654,6 +728,15 @@ STEADY: Final[dict[Callable[[Plain], None], int]] = {
     with_a_gradient_that_is_replaced: 1,
     with_a_layer_without_gradients: 4,
     after_a_step_that_raised: 1,
+    with_hooks_of_its_own: 1,
+    with_a_layer_called_twice: 1,
+    with_a_layer_in_another: 1,
+    in_bfloat16: 1,
+    in_float64: 1,
+    under_a_mode: 1,
+    behind_checkpoints: 2,
+    back_twice: 1,
+    after_a_call_that_raised: 1,
 }
 LEAVING: Final[dict[Callable[[Plain], None], int]] = {**STEADY, with_a_second_optimizer: 1, in_another_thread: 1}
 CALLS: Final = ("backward_begins", "backward_ended", "saw_step_begin", "saw_step_end")
@@ -661,7 +744,7 @@ CALLS: Final = ("backward_begins", "backward_ended", "saw_step_begin", "saw_step
 
 @dataclass
 class Front:
-    """Sees torch's calls first, and leaves the short way, or takes its notes, before some of them."""
+    """Sees torch's calls first, and leaves the short way, takes its notes, or lets hooks run in Python before some."""
 
     steady: Any
     own: Any  # which would see them
@@ -673,6 +756,8 @@ class Front:
 
         def call(*args: Any) -> Any:
             chance = self.chance.random() if self.how == "at random" else 1.0
+            if chance < 0.3:
+                cpu.leave_each(self.chance.choice((0, 1, 2, 3)))
             if self.how == "off" or chance < 0.2:
                 self.steady.leave()
             elif chance < 0.4:
@@ -728,6 +813,7 @@ def _trained(
         patch.setattr(clock, "FIRST_STEPS", 3)
         patch.setattr(Cadence, "alarm", lambda *_: None)  # the recorder's thread notices a jump at any time
         ended = _leaves(how, patch)
+        cpu.leave_each(how in ("off", "without the extension"))  # whether hooks run in Python
         seed_all()
         world, numbers = kind(), []
         with watch(world.model, **given) as watcher:
@@ -798,7 +884,10 @@ def _check_short_way(kind: type[Plain], turns: list[Callable[[Plain], None]], ho
     turns, total = [plainly, *turns], 6 * (2 if kind is Pair else 1)
     ways = ("off", "never", "without the extension", "at random")
     given, pauses = HOWS.get(how) or CAPTURED[how], "paused" in how
-    (expected, none), (found, many), *others = (_trained(kind, turns, way, pauses, given) for way in ways)
+    try:
+        (expected, none), (found, many), *others = (_trained(kind, turns, way, pauses, given) for way in ways)
+    finally:
+        cpu.leave_each(0)
     for turn, number in zip(turns, expected["numbers"], strict=True):
         total += counts[turn]
         assert turn is in_another_thread or number == total or in_another_thread in turns
@@ -926,6 +1015,30 @@ def test_captured_steps_of_two_optimizers_that_take_turns_go_the_short_way_too()
         steps = [read_step(watcher, number) for number in range(watcher.current_step)]
         assert len(steps) == watcher.store.steps().count == 2 * (clock.FIRST_STEPS + 20)
         assert all(each.keys() >= steps[2 + place % 2].keys() for place, each in enumerate(steps[2:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_with_the_extension_an_output_and_its_gradient_take_no_call(dtype: torch.dtype) -> None:
+    calls = {}
+    for layers in (3, 30):
+        parts = (nn.Linear(4, 4, dtype=dtype) for _ in range(layers))
+        model = nn.Sequential(nn.Sequential(*parts))  # both return the tensor of the last layer
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.zero_grad()
+            model(torch.ones(2, 4, dtype=dtype)).float().square().mean().backward()
+            optimizer.step()
+
+        with watch(model, kinds=("output", "output_grad"), capsule="never") as watcher:
+            for _ in range(80):  # until no more optimizers are expected
+                step()
+            calls[layers] = sorted(_calls_of(step) for _ in range(20))[5]
+            assert watcher.errors == []
+            assert watcher.flush()
+            for number in range(1, watcher.current_step):
+                assert len(read_step(watcher, number)) >= 2 * (2 + layers), number
+    assert (calls[30] <= calls[3]) == hasattr(cpu.Track, "learn")
 
 
 def test_captured_steps_go_the_short_way_under_a_schedule_too() -> None:

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import hookcore
 from hookcore.errors import ClosedError
+from hookcore.observe import cpu
 from hookcore.observe.arena import CpuArena
 from hookcore.records import TENSOR_KINDS, Command
 from hookcore.records.vocabulary import NONFINITE_STEP
@@ -288,6 +289,15 @@ def test_errors_of_the_recorders_last_rounds_are_events_too(
     assert sum(event.count for event in events) == run.watcher.error_count > 0
 
 
+@pytest.fixture
+def in_python() -> Iterator[None]:
+    """Let hooks run in Python."""
+    cpu.leave_each(1)
+    yield
+    cpu.leave_each(0)
+
+
+@pytest.mark.usefixtures("in_python")
 def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
@@ -299,7 +309,7 @@ def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
             explode()
         kept(self, call)
 
-    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that all take the slow path
+    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that all take the slow path, in Python
     monkeypatch.setattr(statistics, "saw_outputs", fails_for_one)
     run = train()
     watcher = run.watcher
@@ -313,6 +323,7 @@ def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
     assert ("1", "output", "", 0) not in last
 
 
+@pytest.mark.usefixtures("in_python")
 def test_a_temporarily_full_gpu_costs_only_those_measurements_and_no_module_is_given_up(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
@@ -325,7 +336,7 @@ def test_a_temporarily_full_gpu_costs_only_those_measurements_and_no_module_is_g
             raise torch.OutOfMemoryError("CUDA out of memory")
         kept(self, *args)
 
-    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that all take the slow path
+    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that all take the slow path, in Python
     monkeypatch.setattr(statistics, "add", full_at_first)
     run = train(kinds=TENSOR_KINDS)
     watcher = run.watcher

@@ -13,7 +13,6 @@ from hookcore import hooks
 from hookcore.hooks.compiled import (
     QuietHooks,
     StepAside,
-    guard_functions,
     guarded,
     has_compiled,
     is_region,
@@ -25,6 +24,7 @@ from hookcore.hooks.handle import InertInCopies
 from hookcore.hooks.inside import Materialized
 from hookcore.hooks.internals import DisableTorchFunction, next_node_number
 from hookcore.hooks.modules import KeywordHook, hold_headroom, release_headroom
+from hookcore.observe import cpu
 from hookcore.recorder.calls.coverage import hidden_roots
 from hookcore.recorder.calls.dispatch import Dispatcher
 from hookcore.recorder.calls.plans import Plan
@@ -325,6 +325,82 @@ def stands_last(table: dict[int, Any], hook: ModuleHook | ModulePreHook) -> bool
     return False
 
 
+# The hooks of an attachment to the process. The extension sees a call first, and does what they do for a usual one, see
+# `observe/_calls.h`. They are the same ones in a timed step, because Dynamo may know them. They get more arguments if a
+# module's own table contains their numbers. The meter is read once, because another thread may end the step in between.
+
+
+@cpu.quick
+class BeforeCalls(cpu.CallHook):
+    """The hook before the calls of all modules."""
+
+    __slots__ = ("_act", "_look_up")
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        models: Models,
+        look_up: Callable[[nn.Module, Plan | None], tuple[Plan | None, bool]],
+        act: Callable[[Plan, nn.Module, Any, bool], None],
+    ) -> None:
+        self.current, self.dispatcher, self.models = dispatcher.current, dispatcher, models
+        self.plans, self.accompanied = dispatcher.plans.by_id, {}
+        self.sees_returns = self.calls_regions = False
+        self._look_up, self._act = look_up, act
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if _is_compiling() or not self.current.captured:
+            return
+        if (meter := self.current.meter) is not None:
+            meter.enter()
+        plan, entered = self.plans.get(id(module)), False
+        try:
+            if (
+                plan is None
+                or plan.is_model
+                or self.models.unsure
+                or self.calls_regions
+                or "_compiled_call_impl" in module.__dict__
+            ):
+                plan, entered = self._look_up(module, plan)
+            if plan is not None and (
+                plan.acts_before or self.dispatcher.others or self.current.pending or module._forward_hooks
+            ):
+                self._act(plan, module, args, entered)
+        except Exception as error:
+            self.dispatcher.errors.record("forward pre-hook", error, plan)
+        finally:
+            if meter is not None:
+                meter.leave()
+
+
+@cpu.quick
+class AfterCalls(cpu.CallHook):
+    """The hook after the calls of all modules. `accompanied`: those that are observed after their own hooks."""
+
+    __slots__ = ()
+
+    def __init__(self, dispatcher: Dispatcher, accompanied: dict[int, AfterCompanion]) -> None:
+        self.current, self.dispatcher = dispatcher.current, dispatcher
+        self.plans, self.accompanied = dispatcher.plans.by_id, accompanied
+        self.sees_returns, self.calls_regions = True, False
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if _is_compiling() or not self.current.captured:
+            return
+        if (meter := self.current.meter) is not None:
+            meter.enter()
+        try:
+            plan = self.plans.get(id(module))
+            if plan is not None and not (self.accompanied and id(module) in self.accompanied):
+                self.dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
+        finally:
+            if meter is not None:
+                meter.leave()
+
+
 LOOKS: Final = 16  # captured steps after which to check whether a compiled function calls a model
 
 
@@ -345,17 +421,15 @@ class ProcessAttachment:
         self._handles: list[hooks.HookHandle] = []
         self._has_keywords = False  # whether the hook after calls gets keyword arguments
         self._companions = Companions(dispatcher)
-        self._calls_regions = False  # whether there was a module that runs uncompiled and calls compiled ones
         self._companions_due = False  # at the next call
         # Modules with their own pre-hooks that began a step; None at first.
         self._called_first: set[int] | None = None
         self._has_headroom = False
         self._stays = False  # because a compiled function calls a model
         self._looks = LOOKS  # checks left
-        self._before, self._after = self._make_before(), self._make_after()
-        self._after_with_keywords = self._make_after_with_keywords()
-        guard_functions(self._before, self._after, self._after_with_keywords)
-        self._quiet = QuietHooks(self._before, self._after, self._after_with_keywords)
+        self._before = BeforeCalls(dispatcher, models, self._look_up, self._act_before)
+        self._after = AfterCalls(dispatcher, self._companions.after)
+        self._quiet = QuietHooks(BeforeCalls.__call__, AfterCalls.__call__)
         self._aside = StepAside(self._take_off, self._put_on, self._saw_region)
 
     def on(self) -> None:
@@ -409,11 +483,7 @@ class ProcessAttachment:
             self._quiet.on()
             before = hooks.on_forward_pre(None, self._before)
             self._has_keywords = self._wants_inputs
-            if self._has_keywords:
-                after = hooks.on_forward(None, self._after_with_keywords, with_kwargs=True)
-            else:
-                after = hooks.on_forward(None, self._after)
-            self._handles = [before, after]
+            self._handles = [before, hooks.on_forward(None, self._after, with_kwargs=self._has_keywords)]
 
     def _take_off(self) -> None:
         for handle in self._handles:
@@ -439,46 +509,11 @@ class ProcessAttachment:
             plans = [plan for key, plan in by_id if early is None or key in early]
             self._companions.begin_step(plan for plan in plans if self._dispatcher.wants_input(plan))
 
-    # Hooks: plain functions over local names, because torch's most frequent calls must look up as little as possible.
-    # They are the same ones in a timed step, because Dynamo may know them. They get more arguments if a module's own
-    # table contains their numbers. The meter is read once, because another thread may end the step in between.
-
-    def _make_before(self) -> Callable[..., None]:
-        dispatcher, current, models = self._dispatcher, self._current, self._models
-        plans_get, look_up, act = dispatcher.plans.by_id.get, self._look_up, self._act_before
-
-        def before(module: nn.Module, args: Any, *rest: Any) -> None:
-            if _is_compiling() or not current.captured:
-                return
-            if (meter := current.meter) is not None:
-                meter.enter()
-            plan, entered = plans_get(id(module)), False
-            try:
-                if (
-                    plan is None
-                    or plan.is_model
-                    or models.unsure
-                    or self._calls_regions
-                    or "_compiled_call_impl" in module.__dict__
-                ):
-                    plan, entered = look_up(module, plan)
-                if plan is not None and (
-                    plan.acts_before or dispatcher.others or current.pending or module._forward_hooks
-                ):
-                    act(plan, module, args, entered)
-            except Exception as error:
-                dispatcher.errors.record("forward pre-hook", error, plan)
-            finally:
-                if meter is not None:
-                    meter.leave()
-
-        return before
-
     def _look_up(self, module: nn.Module, plan: Plan | None) -> tuple[Plan | None, bool]:
         """Return the plan of a module, which may not be the one known so far, and whether its call enters a region."""
         if self._models.unsure or (plan is not None and plan.is_model and plan.root.ref() is module):
             plan = self._begin_calls(module)
-        if plan is None or self._calls_regions or "_compiled_call_impl" in module.__dict__:
+        if plan is None or self._before.calls_regions or "_compiled_call_impl" in module.__dict__:
             entered = self._is_entered(module)
             return self._find(module), entered
         return plan, False
@@ -520,47 +555,6 @@ class ProcessAttachment:
                 self._models.found(module)
         return plans.get(key)
 
-    def _make_after(self) -> Callable[..., None]:
-        dispatcher, current = self._dispatcher, self._current
-        plans_get, saw_plain = dispatcher.plans.by_id.get, dispatcher.statistics.saw_plain
-        accompanied = self._companions.after  # these modules are observed after their own hooks
-
-        def after(module: nn.Module, args: Any, *rest: Any) -> None:
-            if _is_compiling() or not current.captured:
-                return
-            if (meter := current.meter) is not None:
-                meter.enter()
-            try:
-                plan = plans_get(id(module))
-                if plan is not None and not (accompanied and id(module) in accompanied):
-                    if dispatcher.others or (plan.wants_output and not saw_plain(plan, rest[-1])):
-                        dispatcher.saw_output(plan, rest[-1])
-                    if plan.is_model:
-                        dispatcher.leave_model(plan, rest[-1])
-            finally:
-                if meter is not None:
-                    meter.leave()
-
-        return after
-
-    def _make_after_with_keywords(self) -> Callable[..., None]:
-        dispatcher, current, accompanied = self._dispatcher, self._current, self._companions.after
-
-        def after(module: nn.Module, args: Any, *rest: Any) -> None:
-            if _is_compiling() or not current.captured:
-                return
-            if (meter := current.meter) is not None:
-                meter.enter()
-            try:
-                plan = dispatcher.plans.by_id.get(id(module))
-                if plan is not None and not (accompanied and id(module) in accompanied):
-                    dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
-            finally:
-                if meter is not None:
-                    meter.leave()
-
-        return after
-
     # Compiled regions
 
     def _is_entered(self, module: nn.Module) -> bool:
@@ -568,7 +562,7 @@ class ProcessAttachment:
         attributes = module.__dict__
         if attributes.get("_compiled_call_impl") is None and "_orig_mod" not in module._modules:
             # Modules called by a torch module that was compiled in place; each is compiled by itself.
-            if not self._calls_regions or runs_uncompiled(module) or not runs_under_dynamo():
+            if not self._before.calls_regions or runs_uncompiled(module) or not runs_under_dynamo():
                 return False
         elif not is_region(module):
             return False
@@ -581,7 +575,7 @@ class ProcessAttachment:
             self._models.found(inner)
         plan = plans.get(id(inner))
         if runs_uncompiled(module):
-            self._calls_regions = True
+            self._before.calls_regions = True
             return
         if plan is not None:
             self._models.make_boundary(plan)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from hookcore import hooks
 from hookcore.hooks.compiled import guarded
-from hookcore.hooks.internals import function_modes
+from hookcore.hooks.handle import InertInCopies
+from hookcore.hooks.internals import current_graph_task, function_modes, tracing_state
 from hookcore.observe import cpu
-from hookcore.observe.arena import LOW, address_of
+from hookcore.observe.arena import CODES, LOW, address_of
 from hookcore.recorder.clock.steptimes import Meter
 
 _observe = cpu.observe
@@ -131,25 +134,23 @@ class CurrentStep:
         self._leaf_handles.clear()
 
 
-class TensorHook:
+@cpu.quick
+class TensorHook(cpu.GradientHook, InertInCopies):
     """The rows of one tensor and of its gradient; also the tensor hook that receives the gradient.
 
     Torch keeps this object in the graph. It holds no tensor, so it extends no graph's life.
     """
 
-    __slots__ = ("_add", "_control", "_current", "grad_row", "row")
+    __slots__ = ()
     __torch_unserializable__ = True  # pickling a tensor with it causes no warning
 
     def __init__(self, current: CurrentStep, control: int, row: int, grad_row: int, add: Callable[[Any], None]) -> None:
-        self._current = current
-        self._control = control
-        self._add = add  # handles gradients of any kind
-        self.row = row
-        self.grad_row = grad_row
+        self.current, self.control, self.add = current, control, add
+        self.row, self.grad_row = row, grad_row
 
     @guarded
     def __call__(self, grad: Any) -> None:
-        current = self._current
+        current = self.current
         if grad is None or not current.captured:
             return
         current.reached = True
@@ -171,14 +172,29 @@ class TensorHook:
                     address = grad.data_ptr()
                     if address < LOW:
                         address = address_of(grad)
-                    _observe(address, grad.numel(), self.grad_row, self._control)
+                    _observe(address, grad.numel(), self.grad_row, self.control)
                     is_plain = True
             except Exception:  # a layout without an address, which the slow path handles
                 pass
             if not is_plain:
-                self._add(grad)
+                self.add(grad)
             if current.clock is not None:
                 current.note_arrival(grad)
         finally:  # also after Ctrl+C
             if meter is not None:
                 meter.leave()
+
+
+cpu.know_torch(
+    (
+        Tensor,
+        tuple(CODES),
+        function_modes,
+        current_graph_task,
+        tracing_state,
+        vars(torch.compiler),
+        OrderedDict,
+        RemovableHandle,
+        TensorHook,
+    )
+)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from hookcore.hooks.compiled import guard_functions
 from hookcore.records.vocabulary import (
     TIME_BACKWARD,
     TIME_BEFORE,
@@ -47,6 +48,8 @@ class Meter:
         running = now - self._entered_at if self._depth else 0.0
         return self._spent_s + running
 
+
+guard_functions(Meter.enter, Meter.leave)  # the extension calls them
 
 FIRST_S: Final = 0.25  # between the first two steps that are measured; then twice as long each time,
 EVERY_S: Final = 2.0  # until it is this long

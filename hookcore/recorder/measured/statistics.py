@@ -149,7 +149,7 @@ OTHER_PHASE: Final = {
     "train": "ran in training; phases={'train', 'eval'} captures that, too",
 }
 
-_observe = cpu.observe
+_observe = cpu.observe_other
 _float32 = torch.float32
 PLAIN_TYPES: Final = frozenset((Tensor, nn.Parameter))
 
@@ -249,17 +249,18 @@ class Statistics:
     # Outputs
 
     def saw_plain(self, plan: Plan, output: Any) -> bool:
-        """Handle the most common output: a plain float32 tensor in training. Return False for every other one."""
+        """Handle the most common output, a plain tensor in training, as `_calls.h` does. Return False for others."""
         try:
             if (
                 type(output) is Tensor
                 and not function_modes()
                 and output.requires_grad
-                and output.dtype is _float32
+                and (code := CODES.get(output.dtype)) is not None
                 and output.is_cpu
                 and current_graph_task() == -1
                 and not tracing_state()
                 and output.is_contiguous()
+                and not (code and output.is_neg())
                 and not output.is_leaf
                 and (root := plan.root.ref()) is not None
                 and root.training
@@ -273,7 +274,7 @@ class Statistics:
                     address = output.data_ptr()
                     if address < LOW:
                         address = address_of(output)
-                    _observe(address, output.numel(), hook.row, self._control)
+                    _observe(address, output.numel(), code, hook.row, self._control)
                 counts.training = call + 1
                 if hook.grad_row:
                     hook_gradient(output, hook)
@@ -369,7 +370,7 @@ class Statistics:
                 and tensor.is_contiguous()
                 and not tensor.is_neg()
             ):
-                _observe(address_of(tensor), tensor.numel(), self.arena.row(slot), self._control)
+                _observe(address_of(tensor), tensor.numel(), cpu.FLOAT32, self.arena.row(slot), self._control)
                 return
         except Exception:  # a layout without an address, which the slow path handles
             pass
