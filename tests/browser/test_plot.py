@@ -318,6 +318,19 @@ def test_the_first_chart_needs_neither_plotly_nor_a_request_and_stands_where_plo
         assert page.evaluate(BOX, "#chart .scatterlayer path.js-line") == pytest.approx(line, abs=1.5)
 
 
+@pytest.mark.parametrize("name", ["metrics", "layer"])
+def test_plotly_is_not_loaded_before_the_first_chart_is_drawn(visit: Open, paths: Paths, name: str) -> None:
+    with visit() as tab:
+        held: list[Route] = []
+        tab.page.route(re.compile(r"/api/v1/(scalars|series)\?"), lambda route: held.append(route))
+        tab.goto(paths("bad")[name])
+        tab.wait_for(lambda: held, "the lines are requested")
+        assert tab.page.locator('script[src*="plotly"]').count() == 0
+        for route in held:
+            route.continue_()
+        expect(tab.page.locator(".chart .main-svg").first).to_be_attached()
+
+
 def test_a_chart_whose_library_does_not_load_still_shows_its_lines(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.page.route("**/plotly-cartesian.min.js", lambda route: route.abort())

@@ -76,6 +76,11 @@ export class LineChart {
   #drawing = Promise.resolve();
   /** What is shown until Plotly is there. @type {SVGElement | null} */
   #sketch = null;
+  #tellFirst = () => {};
+  /** The first drawing, before which Plotly isn't loaded: to run it takes longer than to draw lines. */
+  #first = new Promise((/** @type {(drawn: void) => void} */ drawn) => {
+    this.#tellFirst = drawn;
+  });
 
   /** @param {Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
   constructor(page, element, options) {
@@ -111,7 +116,7 @@ export class LineChart {
       ...["smooth", "y"].map((name) => page.state.on(name, again)),
     ];
     this.panel.onSize = again;
-    Promise.resolve(options.after)
+    Promise.all([this.#first, options.after])
       .then(plotly)
       .then(again, (error) => this.#sketch || this.say(error.message));
   }
@@ -187,6 +192,7 @@ export class LineChart {
     if ("Plotly" in globalThis) this.#plot(figure);
     else this.#showSketch(sketchOf(figure));
     mark("hookcore:chart");
+    this.#tellFirst();
     this.panel.describe(this.figure.summary());
     this.panel.showNotes(this.figure);
     this.point();
