@@ -18,17 +18,11 @@ const page = create({ kind: usual, stat: "norm", y: "linear", smooth: "0", scala
 const drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", keep, { once: true }));
 const after = Promise.race([drawn, new Promise((go) => setTimeout(go, PATIENCE_MS))]);
 const chart = new ScalarChart(page, usualNames(), showNewest, after);
+start(page); // after the chart: the frame takes longer, and its changes would make the browser lay out the page again
+fetchPlotly(); // while the heatmap's first numbers come
 const parts = new Parts(page, "overview");
-if (document.hidden) begin();
-else requestAnimationFrame(() => setTimeout(begin)); // the browser paints the chart first
-
-function begin() {
-  start(page);
-  fetchPlotly(); // while the heatmap's first numbers come
-  startParts();
-  const names = new LayerNames(page);
-  if (model) void showModel(model, names);
-}
+startParts();
+if (model) void showModel(model, new LayerNames(page));
 
 /** @param {HTMLElement} element @param {LayerNames} names */
 async function showModel(element, names) {
