@@ -591,6 +591,20 @@ def test_without_an_optimizer_the_gradients_of_several_threads_are_left_out_and_
     assert "several threads have run backward passes" in events[0]
 
 
+def test_an_optimizer_that_is_still_being_made_is_no_error() -> None:
+    """Another thread may be making it; the garbage collector finds it without its groups."""
+    model, unfinished = nn.Linear(6, 3), torch.optim.SGD.__new__(torch.optim.SGD)
+    optimizer = sgd([model.weight])
+    with watch(model) as watcher:
+        for _ in range(3):
+            optimizer.zero_grad()
+            mean_square(model(noise(5, 6))).backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert watcher.errors == []
+    assert not hasattr(unfinished, "param_groups")
+
+
 def test_an_update_is_left_out_if_another_thread_ends_the_step_before_it_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -429,7 +429,8 @@ class Owners:
     def find_waiting(self) -> list[list[Parameter]]:
         """Return the watched parameters of each optimizer that hasn't stepped any yet. It takes a while."""
         unmet = (instance for instance in instances_of(Optimizer) if self.get(instance) is None)
-        return [owned for each in unmet if (owned := self._parameters.owned(each))]
+        made = (each for each in unmet if hasattr(each, "param_groups"))  # another thread may still be making one
+        return [owned for each in made if (owned := self._parameters.owned(each))]
 
     def place_of(self, owner: Owner) -> int:
         """Return the place of an optimizer among those that step watched parameters."""
