@@ -403,8 +403,9 @@ static int release_calls(Track *track)
 {
     if (track->captures)
         return !track->keeps || leave_to(track, N_RELEASE_CALLS, NULL);
-    for (Py_ssize_t i = 0, many = PyTuple_Size(track->kept); i < many; i++)
-        if (PyObject_SetAttr(PyTuple_GetItem(track->kept, i), names[N_HELD], &_Py_NoneStruct) != 0)
+    PyObject *kept = track->kept; /* the facts that it is in are held: what is let go of may run Python */
+    for (Py_ssize_t i = 0, many = PyTuple_Size(kept); i < many; i++)
+        if (PyObject_SetAttr(PyTuple_GetItem(kept, i), names[N_HELD], &_Py_NoneStruct) != 0)
             return 0;
     return 1;
 }
@@ -461,7 +462,7 @@ static int note_gradients(Track *track)
     int64_t many = track->parameters_read;
     if (many == 0 || track->passes + 1 < track->last_pass)
         return 1;
-    if (track->passes + 1 > track->last_pass || !are_same(track->cells)) /* a call may have shown new ones */
+    if (track->passes + 1 > track->last_pass || !are_same(track->cells) || !is_zero(track->function_modes)) /* a call may have shown new ones */
         return 0;
     for (int measures = 0; measures < 2; measures++)
         for (Py_ssize_t i = 0; i < many; i++) {
@@ -471,11 +472,11 @@ static int note_gradients(Track *track)
                 continue;
             PyObject *gradient = PyObject_GetAttr(each.tensor, names[N_GRAD]);
             int is_read = is_plain_gradient(track, gradient, &address, &size);
-            Py_DecRef(gradient);
+            if (is_read && measures)
+                observe(address, size, FLOAT32, 0, each.raw, track->control);
+            Py_DecRef(gradient); /* not before: another thread may replace it */
             if (!is_read)
                 return 0;
-            if (measures)
-                observe(address, size, FLOAT32, 0, each.raw, track->control);
         }
     return 1;
 }
@@ -505,12 +506,12 @@ static int read_parameters(Track *track, int64_t which)
             if (each.gradient <= 0)
                 continue;
             PyObject *gradient = PyObject_GetAttr(each.tensor, names[N_GRAD]);
-            int is_read = is_plain_gradient(track, gradient, &address, &size);
-            Py_DecRef(gradient);
-            if (!is_read || !track->marks[i].id || is_equal(now, track->marks[i]) == (each.raw != 0))
-                return 0;
-            if (measures)
+            int is_usual = is_plain_gradient(track, gradient, &address, &size) && track->marks[i].id && is_equal(now, track->marks[i]) != (each.raw != 0);
+            if (is_usual && measures)
                 observe(address, size, FLOAT32, 0, each.gradient, track->control);
+            Py_DecRef(gradient);
+            if (!is_usual)
+                return 0;
         }
     return 1;
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Iterator
@@ -219,3 +220,14 @@ def test_a_model_saved_with_hookcores_hooks_loads_without_hookcore() -> None:
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     assert loaded(torch.ones(1, 4)).shape == (1, 5)
+
+
+def test_a_copy_of_torchs_tables_of_hooks_has_hookcores_own() -> None:
+    """A library may copy and restore them."""
+    tables = torch.nn.modules.module._global_forward_pre_hooks, torch.nn.modules.module._global_forward_hooks
+    model = nn.Linear(4, 4)
+    with watch(model, every=1):
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+        for table in tables:
+            assert list(copy.deepcopy(table).values()) == list(table.values()) != []

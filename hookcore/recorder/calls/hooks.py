@@ -330,8 +330,17 @@ def stands_last(table: dict[int, Any], hook: ModuleHook | ModulePreHook) -> bool
 # module's own table contains their numbers. The meter is read once, because another thread may end the step in between.
 
 
+class _GlobalHook(cpu.CallHook):
+    """A copy of torch's tables of hooks has the same ones, as it has the same functions."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _GlobalHook:
+        return self
+
+
 @cpu.quick
-class BeforeCalls(cpu.CallHook):
+class BeforeCalls(_GlobalHook):
     """The hook before the calls of all modules."""
 
     __slots__ = ("_act", "_look_up")
@@ -376,7 +385,7 @@ class BeforeCalls(cpu.CallHook):
 
 
 @cpu.quick
-class AfterCalls(cpu.CallHook):
+class AfterCalls(_GlobalHook):
     """The hook after the calls of all modules. `accompanied`: those that are observed after their own hooks."""
 
     __slots__ = ()
