@@ -57,7 +57,7 @@ from hookcore.recorder.clock.passes import BackwardPasses, OptimizerSteps
 from hookcore.recorder.clock.steptimes import Meter, StepTimes
 from hookcore.recorder.context import Context
 from hookcore.recorder.known.ownership import Ownership
-from hookcore.recorder.known.parameters import Parameter, Parameters, Reading
+from hookcore.recorder.known.parameters import Parameter, Parameters, ToRead
 from hookcore.recorder.known.roots import Root
 from hookcore.recorder.leaving.frames import (
     MANY_FRAMES,
@@ -153,7 +153,7 @@ class CapturedFacts(NamedTuple):
     cells: tuple[tuple[Any, str, Any], ...]  # and attributes that must be the same objects
     control: int  # the address of what the kernel goes by
     last_pass: int  # the pass of a step after which gradients are complete,
-    parameters: tuple[Reading, ...]  # and those that the track reads
+    parameters: tuple[ToRead, ...]  # and those that the track reads
 
 
 class TrackFacts(NamedTuple):
@@ -253,7 +253,7 @@ class CapturedSteps:
         how = cadence.block, cadence.stride, empty, cells_of(self._cells()), control, self._parameters.raw.last_pass
         return CapturedFacts(self, self._current, base, taps, len(taps), reads or keeps, keeps, *how, parameters)
 
-    def _learn_parameters(self, owners: Sequence[Owner]) -> tuple[Reading, ...]:
+    def _learn_parameters(self, owners: Sequence[Owner]) -> tuple[ToRead, ...]:
         """Return how the track reads the parameters of a single optimizer, if all are as in the steps before."""
         known, optimizer = self._parameters, owners[0].ref()
         if len(owners) > 1 or not known.raw.last_pass or optimizer is None:

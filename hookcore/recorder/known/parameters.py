@@ -128,7 +128,7 @@ class Parameter:
             self.norm_slot = self._hidden_slot
 
 
-class Reading(NamedTuple):
+class ToRead(NamedTuple):
     """How the extension reads a parameter. It has the same list; rows are addresses, and 0 for none.
 
     Of a gradient, 0 means that there must be none, and -1 that nobody looks at it.
@@ -499,13 +499,13 @@ class Parameters:
             if with_gradients:
                 self.read_gradients(owned)
 
-    def readings(self, stepped: Sequence[Sequence[Parameter]]) -> list[tuple[Parameter, Reading]] | None:
+    def readings(self, stepped: Sequence[Sequence[Parameter]]) -> list[tuple[Parameter, ToRead]] | None:
         """Return how the extension reads all parameters, of which optimizers step these.
 
         None if something of them isn't as in the steps before.
         """
         places = {id(each): place for place, owned in enumerate(stepped) for each in owned}
-        found = list[tuple[Parameter, Reading]]()
+        found = list[tuple[Parameter, ToRead]]()
         for each in self.all():
             tensor, place, history = each.tensor, places.get(id(each), -1), each.plan.history
             if tensor is None or not each.is_settled or (place < 0 and each.raw_slot >= 0):
@@ -518,7 +518,7 @@ class Parameters:
                 return None
             of_gradient = (self._row(each.grad_slot) or -1) if tensor.requires_grad else 0
             rows = of_gradient, self._row(each.norm_slot), self._row(each.raw_slot)
-            found.append((each, Reading(each.plan.ref, each.name, tensor, *rows, place)))
+            found.append((each, ToRead(each.plan.ref, each.name, tensor, *rows, place)))
         return found
 
     def _row(self, slot: int) -> int:
