@@ -5,10 +5,10 @@
  * They check what Python checks, in each call, and change nothing before all of it is as usual.
  */
 
-enum { HOOK_FACTS = 9 };
-/* What the hooks know of torch, for good: the tuple, and what is in it. */
+enum { HOOK_FACTS = 7 };
+/* What the hooks know of torch besides, for good: the tuple, and what is in it. */
 static PyObject *hook_facts;
-static PyObject *plain, *dtypes, *modes_of_functions, *graph_task_of, *tracing_of, *compiler, *ordered_type, *handle_type, *hook_type;
+static PyObject *dtypes, *graph_task_of, *tracing_of, *compiler, *ordered_type, *handle_type, *hook_type;
 
 typedef struct {
     PyObject head;
@@ -38,7 +38,7 @@ struct values {
 /* Whether a tensor is of torch's own class, and no mode could see what is read of it. */
 static int is_bare(PyObject *tensor)
 {
-    return tensor->type == (void *)plain && is_zero(modes_of_functions);
+    return tensor->type == (void *)tensor_type && has_no_functions();
 }
 
 /* Find the values of such a tensor, in memory and without gaps, of a type that the loops take. */
@@ -67,36 +67,21 @@ static void add_values(const struct values *found, int64_t row, int64_t control)
 /* Let a hook receive the gradient of a computed tensor, as hook_gradient in hookcore/hooks/tensors.py does. */
 static int hook_gradient(PyObject *tensor, PyObject *hook)
 {
-    PyObject *hooks = PyObject_GetAttr(tensor, names[N_BACKWARD_HOOKS]), *node = NULL, *done = NULL, *number, *key, *each;
-    int is_fresh = hooks == &_Py_NoneStruct, is_added = 0;
-    if (is_fresh) {
-        Py_DecRef(hooks);
-        hooks = PyObject_CallNoArgs(ordered_type);
-        node = PyObject_GetAttr(tensor, names[N_GRAD_FN]);
-        if (node == NULL || node == &_Py_NoneStruct || hooks == NULL || !set(tensor, N_BACKWARD_HOOKS, hooks)) {
-            Py_DecRef(node);
+    PyObject *hooks = PyObject_GetAttr(tensor, names[N_BACKWARD_HOOKS]), *node = NULL, *key, *each;
+    int is_fresh = hooks == &_Py_NoneStruct, is_added = is_fresh || (hooks != NULL && hooks->type == (void *)ordered_type);
+    for (Py_ssize_t at = 0; is_added && !is_fresh && PyDict_Next(hooks, &at, &key, &each);)
+        if (each == hook) { /* a tensor that is returned again keeps a single hook */
             Py_DecRef(hooks);
-            return 0;
+            return 1;
         }
-        done = PyObject_CallMethodObjArgs(node, names[N_REGISTER], tensor, NULL);
-        is_added = done != NULL;
-        if (!is_added) {
-            PyErr_Clear();
-            set(tensor, N_BACKWARD_HOOKS, &_Py_NoneStruct);
-        }
-    } else {
-        is_added = hooks != NULL && hooks->type == (void *)ordered_type;
-        for (Py_ssize_t at = 0; is_added && PyDict_Next(hooks, &at, &key, &each);)
-            if (each == hook) { /* a tensor that is returned again keeps a single hook */
-                Py_DecRef(hooks);
-                return 1;
-            }
-    }
-    number = is_added ? PyObject_GetAttr(handle_type, names[N_NEXT_ID]) : NULL;
+    PyObject *number = is_added ? PyObject_GetAttr(handle_type, names[N_NEXT_ID]) : NULL;
     int64_t next = number == NULL ? -1 : PyLong_AsLongLong(number);
-    is_added = next >= 0 && PyObject_SetItem(hooks, number, hook) == 0 && give(handle_type, N_NEXT_ID, PyLong_FromLongLong(next + 1));
+    if (is_fresh)
+        is_added = next >= 0 && (node = PyObject_GetAttr(tensor, names[N_GRAD_FN])) != NULL && start_hooks(tensor, node, ordered_type, number, hook);
+    else
+        is_added = next >= 0 && PyObject_SetItem(hooks, number, hook) == 0;
+    is_added = is_added && give(handle_type, N_NEXT_ID, PyLong_FromLongLong(next + 1));
     Py_DecRef(number);
-    Py_DecRef(done);
     Py_DecRef(node);
     Py_DecRef(hooks);
     return is_added;
@@ -321,16 +306,6 @@ static int call_hook_traverse(PyObject *self, int (*visit)(PyObject *, void *), 
     return visit_each(all, 6, visit, context);
 }
 
-static int clear_each(PyObject **all, int many)
-{
-    for (int i = 0; i < many; i++) {
-        PyObject *before = all[i];
-        all[i] = NULL;
-        Py_DecRef(before);
-    }
-    return 0;
-}
-
 static int call_hook_clear(PyObject *self)
 {
     return clear_each(&((CallHook *)self)->current, 5);
@@ -395,9 +370,9 @@ static PyType_Spec gradient_hook_spec = {"hookcore.observe._kernel.GradientHook"
 /* know_torch(facts): what hooks know of torch. Before that, they leave all to Python. */
 static PyObject *call_know_torch(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
-    if (given != 1 || PyTuple_Size(arguments[0]) != HOOK_FACTS || PyTuple_Size(PyTuple_GetItem(arguments[0], 1)) != TYPES)
-        return PyErr_Format(PyExc_TypeError, "know_torch takes a tuple of %d facts, the second of which has %d types", HOOK_FACTS, TYPES);
-    PyObject **places[HOOK_FACTS] = {&plain, &dtypes, &modes_of_functions, &graph_task_of, &tracing_of, &compiler, &ordered_type, &handle_type, &hook_type};
+    if (given != 1 || PyTuple_Size(arguments[0]) != HOOK_FACTS || PyTuple_Size(PyTuple_GetItem(arguments[0], 0)) != TYPES)
+        return PyErr_Format(PyExc_TypeError, "know_torch takes a tuple of %d facts, the first of which has %d types", HOOK_FACTS, TYPES);
+    PyObject **places[HOOK_FACTS] = {&dtypes, &graph_task_of, &tracing_of, &compiler, &ordered_type, &handle_type, &hook_type};
     PyObject *before = hook_facts;
     Py_IncRef(hook_facts = arguments[0]);
     for (Py_ssize_t i = 0; i < HOOK_FACTS; i++)

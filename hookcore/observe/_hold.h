@@ -33,6 +33,20 @@ static PyObject *call_know(PyObject *self, PyObject *const *arguments, Py_ssize_
     return none();
 }
 
+/* Give a computed tensor without hooks its first one, as hook_gradient in hookcore/hooks/tensors.py does. `node`: which made it. */
+static int start_hooks(PyObject *tensor, PyObject *node, PyObject *ordered, PyObject *number, PyObject *hook)
+{
+    PyObject *hooks = node == &_Py_NoneStruct ? NULL : PyObject_CallNoArgs(ordered), *done = NULL;
+    if (hooks != NULL && PyObject_SetItem(hooks, number, hook) == 0 && set(tensor, N_BACKWARD_HOOKS, hooks) &&
+        (done = PyObject_CallMethodObjArgs(node, names[N_REGISTER], tensor, NULL)) == NULL) {
+        PyErr_Clear();
+        set(tensor, N_BACKWARD_HOOKS, &_Py_NoneStruct);
+    }
+    Py_DecRef(hooks);
+    Py_DecRef(done);
+    return done != NULL;
+}
+
 /* -- The call, and what keeps the gradient of its output ----------------------------------------------------------- */
 
 typedef struct arrival Arrival;
@@ -43,8 +57,8 @@ enum { VERSIONS, OUTPUTS, GRADIENTS, NUMBERS, UNKEPT, AUTOCAST, GENERATORS, MADE
 typedef struct {
     PyObject head;
     PyObject *args, *kwargs, *entry;
-    PyObject *made[MADE];              /* what is made when somebody asks for it; */
-    PyObject *output, *gradient, *raw; /* until then, what the extension has for them, and the places and versions below */
+    PyObject *output, *gradient, *raw; /* what the extension has, with the places and versions below, */
+    PyObject *made[MADE];              /* until somebody asks for these */
     Arrival *arrival;                  /* which doesn't keep this object */
     double at;
     int64_t updates, tensors, place[MOST_TENSORS], version[MOST_TENSORS], gradient_version;
@@ -169,15 +183,9 @@ static int held_traverse(PyObject *self, int (*visit)(PyObject *, void *), void 
 static int held_clear(PyObject *self)
 {
     HeldCall *held = (HeldCall *)self;
-    PyObject **all[] = {&held->args, &held->kwargs, &held->entry, &held->output, &held->gradient, &held->raw};
     forget_arrival(held);
     held->tensors = 0;
-    for (int i = 0; i < 6 + MADE; i++) {
-        PyObject **place = i < 6 ? all[i] : &held->made[i - 6], *before = *place;
-        *place = NULL;
-        Py_DecRef(before);
-    }
-    return 0;
+    return clear_each(&held->args, 6 + MADE);
 }
 
 static void held_dealloc(PyObject *self)
@@ -243,12 +251,7 @@ static int arrival_traverse(PyObject *self, int (*visit)(PyObject *, void *), vo
 
 static int arrival_clear(PyObject *self)
 {
-    Arrival *arrival = (Arrival *)self;
-    PyObject *call = arrival->call, *place = arrival->place;
-    arrival->call = arrival->place = NULL;
-    Py_DecRef(call);
-    Py_DecRef(place);
-    return 0;
+    return clear_each(&((Arrival *)self)->call, 2);
 }
 
 static void arrival_dealloc(PyObject *self)
@@ -439,17 +442,6 @@ static int is_holdable(const Hold *hold, PyObject *output)
            read_integer(PyObject_GetAttr(output, names[N_NBYTES]), &bytes) && bytes <= hold->limit;
 }
 
-/* Do what hook_gradient in hookcore/hooks/tensors.py does for a tensor without hooks, with a number that no hook of torch's has. */
-static int add_gradient_hook(const Hold *hold, PyObject *output, PyObject *node, PyObject *arrival)
-{
-    PyObject *hooks = PyObject_CallNoArgs(hold->ordered), *done = NULL;
-    int is_added = hooks != NULL && PyObject_SetItem(hooks, hold->after->number, arrival) == 0 && set(output, N_BACKWARD_HOOKS, hooks) &&
-                   (done = PyObject_CallMethodObjArgs(node, names[N_REGISTER], output, NULL)) != NULL;
-    Py_DecRef(done);
-    Py_DecRef(hooks);
-    return is_added;
-}
-
 /* See no return of this module any longer, but the next calls of others. */
 static int see_next(const Hold *hold)
 {
@@ -478,7 +470,7 @@ static int hold_return(Hold *hold, PyObject *module, PyObject *kwargs, PyObject 
         Py_DecRef(before);
         Py_IncRef((PyObject *)(held->arrival = arrival));
         arrival->held = held;
-        is_done = add_gradient_hook(hold, output, node, (PyObject *)arrival);
+        is_done = start_hooks(output, node, hold->ordered, hold->after->number, (PyObject *)arrival); /* with a number that none of torch's has */
     }
     Py_DecRef(alias);
     Py_DecRef((PyObject *)arrival);
@@ -615,12 +607,8 @@ static int hold_traverse(PyObject *self, int (*visit)(PyObject *, void *), void 
 static int hold_clear(PyObject *self)
 {
     Hold *hold = (Hold *)self;
-    PyObject *entered = hold->entered, *left = hold->left;
-    hold->entered = hold->left = NULL;
     let_go(hold);
-    Py_DecRef(entered);
-    Py_DecRef(left);
-    return 0;
+    return clear_each(&hold->entered, 2);
 }
 
 static void hold_dealloc(PyObject *self)
@@ -685,13 +673,7 @@ static int after_traverse(PyObject *self, int (*visit)(PyObject *, void *), void
 
 static int after_clear(PyObject *self)
 {
-    After *after = (After *)self;
-    PyObject *hold = after->hold, *number = after->number, *hooks = after->hooks;
-    after->hold = after->number = after->hooks = NULL;
-    Py_DecRef(hold);
-    Py_DecRef(number);
-    Py_DecRef(hooks);
-    return 0;
+    return clear_each(&((After *)self)->hold, 3);
 }
 
 static void after_dealloc(PyObject *self)

@@ -182,6 +182,17 @@ static int visit_each(PyObject *const *all, int many, int (*visit)(PyObject *, v
     return 0;
 }
 
+/* Let go of references that lie side by side. */
+static int clear_each(PyObject **all, int many)
+{
+    for (int i = 0; i < many; i++) {
+        PyObject *before = all[i];
+        all[i] = NULL;
+        Py_DecRef(before);
+    }
+    return 0;
+}
+
 static void free_object(PyObject *self, int (*clear)(PyObject *))
 {
     PyObject *type = self->type;

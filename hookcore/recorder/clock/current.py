@@ -187,9 +187,7 @@ class TensorHook(cpu.GradientHook, InertInCopies):
 
 cpu.know_torch(
     (
-        Tensor,
         tuple(CODES),
-        function_modes,
         current_graph_task,
         tracing_state,
         vars(torch.compiler),
