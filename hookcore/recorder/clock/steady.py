@@ -132,9 +132,8 @@ class Notes(NamedTuple):
     frame: int
     packed: list[bytes | None]  # the rows of the steps that ended; None if they weren't captured
     captures: int  # whether the running step is captured
-    marks: list[
-        Any
-    ]  # of each parameter that it reads, the mark after the newest pass with all gradients, once it stops
+    # Of each parameter that it reads, once it stops: the mark after the newest pass with all gradients.
+    marks: list[Any]
 
 
 class CapturedFacts(NamedTuple):
