@@ -211,7 +211,8 @@ def test_every_flag_in_the_docs_belongs_to_a_command(page: Path) -> None:
     known = {flag for command in _commands().values() for flag in _flags_of(command)}
     named = {code.split()[0].partition("=")[0] for code in inline_code_of(page) if re.match(r"--[a-z]", code)}
     docker_and_launchers = {"--gpus", "--mpi", "--nnodes", "--rdzv-id"}
-    benchmarks = {"--loop", "--threads", "--clock", "--quick", "--everything", "--only", "--rounds"}
+    sources = [file.read_text() for file in (ROOT / "benchmarks").glob("*.py")]
+    benchmarks = {flag for source in sources for flag in re.findall(r'add_argument\(\s*"(--[a-z-]+)"', source)}
     assert named - known <= docker_and_launchers | benchmarks
 
 
