@@ -646,8 +646,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     ),
     "spike": (
         "A value is {factor} times its usual value in a single step, and {spreads} standard deviations above it, "
-        "which are taken to be at least {least_spread} powers of ten. More than {rare} spikes are noise. It is a "
-        "warning from {warning_factor} times on."
+        "which are taken to be at least {least_spread} powers of ten. It rose at least half of that (in powers of ten) "
+        "since the step before. More than {rare} spikes are noise. It is a warning from {warning_factor} times on."
     ),
     "loss-spike": (
         "The loss is {factor} times its usual value and {spreads} standard deviations above it, and rises by "

@@ -286,6 +286,7 @@ def _spikes(
     beyond[:, : window.column_of((window.steps.first or 0) + WARM_UP)] = False
     beyond[exploding] = False
     beyond[beyond.sum(axis=1) > limits["rare"]] = False
+    _leave_out_slopes(beyond, window.logs, far / 2)
     if reported is not None:
         wanted = [
             reported < window.last_step(each) and window.first_step(each) <= window.settled
@@ -299,6 +300,17 @@ def _spikes(
     numbers = window.taps.numbers.tolist()
     groups = groups_of(onsets, numbers, window.taps.taps, 0, lambda: window.feeding)
     return [_spike(window, group, losses) for group in groups]
+
+
+def _leave_out_slopes(beyond: NDArray[np.bool_], logs: Logs, rise: Logs) -> None:
+    """Leave out columns [tap, column] that values have reached by degrees: a spike rises by this much at once."""
+    for place in np.flatnonzero(beyond.any(axis=1)):
+        calm = np.flatnonzero(~beyond[place] & np.isfinite(logs[place]))
+        columns = np.flatnonzero(beyond[place])
+        before = np.searchsorted(calm, columns) - 1
+        known = before >= 0
+        slow = logs[place, columns[known]] - logs[place, calm[before[known]]] < rise[place]
+        beyond[place, columns[known][slow]] = False
 
 
 def _spike(window: MagnitudeWindow, group: Group, losses: Losses) -> Finding:
@@ -498,7 +510,7 @@ def _message(incident: Incident, record: _Record, infinite: bool, skipped: bool)
     elif record.is_over and record.first_step >= begin:
         last = record.last_step
         when = f"at step {begin}" if last <= begin else f"between steps {begin} and {last}"
-        tail = "; finite again there, but not in the layers that it spread to"
+        tail = "; finite again there, but not in the layers that followed"
     else:
         when = tail = ""
     often = f"non-finite in {record.steps:,} captured steps since step {record.first_step:,}"

@@ -411,8 +411,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "spike",
                 "info",
                 "Spike",
-                "The value in a single step is far outside the spread of the steps around it. A very large spike is a "
-                "warning, unless the loss stayed below its first values.",
+                "The value in a single step is far outside the spread of the steps around it, and rose to it at once. "
+                "A very large spike is a warning, unless the loss stayed below its first values.",
             ),
             _rule(
                 "loss-spike",

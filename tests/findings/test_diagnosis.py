@@ -139,10 +139,7 @@ def test_a_nan_in_one_step_lasts_one_step_in_its_layer_and_longer_downstream() -
     store = Store(2**24)
     chain(store, 800, bad=100, heals=False)
     (found,) = findings_of(store)
-    assert (
-        found.message
-        == "NaN in the activation at step 100; finite again there, but not in the layers that it spread to"
-    )
+    assert found.message == "NaN in the activation at step 100; finite again there, but not in the layers that followed"
     assert (found.until_step, found.last_step) == (None, 100)
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.errors import ArgumentError
-from hookcore.findings import RULES, Finding, FindingsCache, findings_of, key_figures_of, read_choices
+from hookcore.findings import RULES, Finding, FindingsCache, findings_of, follow, key_figures_of, read_choices
 from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import around
@@ -169,6 +169,17 @@ def test_a_spike_is_found_at_its_exact_step(layer: int, step: int, noise: float,
     assert (found.rule, found.number, found.since_step, found.until_step) == ("spike", layer, step, step)
     assert found.value == pytest.approx(rms[step, layer])
     assert found.severity == ("warning" if found.value > 100 * found.usual else "info")
+
+
+@few
+@given(size=st.floats(5.5, 7.0))
+def test_a_value_that_grows_step_by_step_and_falls_back_is_not_a_spike(size: float) -> None:
+    rms = steady(150, noise=0.0)
+    rms[60:80, 2] *= np.geomspace(1, size, 20)  # only the last few are far above the usual value
+    store = follow(Store())
+    for step, values in enumerate(rms):
+        append(store, step, values, new=() if step else OUTPUTS)
+    assert [each.rule for each in store.incidents()] == []
 
 
 @few

@@ -197,9 +197,9 @@ COST_PARTS: Final = (
     ("loss, look for NaN, batch kept for a saved step", "followed", "paused", True),
     ("capturing: hooks, and all stats but histograms", "moments", "followed", True),
     ("histograms", "captured", "moments", True),
-    ("its thread, for a step that isn't captured", "followed", "untouched", False),
-    ("its thread, for a captured step: stores it", "captured", "untouched", False),
-    ("the same, but packs it for a dashboard", "packed", "untouched", False),
+    ("hookcore's thread, for an uncaptured step", "followed", "untouched", False),
+    ("the same, for a captured step in this process", "captured", "untouched", False),
+    ("the same, for a captured step for a dashboard", "packed", "untouched", False),
     ("for comparison: hooks that do nothing", "hooks", "untouched", True),
 )
 Pair = tuple[float, float]  # seconds of a step: of the training's thread, and of all others
@@ -353,15 +353,15 @@ def _table_of(name: str, found: Mapping[str, NDArray[np.float64]], weights: int)
 
     lines = [
         f"Cost of watching {name} here. A step (forward, backward, SGD of {counted(weights, 'tensor')}) takes "
-        f"{untouched * 1e3:.3g} ms of processor time, with one thread. Medians of turns; what is smaller than its "
-        "quartiles are apart is noise.",
+        f"{untouched * 1e3:.3g} ms of processor time, with one thread. The figures are medians of turns; one that "
+        "is smaller than the distance between its quartiles is noise.",
         "",
-        f"{'':48} {'us a step':>10} {'quartiles':>18} {'of a step':>10}",
+        f"{'':48} {'us per step':>11} {'quartiles':>18} {'of a step':>10}",
     ]
     for words, way, base, is_own in COST_PARTS:
         low, median, high = np.quantile(added(way, base, 0 if is_own else 1), [0.25, 0.5, 0.75]) * untouched * 1e6
         ends = f"[{low:.0f} to {high:.0f}]"
-        lines.append(f"{words:48} {median:10.0f} {ends:>18} {median / untouched / 1e4:9.1f}%")
+        lines.append(f"{words:48} {median:11.0f} {ends:>18} {median / untouched / 1e4:9.1f}%")
     captured, lean, followed = (
         max(0.0, float(np.median(added(way, "untouched", 0) + added(way, "untouched", 1))))
         for way in ("captured", "moments", "followed")
@@ -372,7 +372,7 @@ def _table_of(name: str, found: Mapping[str, NDArray[np.float64]], weights: int)
     often = _every(stride) + (f" ({_every(stride * thinning)} with histograms)" if thinning > 1 else "")
     more = f"; following the steps alone takes more than budget={budget:g}" if budget and followed > budget else ""
     words = f". With budget={budget:g}, {often} is captured once the allowance is used{more}" if budget else ""
-    lines += ["", f"A captured step adds {captured:.0%} of a step, another one {followed:.1%}{words}."]
+    lines += ["", f"A captured step takes {captured:.0%} more processor time, any other step {followed:.1%}{words}."]
     return "\n".join(lines)
 
 
