@@ -302,7 +302,7 @@ def _spikes(
     return [_spike(window, group, losses) for group in groups]
 
 
-def _leave_out_slopes(beyond: NDArray[np.bool_], logs: Logs, rise: Logs) -> None:
+def _leave_out_slopes(beyond: NDArray[np.bool_], logs: Logs, rise: Floats) -> None:
     """Leave out columns [tap, column] that values have reached by degrees: a spike rises by this much at once."""
     for place in np.flatnonzero(beyond.any(axis=1)):
         calm = np.flatnonzero(~beyond[place] & np.isfinite(logs[place]))
