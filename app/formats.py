@@ -237,7 +237,7 @@ def words_of(first: int, last: int) -> str:
 
 
 def text_of_setting(value: Any) -> str:
-    """Format a setting as in Python, not as JSON."""
+    """Format a setting in words, not as JSON. 1 and 1.0 are the same."""
     if value is None or value == []:
         return "none"
     if isinstance(value, bool):
@@ -246,4 +246,6 @@ def text_of_setting(value: Any) -> str:
         return ", ".join(map(text_of_setting, value))
     if isinstance(value, dict):
         return ", ".join(f"{name}: {text_of_setting(item)}" for name, item in value.items()) or "none"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -128,6 +128,7 @@ class ComparePage(Page):
             "every": labels_of(every),
             "one": one,
             "two": two,
+            "titles": _titles_of(one, two),
             "wanted": wanted,
         }
         values |= {"missing": missing, "problem": "", "result": None, "settings": [], "query": wanted.query}
@@ -142,6 +143,12 @@ class ComparePage(Page):
             except (ArgumentError, PatternError) as error:
                 values["problem"] = str(error)
         return values
+
+
+def _titles_of(*runs: Run | None) -> list[str]:
+    """Return what the two runs are called: by their letters, too, if their names are the same."""
+    names = [run.name or run.id if run is not None else "" for run in runs]
+    return [f"{letter}: {name}" for letter, name in zip("AB", names, strict=True)] if names[0] == names[1] else names
 
 
 def labels_of(runs: list[Run]) -> list[tuple[str, str]]:

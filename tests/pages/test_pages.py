@@ -672,6 +672,21 @@ def test_compare_separates_different_settings_from_equal_ones(world: World) -> N
     assert "Capture" not in differing
 
 
+def test_compare_takes_1_and_1_0_for_equal_and_calls_runs_of_one_name_by_their_letters(world: World) -> None:
+    for run, decay in (("one", 0), ("two", 0.0)):
+        _open(world, run, (1.0,), name="sweep", config={"decay": decay, "lr": 1.0 if run == "one" else 0.5})
+    html = world.client.get("/compare?a=one&b=two").text
+    differing, same = html[html.index('id="settings"') :].split("<details>")
+    assert re.findall(r"<th scope=\"row\">(.*?)</th>", differing) == ["lr"]
+    assert "decay" in same
+    assert re.findall(r'<a href="runs/(\w+)">(.*?)</a></th>', differing) == [("one", "A: sweep"), ("two", "B: sweep")]
+
+
+def test_the_list_of_layers_asks_for_no_script_of_charts_in_advance(world: World) -> None:
+    _open(world, "one", (1.0,))
+    assert "preload" not in world.client.get("/runs/one/model/layers").text
+
+
 def test_compare_shows_how_alike_representations_of_the_same_batch_are_the_least_first(world: World) -> None:
     made, shared = np.random.default_rng(0), np.random.default_rng(1).normal(size=(8, 5))
 

@@ -60,6 +60,7 @@ export function stepWords(first, last) {
 
 /** What people read in place of a scalar's name: `loss` for what backward() was called on. @param {string} name */
 export function titled(name) {
+  if (name === "recent_loss") return "recent loss";
   return name.startsWith("backward/loss") ? name.slice("backward/".length) : name;
 }
 

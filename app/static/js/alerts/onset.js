@@ -68,6 +68,7 @@ export class OnsetChart {
   show() {
     if (!this.#evidence) return;
     const stat = this.page.state.get("stat");
+    this.axis.title = stat;
     const lines = linesOf(this.#evidence, stat);
     const isAbove = lines.every(({ mean = [] }) => Array.from(mean).every((value) => !(value <= 0)));
     this.axis.scale = isAbove ? "log" : "symlog";

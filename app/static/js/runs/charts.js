@@ -345,7 +345,7 @@ export class RunCharts {
     const results = resultsOf(this.#runs);
     offer(
       byId("result"),
-      results.map((name) => [name, name === "recent_loss" ? "recent loss" : shorten(name, 32)]),
+      results.map((name) => [name, shorten(titled(name), 32)]),
       this.result,
     );
     const settings = telling(this.#settings ?? []);
