@@ -44,7 +44,7 @@ static int is_bare(PyObject *tensor)
 /* Find the values of such a tensor, in memory and without gaps, of a type that the loops take. */
 static int find_values(PyObject *tensor, struct values *found)
 {
-    int64_t is_dense, is_negated = 0;
+    int64_t is_dense, is_negated;
     if (!is_attribute(tensor, N_IS_CPU, &_Py_TrueStruct))
         return 0;
     PyObject *dtype = PyObject_GetAttr(tensor, names[N_DTYPE]);
@@ -53,7 +53,7 @@ static int find_values(PyObject *tensor, struct values *found)
         found->code++;
     Py_DecRef(dtype);
     if (found->code == TYPES || !call_integer(tensor, N_IS_CONTIGUOUS, &is_dense) || !is_dense ||
-        (found->code != FLOAT32 && (!call_integer(tensor, N_IS_NEG, &is_negated) || is_negated)))
+        !call_integer(tensor, N_IS_NEG, &is_negated) || is_negated)
         return 0;
     found->address = 0;
     return call_integer(tensor, N_NUMEL, &found->size) && (!found->size || read_address(tensor, &found->address));

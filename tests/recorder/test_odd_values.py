@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hookcore.hooks.tensors import hook_gradient
+from hookcore.observe import cpu
 from hookcore.recorder.known.roots import find_tensors
-from tests.harness import digest, read_step, watch
+from tests.harness import assert_stats, digest, read_step, watch
+from tests.inside import module_of
 
 
 def test_tensors_of_one_output_never_share_a_name() -> None:
@@ -51,6 +55,81 @@ def test_the_holes_of_a_jagged_tensor_are_not_measured() -> None:
         count, largest = (watcher.store.series(taps[0], stat).mean[0] for stat in ("count", "max"))
     values = torch.cat(list(out.unbind()))
     assert (count, largest) == (values.numel(), values.max().item())
+
+
+class _NegatedLater(torch.autograd.Function):
+    """Returns, and gives back, a tensor whose memory has the negative values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch._neg_view(x * -1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch._neg_view(gradients[0] * -1.0)
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_values_that_torch_negates_only_when_they_are_used_are_measured_as_they_are(
+    dtype: torch.dtype, in_python: bool
+) -> None:
+    class Negated(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return _NegatedLater.apply(x)  # type: ignore[no-any-return]
+
+    model = nn.Sequential(nn.Linear(4, 3, dtype=dtype), Negated())
+    outputs, gradients = list[Tensor](), list[Tensor]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    cpu.leave_each(int(in_python))
+    try:
+        with watch(model, kinds=("output", "output_grad")) as watcher:
+            for _ in range(3):
+                optimizer.zero_grad()
+                hidden = model[0](torch.rand(2, 4, dtype=dtype))
+                hidden.register_hook(gradients.append)
+                outputs.append(model[1](hidden))
+                assert outputs[-1].is_neg()
+                outputs[-1].float().square().sum().backward()
+                optimizer.step()
+            assert watcher.flush()
+            for step in range(3):
+                seen = read_step(watcher, step)
+                assert gradients[step].is_neg()
+                assert_stats(seen["1", "output", "", 0], [outputs[step].detach().resolve_neg()])
+                assert_stats(seen["0", "output_grad", "", 0], [gradients[step].resolve_neg()])
+    finally:
+        cpu.leave_each(0)
+
+
+def test_an_output_is_measured_once_if_its_gradient_could_not_be_hooked_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, hook, failed = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), hook_gradient, list[str]()
+
+    def hook_later(tensor: Tensor, fn: Any) -> None:
+        if (caller := sys._getframe(1).f_code.co_name) == "saw_plain":
+            failed.append(caller)
+            raise RuntimeError("dictionary changed size during iteration")  # by another thread
+        hook(tensor, fn)
+
+    monkeypatch.setattr(module_of("Statistics"), "hook_gradient", hook_later)
+    cpu.leave_each(1)
+    try:
+        with watch(model, kinds=("output", "output_grad")) as watcher:
+            for _ in range(3):
+                model(torch.rand(2, 4)).square().sum().backward()
+                watcher.step()
+            assert watcher.flush()
+            assert watcher.errors == []
+            assert len(failed) >= 6
+            for step in range(3):
+                seen = read_step(watcher, step)
+                assert {key: (found["count"], found["parts"]) for key, found in seen.items()} == {
+                    (path, kind, "", 0): (6, 1) for path in ("0", "1", "") for kind in ("output", "output_grad")
+                }
+    finally:
+        cpu.leave_each(0)
 
 
 def _plain(part: nn.Module, x: Tensor) -> Tensor:

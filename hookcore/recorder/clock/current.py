@@ -168,6 +168,7 @@ class TensorHook(cpu.GradientHook, InertInCopies):
                     and grad.dtype is _float32
                     and grad.is_cpu
                     and grad.is_contiguous()
+                    and not grad.is_neg()
                 ):
                     address = grad.data_ptr()
                     if address < LOW:

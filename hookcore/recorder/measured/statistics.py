@@ -260,7 +260,7 @@ class Statistics:
                 and current_graph_task() == -1
                 and not tracing_state()
                 and output.is_contiguous()
-                and not (code and output.is_neg())
+                and not output.is_neg()
                 and not output.is_leaf
                 and (root := plan.root.ref()) is not None
                 and root.training
@@ -270,14 +270,14 @@ class Statistics:
                 counts, lone = plan.counts, plan.rows.lone
                 call = counts.training
                 hook = lone[call] if call < len(lone) else self._lone_hook(plan, call, output)
-                if hook.row:
-                    address = output.data_ptr()
-                    if address < LOW:
-                        address = address_of(output)
-                    _observe(address, output.numel(), code, hook.row, self._control)
-                counts.training = call + 1
+                address = output.data_ptr() if hook.row else LOW
+                if address < LOW:
+                    address = address_of(output)
                 if hook.grad_row:
                     hook_gradient(output, hook)
+                if hook.row:  # after all that may raise, because the slow path measures the output, too
+                    _observe(address, output.numel(), code, hook.row, self._control)
+                counts.training = call + 1
                 return True
         except Exception:  # a layout without an address, or a functorch wrapper: the slow path distinguishes them
             pass
