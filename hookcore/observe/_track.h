@@ -250,6 +250,12 @@ static int read_scale(Track *track)
     return is_read;
 }
 
+/* If the step is skipped, this is noticed only after the scale has changed. */
+static int keep_scale(Track *track)
+{
+    return track->passes || track->scaler == &_Py_NoneStruct || read_scale(track);
+}
+
 /* Look at the gradients that a pass reaches last. */
 static int look(Track *track)
 {
@@ -563,7 +569,7 @@ static int end_pass(Track *track, PyObject *const *arguments)
     if (track->captures && !is_attribute(track->current, N_REACHED, &_Py_TrueStruct))
         return 0;
     if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track) ||
-        (track->captures && !note_gradients(track)))
+        (track->captures && !(keep_scale(track) && note_gradients(track))))
         return 0;
     if (track->reads)
         track->losses[track->read++] = track->loss;

@@ -62,7 +62,7 @@ class Recorder:
         """Register every hook and start the thread. `captured`: whether the running step is captured, unless paused."""
         captured = captured and not self.context.paused
         self.steps.steady.leave()
-        self.capture.placement.attach(self.steps.steady.front, self.steps.passes, captured)
+        self.capture.placement.attach(self.steps.steady.front, self.steps.steady, captured)
         self.capture.observers.begin_step(self.context.step, captured)
         self.capture.collector.machine.start()
         self.worker.start()  # last, because its first round lists the hooks

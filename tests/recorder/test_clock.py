@@ -930,7 +930,7 @@ def test_so_does_that_of_two_optimizers(turns: list[Callable[[Plain], None]], ho
 
 
 @_short_way
-@given(st.lists(st.sampled_from(list(SCALED)), min_size=3, max_size=12), st.sampled_from(list(HOWS)[1:]))
+@given(st.lists(st.sampled_from(list(SCALED)), min_size=3, max_size=12), st.sampled_from([*list(HOWS)[1:], *OF_PAIRS]))
 def test_so_does_that_of_a_scaler(turns: list[Callable[[Plain], None]], how: str) -> None:
     _check_short_way(Scaled, turns, how, SCALED)
 
@@ -1002,19 +1002,6 @@ def test_with_the_extension_a_captured_step_like_the_one_before_takes_few_calls(
         if logs:
             logged = watcher.store.scalars("place", points=1000)
             assert logged.first_step.tolist() == logged.mean.tolist() == list(range(total))
-
-
-def test_captured_steps_of_two_optimizers_that_take_turns_go_the_short_way_too() -> None:
-    most, world = 260 if hasattr(cpu.Track, "learn") else 1000, Pair()
-    with watch(world.model, capsule="never") as watcher:
-        for _ in range(clock.FIRST_STEPS):
-            world.step()
-        assert sorted(_calls_of(world.step) for _ in range(20))[10] <= most
-        assert watcher.errors == []
-        assert watcher.flush()
-        steps = [read_step(watcher, number) for number in range(watcher.current_step)]
-        assert len(steps) == watcher.store.steps().count == 2 * (clock.FIRST_STEPS + 20)
-        assert all(each.keys() >= steps[2 + place % 2].keys() for place, each in enumerate(steps[2:]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -1159,6 +1146,21 @@ LOOPS: Final[dict[str, tuple[type[Plain], Callable[[Any], None], int]]] = {
     "a disabled scaler": (Plain, _behind_a_disabled_scaler, 1),
     "three micro-batches": (Plain, in_parts, 1),
 }
+
+
+@pytest.mark.parametrize("loop", ["two that take turns", "a scaler"])
+def test_with_the_extension_a_captured_step_of_other_loops_takes_few_calls_too(loop: str) -> None:
+    kind, step, steps = LOOPS[loop]
+    most, world = 130 * steps if hasattr(cpu.Track, "learn") else 1000, kind()
+    with watch(world.model, capsule="never") as watcher:
+        for _ in range(clock.FIRST_STEPS + 10):
+            step(world)
+        assert sorted(_calls_of(lambda: step(world)) for _ in range(20))[10] <= most
+        assert watcher.errors == []
+        assert watcher.flush()
+        found = [read_step(watcher, number) for number in range(watcher.current_step)]
+        assert len(found) == watcher.store.steps().count == steps * (clock.FIRST_STEPS + 30)
+        assert all(each.keys() >= found[4 + place % steps].keys() for place, each in enumerate(found[4:]))
 
 
 @pytest.mark.parametrize("capsule", ["never", "error"])

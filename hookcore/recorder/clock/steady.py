@@ -11,8 +11,8 @@ of steps that are equal in all that is checked here, touches few objects, and ke
 turned into the state that the full machinery would have made, when a call differs, and whenever somebody else needs it.
 It also compares passes, so that it serves several optimizers and a scaler; without it, such steps go the long way.
 
-It handles captured steps, too, between others or one after another, if no scaler makes them, and if only the statistics
-look at them. It takes their rows when they end, and `CapturedSteps` does the rest of what each step needs.
+It handles captured steps, too, between others or one after another, if only the statistics look at them. It takes their
+rows when they end, and `CapturedSteps` does the rest of what each step needs.
 Which steps these are stays decided until one that is known to be another one, or until what the cadence learns of the
 notes changes that.
 """
@@ -118,7 +118,7 @@ class Notes(NamedTuple):
     losses: list[float]  # of these steps, and of the passes of the running one
     turns: list[tuple[int, int]]  # the optimizers that stepped, by place, and whether each joined the step before
     running: float  # the loss of the running pass
-    scale: float
+    scale: float  # in the running step: of its first pass if it is captured, then of the optimizer's step
     looked_at: int  # the newest step that the sentinel looked at, -1 for none
     before: list[Any]  # of each witness, the mark before the running pass,
     in_pass: list[Any]  # after the last one,
@@ -192,6 +192,7 @@ class CapturedSteps:
         self._parameters, self._cadence, self._collector = context.parameters, context.cadence, capture.collector
         self._dispatcher, self._keeping = capture.dispatcher, capture.keeping
         self._keeps = False  # whether calls are kept
+        self._is_scaled = False  # whether a scaler may skip a step, which the next call of a module then notices
         self._reads_ahead = False  # whether something is read before an optimizer steps
         self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
         self._lean: set[int] = set()  # steps without histograms
@@ -244,6 +245,7 @@ class CapturedSteps:
         self._owners = owners
         self._readings, self._many_read, self.owned = [], 0, []
         self._keeps, self._timed_at = keeps, cadence.next_timed(self._context.step)
+        self._is_scaled = any(owner.scaler.found for owner in owners)
         reads = any(owner.settled != self._parameters.version for owner in owners)
         parameters = self._learn_parameters(owners) if reads else ()
         reads = reads and not parameters
@@ -300,7 +302,7 @@ class CapturedSteps:
         queue, cadence, kinds = self._collector.queue, self._cadence, self._collector.scale.kinds
         costs, skipped = cadence.as_scalars(), 0
         for light, packed, passes in zip(lights, notes.packed, notes.parts, strict=True):
-            step, time_s, elapsed_s, logged, name, parts, _ = light
+            step, time_s, elapsed_s, logged, name, parts, scale = light
             if step <= queue.shipped:  # and then Ctrl+C came
                 continue
             queue.shipped = step
@@ -311,7 +313,7 @@ class CapturedSteps:
                 continue
             self._lean.discard(step)
             found = {name: Sum(parts)} if parts else {}
-            frame = RawFrame(step, time_s, packed, (), passes, elapsed_s, scaled=kinds)
+            frame = RawFrame(step, time_s, packed, (), passes, elapsed_s, scale, kinds)
             frame.scalars = {**(logged or {}), **found, **costs}
             if costs:
                 frame.scalars[UNCAPTURED_STEPS] = costs[UNCAPTURED_STEPS] + skipped
@@ -330,7 +332,7 @@ class CapturedSteps:
     @entry("end of a backward pass")
     def end_pass(self) -> None:
         """Do the rest at the end of a pass."""
-        self._current.reached = False
+        self._current.reached, self._current.pending = False, self._is_scaled
         self._dispatcher.reset_calls()
         if self._keeps:
             self._keeping.look("at the end of a backward pass", is_whole=False)
@@ -499,7 +501,6 @@ class Steady:
         follows = self._captured.are_plain(captured)
         if step >= self._later and self._is_quiet() and (follows or not captured):
             owners = self.clock.find_steady()
-            follows = follows and not any(owner.scaler.found for owner in owners)
             if owners and (owners[0] is self.clock.alone or _TRACKS) and (follows or not captured):
                 self._enter(owners, follows)
 
@@ -761,7 +762,8 @@ class Steady:
             owner = owners[notes.owner]
             owner.late, owner.inner_passes = bool(notes.is_late), False
             self._stacks[self._thread] = [(id(owner.ref()), notes.frame)]
-        self._scale.value = None if notes.scale != notes.scale else notes.scale
+        scalers = self.clock.owners.scalers() if notes.captures else []
+        self._scale.resume(None if notes.scale != notes.scale else notes.scale, now_next == _IN_STEP, scalers)
         self._apply_passes(notes, list(losses))
         if notes.captures:
             self._current.backwards, self._current.began_backward = notes.passes, notes.passes > 0
@@ -925,6 +927,11 @@ class Steady:
     def inner_ended(self) -> None:
         """Note the end of such a pass."""
         self._passes.inner_ended()
+
+    def saw_pending_call(self) -> None:
+        """Check whether a scaler has skipped a captured step, before a module runs."""
+        self.settle()
+        self._passes.saw_pending_call()
 
     # Optimizers
 
