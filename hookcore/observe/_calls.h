@@ -203,7 +203,7 @@ static int saw_gradient(PyObject *self, PyObject *args)
     if (gradient == &_Py_NoneStruct)
         return 1;
     if (!hook->grad_row || !is_empty(hook->current, N_IGNORING) || !is_attribute(hook->current, N_CLOCK, &_Py_NoneStruct) ||
-        !is_bare(gradient) || !find_values(gradient, &found) || !set(hook->current, N_REACHED, &_Py_TrueStruct))
+        !is_bare(gradient) || !find_values(gradient, &found) || with_thread(hook->current, N_REACHED, PySet_Add) != 0)
         return 0;
     add_values(&found, hook->grad_row, hook->control);
     return 1;

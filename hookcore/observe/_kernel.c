@@ -13,7 +13,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 19 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 20 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -522,6 +522,9 @@ int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 PyObject *PyDict_New(void);
 PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
 int PyDict_Contains(PyObject *, PyObject *);
+int PySet_Add(PyObject *, PyObject *);
+int PySet_Contains(PyObject *, PyObject *);
+int PySet_Discard(PyObject *, PyObject *);
 int PyDict_Next(PyObject *, Py_ssize_t *, PyObject **, PyObject **);
 int PyObject_SetItem(PyObject *, PyObject *, PyObject *);
 int PyObject_DelItem(PyObject *, PyObject *);

@@ -125,6 +125,16 @@ static int give(PyObject *object, int name, PyObject *owned)
     return is_set;
 }
 
+/* Add this thread to a set that is an attribute, discard it, or ask whether it is there; -1 if that fails. */
+static int with_thread(PyObject *object, int name, int (*act)(PyObject *, PyObject *))
+{
+    PyObject *threads = PyObject_GetAttr(object, names[name]), *number = PyLong_FromLongLong((long long)PyThread_get_thread_ident());
+    int found = threads == NULL || number == NULL ? -1 : act(threads, number);
+    Py_DecRef(number);
+    Py_DecRef(threads);
+    return found;
+}
+
 /* Whether each function, called without arguments, returns this very object. */
 static int answer(PyObject *pairs)
 {

@@ -51,8 +51,8 @@ typedef struct {
     struct turn turns[TURNS];
     /* Of captured steps: whether they are handled, and the running one is one, and the one before; the number of steps from one block of them to
      * the next, in blocks; the first row and how many of them are used, whether something is read before an optimizer steps
-     * and calls are kept, and the bytes in the notes. */
-    int64_t follows, captures, has_captured, block, stride, base, used, reads_ahead, keeps, bytes;
+     * and calls are kept, whether passes bring gradients to hooks, and the bytes in the notes. */
+    int64_t follows, captures, has_captured, block, stride, base, used, reads_ahead, keeps, receives, bytes;
     int64_t moved; /* whether a rate has changed since the facts were learned */
     /* Of parameters whose gradients it reads: after which pass of a step, and their marks then. */
     int64_t control, last_pass, parameters_read;
@@ -526,7 +526,8 @@ static int read_parameters(Track *track, int64_t which)
 
 static int begin_pass(Track *track, PyObject *const *arguments)
 {
-    if (arguments[0] != &_Py_TrueStruct || PyThread_get_thread_ident() != track->thread || track->read >= LOSSES)
+    if (arguments[0] != &_Py_TrueStruct || PyThread_get_thread_ident() != track->thread || track->read >= LOSSES ||
+        (track->captures && !track->receives && !track->compares)) /* then nothing would show whose pass it is */
         return 0;
     double loss, weight;
     if (track->reads) {
@@ -540,7 +541,7 @@ static int begin_pass(Track *track, PyObject *const *arguments)
         if (!read_marks(track, track->before, ~0ULL) || (track->passes && !(are_kept(track) && is_idle(track))))
             return 0;
     }
-    return !track->captures || set(track->current, N_REACHED, &_Py_FalseStruct);
+    return !track->captures || with_thread(track->current, N_REACHED, PySet_Discard) >= 0;
 }
 
 /* Find the witnesses with new gradients. They have to be some, since a pass may belong to another training. */
@@ -566,7 +567,7 @@ static int end_pass(Track *track, PyObject *const *arguments)
         return 0;
     if (track->reads && track->loss - track->loss != 0)
         return 0;
-    if (track->captures && !is_attribute(track->current, N_REACHED, &_Py_TrueStruct))
+    if (track->captures && with_thread(track->current, N_REACHED, PySet_Contains) != track->receives)
         return 0;
     if (!compare_marks(track, &reached) || !have_modes(track, reached) || (track->looks && !look(track)) || !keep_states(track) || !see_calls(track) ||
         (track->captures && !(keep_scale(track) && note_gradients(track))))
@@ -831,15 +832,15 @@ static int read_owner(struct owner *owner, PyObject *facts)
 
 /* What captured steps have besides: what does the rest, the running step, the address of the first row, the taps, how many rows are used,
  * whether something is read before an optimizer steps, whether calls are kept, which steps they are, what else must be
- * empty and the same, and how to measure which parameters, after which pass. */
+ * empty and the same, how to measure which parameters, after which pass, and whether passes bring gradients to hooks. */
 static int read_captured(Track *track)
 {
-    long long base, used, reads_ahead, keeps, block, stride, control, last_pass;
+    long long base, used, reads_ahead, keeps, block, stride, control, last_pass, receives;
     track->follows = track->captured != &_Py_NoneStruct;
     if (!track->follows)
         return 1;
-    if (!PyArg_ParseTuple(track->captured, "OOLOLLLLLOOLLO", &track->rest, &track->current, &base, &track->taps, &used, &reads_ahead, &keeps, &block,
-                          &stride, &track->more_sized, &track->more_cells, &control, &last_pass, &track->parameters))
+    if (!PyArg_ParseTuple(track->captured, "OOLOLLLLLOOLLOL", &track->rest, &track->current, &base, &track->taps, &used, &reads_ahead, &keeps, &block,
+                          &stride, &track->more_sized, &track->more_cells, &control, &last_pass, &track->parameters, &receives))
         return 0;
     track->parameters_read = PyTuple_Size(track->parameters);
     if (track->parameters_read > MOST_PARAMETERS) {
@@ -853,6 +854,7 @@ static int read_captured(Track *track)
     track->base = base;
     track->used = used;
     track->reads_ahead = reads_ahead;
+    track->receives = receives;
     track->keeps = keeps;
     return 1;
 }

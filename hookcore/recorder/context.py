@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hookcore.config import AUTO, Settings
 from hookcore.delivery.sinks import Sink
@@ -19,6 +19,8 @@ from hookcore.recorder.clock.owners import Owners
 from hookcore.recorder.known.parameters import Parameters
 from hookcore.recorder.measured.statistics import Statistics
 from hookcore.records import ROOT, Event, Severity, Value
+
+_RECEIVED: Final = frozenset({"output_grad", "input_grad"})
 
 
 class Ended(NamedTuple):
@@ -53,6 +55,11 @@ class Context:
         self.cadence = Cadence(  # which steps are captured, and which of them with histograms
             settings.every, settings.budget, settings.allowance, settings.state_every, sketches
         )
+
+    @property
+    def receives_gradients(self) -> bool:
+        """Whether hooks receive gradients in captured steps, which shows whose passes these are."""
+        return not _RECEIVED.isdisjoint(self.settings.kinds) and "train" in self.settings.phases
 
     @property
     def step(self) -> int:

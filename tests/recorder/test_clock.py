@@ -861,6 +861,8 @@ CAPTURED: Final[dict[str, dict[str, Any]]] = {
     "captured, and its calls held": {"capsule": "error"},
     "captured, leaves only": {"include": "is:leaf", "kinds": ("output", "output_grad")},
     "captured, inputs too": {"kinds": ("output", "input_grad", "param_grad"), "phases": ("train", "eval")},
+    "captured, outputs only": {"kinds": ("output",)},
+    "every second, no gradients of outputs": {"every": 2, "kinds": ("output", "param", "param_grad")},
     "captured, on modules": {"attach": "module"},
     "captured or paused": {},
     "every second, few with histograms": {"every": 2, "sketches": 4},
@@ -877,6 +879,8 @@ OF_PAIRS: Final = (
     "captured, and its calls held",
     "every second, few with histograms",
     "captured or paused",
+    "captured, outputs only",
+    "every second, no gradients of outputs",
 )
 
 
@@ -978,7 +982,10 @@ def test_with_the_extension_a_step_that_is_not_captured_takes_at_most_4_calls(pa
 
 
 @pytest.mark.parametrize("logs", [False, True])
-@pytest.mark.parametrize("kinds", [("output", "output_grad"), ("output", "output_grad", "param_grad")])
+@pytest.mark.parametrize(
+    "kinds",
+    [("output", "output_grad"), ("output", "output_grad", "param_grad"), ("output",), ("param", "param_grad")],
+)
 def test_with_the_extension_a_captured_step_like_the_one_before_takes_few_calls(
     kinds: tuple[Any, ...], logs: bool
 ) -> None:
@@ -1122,6 +1129,46 @@ def test_a_step_in_which_the_script_logs_goes_the_short_way_too(loop: str, at_en
         logged = dict(zip(found.first_step.tolist(), found.mean.tolist(), strict=True))
     expected = range(steps - 1 if at_end else 0, total, steps)
     assert logged == {place: place for place in expected}
+
+
+def _in_two_parts(model: nn.Module, meanwhile: Callable[[], None] = lambda: None, **given: Any) -> list[dict[Any, Any]]:
+    """Return the captured steps of a training in two micro-batches, in whose passes something else happens."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model[0].bias.register_hook(lambda _: meanwhile())  # after the output's hook
+    with watch(model, capsule="never", **given) as watcher:
+        for _ in range(clock.FIRST_STEPS + 6):
+            optimizer.zero_grad()
+            for _ in range(2):
+                model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert watcher.errors == []
+        if not recorder_of(watcher).steps.clock.reach.many_threads:
+            losses = watcher.store.scalars("backward/loss", points=1000)
+            assert losses.first_step.tolist() == list(range(watcher.current_step))
+        return [read_step(watcher, number) for number in range(watcher.current_step)]
+
+
+@pytest.mark.parametrize("kinds", [("output",), ("output", "param_grad"), ("output", "output_grad")])
+def test_a_module_that_is_called_once_in_each_micro_batch_has_one_call(kinds: tuple[Any, ...]) -> None:
+    for step in _in_two_parts(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), kinds=kinds):
+        assert {key: found["parts"] for key, found in step.items() if key[1] == "output"} == {
+            (path, "output", "", 0): 2 for path in ("", "0", "1")
+        }
+
+
+def test_a_pass_of_a_model_that_is_not_watched_in_another_thread_hides_no_pass_of_this_one() -> None:
+    stranger = nn.Linear(4, 1)
+
+    def meanwhile() -> None:
+        thread = threading.Thread(target=lambda: stranger(torch.ones(4)).sum().backward())
+        thread.start()
+        thread.join()
+
+    for step in _in_two_parts(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), meanwhile, kinds=("output", "output_grad")):
+        assert {key: found["parts"] for key, found in step.items()} == {
+            (path, kind, "", 0): 2 for path in ("", "0", "1") for kind in ("output", "output_grad")
+        }
 
 
 def _behind_a_disabled_scaler(w: Plain) -> None:

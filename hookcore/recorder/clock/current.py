@@ -34,7 +34,7 @@ class CurrentStep:
     captured: bool = False
     sketched: bool = True  # whether histograms are counted in it, if it is captured
     backwards: int = 0  # passes of this step that have ended and reached a watched tensor
-    reached: bool = False  # whether the running pass has reached a watched tensor
+    reached: set[int] = field(default_factory=set)  # threads whose running pass has reached a watched tensor
     began_backward: bool = False  # whether a gradient arrived in this step
     running: set[int] = field(default_factory=set)  # threads that run a pass
     ignoring: set[int] = field(default_factory=set)  # threads in `torch.autograd.grad`, the pass or one inside it
@@ -65,19 +65,22 @@ class CurrentStep:
         """Note the start of a pass in this thread. Results of `torch.autograd.grad` are not gradients of the loss."""
         ident = threading.get_ident()
         self.running.add(ident)
+        self.reached.discard(ident)
         if not accumulates:
             self.ignoring.add(ident)
-        elif not self.ignoring:
-            self.reached = False
 
-    def end_pass(self, accumulates: bool) -> bool:
-        """Note the end of a pass, even if it raised. Return whether it reached a watched tensor of a captured step."""
+    def end_pass(self, accumulates: bool, reaches: bool = False) -> bool:
+        """Note the end of a pass, even if it raised. Return whether it reached a watched tensor of a captured step.
+
+        `reaches`: it has, though no hook has received a gradient.
+        """
         ident = threading.get_ident()
+        reached = reaches or ident in self.reached
+        self.reached.discard(ident)
         self.running.discard(ident)
         self.ignoring.discard(ident)
-        if not (accumulates and self.reached and self.captured):
+        if not (accumulates and reached and self.captured):
             return False
-        self.reached = False
         self.began_backward = True
         self.backwards += 1
         return True
@@ -101,7 +104,9 @@ class CurrentStep:
 
     def reach(self) -> bool:
         """Note that a gradient arrived. Return whether it is a gradient of the loss."""
-        self.reached = True
+        ident = threading.get_ident()
+        # On a GPU, gradients arrive in a thread of the engine. The extension's passes are none of the running ones.
+        self.reached.update(self.running if self.running and ident not in self.running else (ident,))
         return not (self.ignoring and self.ignores_pass())
 
     def note_arrival(self, grad: Any) -> None:
@@ -153,8 +158,7 @@ class TensorHook(cpu.GradientHook, InertInCopies):
         current = self.current
         if grad is None or not current.captured:
             return
-        current.reached = True
-        if current.ignoring and current.ignores_pass():
+        if not current.reach():
             return
         meter = current.meter  # read once: another thread may end the step in between
         if meter is not None:

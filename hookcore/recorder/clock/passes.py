@@ -474,7 +474,7 @@ class BackwardPasses(EndsSteps):
     def __init__(self, context: Context, capture: Capture, clock: Clock, parts: Parts) -> None:
         super().__init__(context, capture, clock)
         self._placement, self._probes = capture.placement, capture.observers.probes.passes
-        self._parameters = context.parameters
+        self._context, self._parameters = context, context.parameters
         self.parts = parts
 
     @entry("begin of a backward pass")
@@ -482,6 +482,8 @@ class BackwardPasses(EndsSteps):
         """Note that a backward pass of this process starts."""
         self._times.enter(TIME_BACKWARD)
         self._current.begin_pass(accumulates)
+        if accumulates and self._is_unseen and self.clock.alone is not None:
+            self.clock.note_stray()
         if (holding := self._placement.holding) is not None and holding.is_on:
             holding.begin_pass()
         if accumulates:
@@ -503,7 +505,8 @@ class BackwardPasses(EndsSteps):
     def backward_ended(self, accumulates: bool, raised: bool) -> None:
         """Note the end of the pass, even if it raised."""
         self._times.leave(TIME_BACKWARD)
-        reached, running = self._current.end_pass(accumulates), self._loss.running
+        reaches = accumulates and self._is_unseen and self.clock.compares_passes and self.clock.reaches
+        reached, running = self._current.end_pass(accumulates, reaches), self._loss.running
         if accumulates and not raised:
             self._sentinel.look(self.clock, self._loss.running, lambda: reached or self._counts(self.clock.reaches))
         if reached or (raised and accumulates):  # a pass that failed is given up, wherever it got to
@@ -536,6 +539,11 @@ class BackwardPasses(EndsSteps):
         self._current.pending = pending
         if pending:
             self._scale.note_pass(self.clock.owners.scalers())
+
+    @property
+    def _is_unseen(self) -> bool:
+        """Whether no hook receives a gradient in this captured step, so that only parameters show whose pass it is."""
+        return self._current.captured and not self._context.receives_gradients
 
     @property
     def _reads_gradients(self) -> bool:

@@ -153,6 +153,7 @@ class CapturedFacts(NamedTuple):
     control: int  # the address of what the kernel goes by
     last_pass: int  # the pass of a step after which gradients are complete,
     parameters: tuple[ToRead, ...]  # and those that the track reads
+    receives: bool  # whether passes bring gradients to hooks
 
 
 class TrackFacts(NamedTuple):
@@ -252,7 +253,8 @@ class CapturedSteps:
         self._reads_ahead, base, control = reads, statistics.arena.base, statistics.arena.control
         empty = self._context.events, statistics.devices.arenas
         how = cadence.block, cadence.stride, empty, cells_of(self._cells()), control, self._parameters.raw.last_pass
-        return CapturedFacts(self, self._current, base, taps, len(taps), reads or keeps, keeps, *how, parameters)
+        known = *how, parameters, self._context.receives_gradients
+        return CapturedFacts(self, self._current, base, taps, len(taps), reads or keeps, keeps, *known)
 
     def _learn_parameters(self, owners: Sequence[Owner]) -> tuple[ToRead, ...]:
         """Return how the track reads the parameters of a single optimizer, if all are as in the steps before."""
@@ -332,7 +334,8 @@ class CapturedSteps:
     @entry("end of a backward pass")
     def end_pass(self) -> None:
         """Do the rest at the end of a pass."""
-        self._current.reached, self._current.pending = False, self._is_scaled
+        self._current.reached.discard(get_ident())
+        self._current.pending = self._is_scaled
         self._dispatcher.reset_calls()
         if self._keeps:
             self._keeping.look("at the end of a backward pass", is_whole=False)
@@ -806,7 +809,7 @@ class Steady:
         """Do what the passes of the running step would have done; `losses` are theirs."""
         reach, loss, runs = self.clock.reach, self._collector.loss, notes.next == _IN_PASS
         if not (notes.captures and runs):
-            self._current.reached = False
+            self._current.reached.discard(self._thread)
         loss.resume(self._thread, [notes.running] if runs and self._reads else [])
         if loss.wanted:
             loss.of_step = losses
@@ -866,7 +869,7 @@ class Steady:
         reach = self.clock.reach
         reach.pass_begins(owner)
         current.running.add(self._thread)
-        current.reached = False
+        current.reached.discard(self._thread)
         if self._holding is not None:
             self._holding.begin_pass()
         self._times.prompt = False
