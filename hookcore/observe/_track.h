@@ -25,13 +25,19 @@ struct turn {
     int64_t owner, is_late;
 };
 
+struct part { /* of a captured step: what an optimizer has used that joined it */
+    int64_t step;
+    double time_s, scale;
+    PyObject *packed;
+};
+
 typedef struct {
     PyObject head;
     int64_t runs, next, step, ended; /* `ended`: how many steps have ended, the newest one at `at` */
     int64_t updates;
     double at;
     int64_t until, looks, reads, compares, longest, looked_at, frame;
-    double until_s, due_s, loss, limit, scale, spent_s, own_s; /* in all calls so far; in those that it handled, without Python's part */
+    double until_s, due_s, loss, limit, scale, pass_scale, spent_s, own_s; /* in all calls so far; in those that it handled, without Python's part */
     unsigned long thread;
     /* Of the witnesses, of which each has a bit: those with new gradients in this step, and in the steps in the notes; and
      * the marks before the running pass, after the last one, and of the gradients whose step is known. */
@@ -49,6 +55,8 @@ typedef struct {
     int64_t parts[NOTES]; /* how many losses each of them has */
     PyObject *packed[NOTES]; /* their rows, if they were captured */
     struct turn turns[TURNS];
+    int64_t joined;
+    struct part part[NOTES];
     /* Of captured steps: whether they are handled, and the running one is one, and the one before; the number of steps from one block of them to
      * the next, in blocks; the first row and how many of them are used, whether something is read before an optimizer steps
      * and calls are kept, whether passes bring gradients to hooks, and the bytes in the notes. */
@@ -240,11 +248,11 @@ static int is_idle(const Track *track)
     return states != NULL && states == track->states;
 }
 
-static int read_scale(Track *track)
+static int read_scale(const Track *track, double *found)
 {
     PyObject *scaler = referred(track->scaler);
     PyObject *scale = scaler == NULL ? NULL : PyObject_GetAttr(scaler, names[N_SCALE]);
-    int is_read = scale != NULL && read_number(track, scale, &track->scale);
+    int is_read = scale != NULL && read_number(track, scale, found);
     Py_DecRef(scale);
     Py_DecRef(scaler);
     return is_read;
@@ -253,7 +261,7 @@ static int read_scale(Track *track)
 /* If the step is skipped, this is noticed only after the scale has changed. */
 static int keep_scale(Track *track)
 {
-    return track->passes || track->scaler == &_Py_NoneStruct || read_scale(track);
+    return track->passes || track->scaler == &_Py_NoneStruct || read_scale(track, &track->pass_scale);
 }
 
 /* Look at the gradients that a pass reaches last. */
@@ -592,15 +600,14 @@ static int begin_update(Track *track, PyObject *const *arguments)
         return 0;
     const struct owner *owner = &track->owner[which];
     int is_late = track->compares && !(owner->witnesses & track->reached);
-    /* What joins a captured step is a frame of its own, with what the optimizer uses and changes. */
-    if (is_late ? track->has_captured || track->passes != 0 || !has_nothing_new(track, which) || !hold_none(track) : track->passes == 0 || !owner->may_end)
+    if (is_late ? (track->has_captured && (!track->follows || track->parameters_read)) || track->passes != 0 || !has_nothing_new(track, which) || !hold_none(track) : track->passes == 0 || !owner->may_end)
         return 0;
     if (!has_groups(arguments[0], owner->groups, track->follows && !is_late && owner->has_schedule ? &track->moved : NULL) || !find_frame(track, owner->is_scaled != 0))
         return 0;
     track->scale = NAN;
     track->running = which;
     track->is_late = is_late;
-    return (!owner->is_scaled || read_scale(track)) && (!track->captures || is_late || read_parameters(track, which));
+    return (!owner->is_scaled || read_scale(track, &track->scale)) && (!track->captures || is_late || read_parameters(track, which));
 }
 
 /* The recorder's clock; None stands for `time.perf_counter`, to which a call through Python takes twenty times as long. */
@@ -624,24 +631,37 @@ static void count_step(Track *track, int64_t step)
     track->updates++;
 }
 
-/* End an optimizer's step that belongs to the step that ended last. */
-static int join_step(Track *track)
+/* Whether no tap is new, and there is room for the rows of a captured step. */
+static int has_room(const Track *track)
 {
-    if (!is_zero(track->function_modes) || !read_marks(track, track->in_step, track->owner[track->running].witnesses) || !track->runs ||
-        track->next != IN_STEP)
+    return PyList_Size(track->taps) == track->used && track->bytes < MOST_BYTES;
+}
+
+/* Take the rows that have been filled. */
+static int take_rows(Track *track, PyObject **packed)
+{
+    *packed = pack_bytes(track->base, track->used);
+    if (*packed == NULL)
         return 0;
-    count_step(track, track->step - 1);
+    track->bytes += PyBytes_Size(*packed);
     return 1;
 }
 
-/* Take the rows of the step that ends. */
-static int take_rows(Track *track)
+/* End an optimizer's step that belongs to the step that ended last. */
+static int join_step(Track *track)
 {
-    PyObject *packed = pack_bytes(track->base, track->used);
-    if (packed == NULL)
+    if (!is_zero(track->function_modes) || !read_marks(track, track->in_step, track->owner[track->running].witnesses) ||
+        (track->has_captured && !(has_room(track) && is_quiet(track, 1) && track->joined < NOTES)) || !track->runs || track->next != IN_STEP)
         return 0;
-    track->packed[track->noted] = packed;
-    track->bytes += PyBytes_Size(packed);
+    if (track->has_captured) {
+        struct part *part = &track->part[track->joined];
+        *part = (struct part){track->step - 1, seconds(CLOCK_REALTIME), track->scale, NULL};
+        if (!take_rows(track, &part->packed))
+            return 0;
+        track->joined++;
+        track->scale = NAN;
+    }
+    count_step(track, track->step - 1);
     return 1;
 }
 
@@ -652,7 +672,7 @@ static int end_update(Track *track, PyObject *const *arguments)
         return 0;
     if (track->is_late)
         return join_step(track);
-    if (track->captures && (PyList_Size(track->taps) != track->used || track->bytes >= MOST_BYTES))
+    if (track->captures && !has_room(track))
         return 0;
     int captures = is_captured(track, track->step + 1);
     if (track->step >= track->until || track->noted >= NOTES || longest_gap(track) != track->longest || !is_zero(track->function_modes) ||
@@ -664,7 +684,7 @@ static int end_update(Track *track, PyObject *const *arguments)
         track->step >= track->until || track->noted >= NOTES)
         return 0;
     track->packed[track->noted] = NULL;
-    if (track->captures && !take_rows(track))
+    if (track->captures && !take_rows(track, &track->packed[track->noted]))
         return 0;
     if (track->captures && track->now == &_Py_NoneStruct) /* taking rows is a part of the step */
         now = seconds(CLOCK_MONOTONIC);
@@ -683,7 +703,7 @@ static int end_update(Track *track, PyObject *const *arguments)
     track->ended = ++track->step;
     track->has_captured = track->captures;
     track->captures = captures;
-    track->scale = NAN;
+    track->scale = track->pass_scale = NAN;
     forget_states(track);
     return 1;
 }
@@ -712,13 +732,19 @@ static PyObject *pass_on(Track *track, int name, PyObject *const *a, Py_ssize_t 
     return found;
 }
 
+/* Whether Python reads what an optimizer is about to use, or rates that have moved. */
+static int reads_update(const Track *track, int64_t captured)
+{
+    return track->is_late ? track->has_captured && track->reads_ahead : (captured && track->reads_ahead) || track->moved;
+}
+
 /* Do what a captured step needs besides, after a call that was handled: nothing here depends on the notes. `captured`: the
  * step that was running then. `has_ended`: it has ended. */
 static int follow_up(Track *track, int64_t then, int64_t captured, int has_ended, PyObject *optimizer)
 {
     return then == STEP      ? !captured || leave_to(track, N_END_PASS, NULL)
            : then == PASS    ? !has_ended || !(captured || track->captures) || leave_to(track, N_BEGIN_STEP, NULL)
-           : then == IN_STEP ? track->is_late || !((captured && track->reads_ahead) || track->moved) || leave_to(track, N_BEGIN_UPDATE, optimizer)
+           : then == IN_STEP ? !reads_update(track, captured) || leave_to(track, N_BEGIN_UPDATE, optimizer)
                              : 1;
 }
 
@@ -926,7 +952,8 @@ static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssiz
     track->reached = track->trained = 0;
     track->group = 1ULL << last;
     track->looked_at = -1;
-    track->scale = NAN;
+    track->scale = track->pass_scale = NAN;
+    track->joined = 0;
     forget_states(track);
     if (compares && !read_marks(track, track->in_step, ~0ULL)) {
         PyErr_Clear();
@@ -979,6 +1006,15 @@ static PyObject *list_of_packed(PyObject *const *packed, int64_t many)
     return list;
 }
 
+/* The parts of captured steps, whose rows the list takes over. */
+static PyObject *list_of_parts(const struct part *parts, int64_t many)
+{
+    PyObject *list = PyList_New(many);
+    for (int64_t i = 0; list != NULL && i < many; i++)
+        PyList_SetItem(list, i, Py_BuildValue("LddN", (long long)parts[i].step, parts[i].time_s, parts[i].scale, parts[i].packed));
+    return list;
+}
+
 static PyObject *list_of_marks(const struct mark *marks, int64_t many)
 {
     PyObject *list = PyList_New(many);
@@ -1005,7 +1041,7 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     track->read -= ended;
     for (int64_t i = 0; i < track->read; i++)
         track->losses[i] = noted.losses[ended + i];
-    track->noted = track->turned = 0;
+    track->noted = track->turned = track->joined = 0;
     track->trained = 0;
     track->bytes = 0;
     track->looked_at = -1;
@@ -1016,14 +1052,14 @@ static PyObject *track_take(PyObject *self, PyObject *const *arguments, Py_ssize
     }
     int64_t compared = noted.compares ? noted.many : 0;
     return Py_BuildValue(
-        "LLLNNNNNNddLNNNKKNLLLLNLN", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
+        "LLLNNNNNNdddLNNNKKNLLLLNLNN", (long long)noted.next, (long long)noted.step, (long long)noted.passes,
         list_of(noted.elapsed_s, noted.noted), list_of(noted.time_s, noted.noted), list_of_known(noted.scales, noted.noted),
         list_of_numbers(noted.parts, noted.noted), list_of(noted.losses, noted.read), list_of_turns(noted.turns, noted.turned), noted.loss,
-        noted.scale, (long long)noted.looked_at, list_of_marks(noted.before, compared),
+        noted.scale, noted.pass_scale, (long long)noted.looked_at, list_of_marks(noted.before, compared),
         list_of_marks(noted.in_pass, noted.reads || noted.compares ? noted.many : 0), list_of_marks(noted.in_step, noted.many),
         (unsigned long long)noted.reached, (unsigned long long)noted.trained, states, (long long)noted.has_compared, (long long)noted.running,
         (long long)noted.is_late, (long long)noted.frame, list_of_packed(noted.packed, noted.noted), (long long)noted.captures,
-        list_of_marks(noted.marks, marked));
+        list_of_marks(noted.marks, marked), list_of_parts(noted.part, noted.joined));
 }
 
 /* when(): how many steps have ended, and when the newest one did. */
@@ -1049,6 +1085,8 @@ static int track_clear(PyObject *self)
     forget_states(track);
     while (track->noted)
         Py_DecRef(track->packed[--track->noted]);
+    while (track->joined)
+        Py_DecRef(track->part[--track->joined].packed);
     Py_DecRef(host);
     return 0;
 }
@@ -1085,6 +1123,7 @@ static PyMemberDef track_members[] = {
     {"step", T_LONGLONG, offsetof(Track, step), 0, "the number of the running step"},
     {"ended", T_LONGLONG, offsetof(Track, ended), 0, "how many steps have ended"},
     {"captures", T_LONGLONG, offsetof(Track, captures), 1, "whether the running step is captured, if it handles it"},
+    {"is_late", T_LONGLONG, offsetof(Track, is_late), 1, "whether the optimizer that has begun its step joins the step before"},
     {"updates", T_LONGLONG, offsetof(Track, updates), 1, "how often optimizers have updated any weights"},
     {"at", T_DOUBLE, offsetof(Track, at), 0, "when the newest of them did"},
     {"limit", T_DOUBLE, offsetof(Track, limit), 0, "above which a loss is a jump; 0: none is"},

@@ -1149,6 +1149,24 @@ def _in_two_parts(model: nn.Module, meanwhile: Callable[[], None] = lambda: None
         return [read_step(watcher, number) for number in range(watcher.current_step)]
 
 
+@pytest.mark.parametrize("every", [1, 2, 100])
+def test_a_number_logged_between_two_optimizers_of_a_step_has_the_same_step_captured_or_not(every: int) -> None:
+    world, logged = Pair(), [0]
+    with watch(world.model, every=every, capsule="never") as watcher:
+        watcher.log(between=0.0)  # so it is known to belong to the step that follows
+        for _ in range(clock.FIRST_STEPS + 6):
+            world.model.zero_grad()
+            world.loss().backward()
+            world.plain.step()
+            watcher.log(between=float(watcher.current_step))
+            logged.append(watcher.current_step)
+            world.b.step()
+        assert watcher.flush()
+        assert watcher.errors == []
+        found = watcher.store.scalars("between", points=1000)
+        assert found.first_step.tolist() == found.mean.tolist() == logged[:-1]  # of the last step, no pass has ended
+
+
 @pytest.mark.parametrize("kinds", [("output",), ("output", "param_grad"), ("output", "output_grad")])
 def test_a_module_that_is_called_once_in_each_micro_batch_has_one_call(kinds: tuple[Any, ...]) -> None:
     for step in _in_two_parts(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), kinds=kinds):
@@ -1195,10 +1213,10 @@ LOOPS: Final[dict[str, tuple[type[Plain], Callable[[Any], None], int]]] = {
 }
 
 
-@pytest.mark.parametrize("loop", ["two that take turns", "a scaler"])
+@pytest.mark.parametrize("loop", ["two that take turns", "two behind one pass", "a scaler"])
 def test_with_the_extension_a_captured_step_of_other_loops_takes_few_calls_too(loop: str) -> None:
     kind, step, steps = LOOPS[loop]
-    most, world = 130 * steps if hasattr(cpu.Track, "learn") else 1000, kind()
+    most, world = (80 if kind is Scaled else 130 * steps + 50) if hasattr(cpu.Track, "learn") else 1000, kind()
     with watch(world.model, capsule="never") as watcher:
         for _ in range(clock.FIRST_STEPS + 10):
             step(world)

@@ -91,6 +91,7 @@ _MOST_PARAMETERS: Final = 1024  # that it reads; likewise
 _MOST_WITNESSES: Final = 2 * FIRST_WITNESSES  # likewise
 _MOST_WAITS: Final = 6  # powers of two; if the short way ended no step time after time, so many steps are left out
 _float32: Final = torch.float32
+_NAN: Final = float("nan")
 
 
 class OwnerFacts(NamedTuple):
@@ -118,7 +119,8 @@ class Notes(NamedTuple):
     losses: list[float]  # of these steps, and of the passes of the running one
     turns: list[tuple[int, int]]  # the optimizers that stepped, by place, and whether each joined the step before
     running: float  # the loss of the running pass
-    scale: float  # in the running step: of its first pass if it is captured, then of the optimizer's step
+    scale: float
+    pass_scale: float  # of the first pass of the running step, if it is captured
     looked_at: int  # the newest step that the sentinel looked at, -1 for none
     before: list[Any]  # of each witness, the mark before the running pass,
     in_pass: list[Any]  # after the last one,
@@ -134,6 +136,7 @@ class Notes(NamedTuple):
     captures: int  # whether the running step is captured
     # Of each parameter that it reads, once it stops: the mark after the newest pass with all gradients.
     marks: list[Any]
+    joined: list[tuple[int, float, float, bytes]]  # for captured steps: step, time, scale, and rows of each optimizer
 
 
 class CapturedFacts(NamedTuple):
@@ -195,7 +198,8 @@ class CapturedSteps:
         self._keeps = False  # whether calls are kept
         self._is_scaled = False  # whether a scaler may skip a step, which the next call of a module then notices
         self._reads_ahead = False  # whether something is read before an optimizer steps
-        self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step
+        self._rows: dict[int, RowFacts] = {}  # what is known of the rows, by step,
+        self._joined_rows: list[RowFacts] = []  # and of those of each optimizer that joins one
         self._lean: set[int] = set()  # steps without histograms
         self._readings: list[tuple[Parameter, bool]] = []  # what the track reads, and of which also what passes leave
         self._owners: Sequence[Owner] = ()  # that make the steps
@@ -322,11 +326,24 @@ class CapturedSteps:
             frame.rows = self._rows.pop(step, self._usual_rows if self._readings else frame.rows)
             self._many_read, self._newest_read = self._many_read + bool(self._readings), step
             queue.put(frame)
+            self.put_joined(notes, step)
         cadence.catch_up()
+
+    def put_joined(self, notes: Notes, step: int) -> None:
+        """Queue the rows of optimizers that joined a captured step, up to this one."""
+        kinds, joined = self._collector.scale.kinds, notes.joined
+        while joined and joined[0][0] <= step:
+            number, time_s, scale, packed = joined[0]
+            rows = self._joined_rows[0] if self._joined_rows else RowFacts()
+            if packed:
+                known = None if scale != scale else scale
+                self._collector.queue.put(RawFrame(number, time_s, packed, (), 0, _NAN, known, kinds, rows=rows))
+            del joined[:1], self._joined_rows[:1]
 
     def forget(self) -> None:
         """Leave the running step to the full machinery, which asks for facts again."""
         self._rows.clear()
+        self._joined_rows.clear()
         self._lean.clear()
 
     # After calls that the track has handled. Nothing here depends on its notes, which another thread may take.
@@ -349,20 +366,25 @@ class CapturedSteps:
         """Read what the optimizer is about to use."""
         if (owner := self._context.owners.get(optimizer)) is None:
             return
-        owner.late = False
+        owner.late = bool(self._context.track.is_late)
         self._optimizers.read_rates(owner, optimizer)
         if self._collector.scalars and self._context.track.runs:
             rates, self._collector.scalars = self._collector.scalars, {}
             self.logged.setdefault(self._context.step, {}).update(rates)
-        if not ((self._reads_ahead or self._keeps) and self._current.captured):
+        if not ((self._reads_ahead or self._keeps) and (owner.late or self._current.captured)):
             return
         if not self._reads_ahead:
             self._keeping.look("before an optimizer's step")
             self._keeping.settle("before an optimizer's step")
             return
         self._optimizers.read(owner, optimizer)
-        if raws := self._parameters.raws():
-            self._rows[self._context.step] = RowFacts(raws=raws, is_whole=self._parameters.raw.is_whole)
+        self.owned, raws = owner.owned or [], self._parameters.raws()
+        rows = RowFacts(raws=raws, is_whole=self._parameters.raw.is_whole)
+        if owner.late:
+            owner.owned = None  # unless it raises
+            self._joined_rows.append(rows)
+        elif raws:
+            self._rows[self._context.step] = rows
         self._keeping.settle("before an optimizer's step")
 
     @entry("end of a step")
@@ -762,25 +784,28 @@ class Steady:
             root.passed_in_training = training if bits & notes.reached else None
         self._stacks.pop(self._thread, None)
         if now_next == _IN_STEP:
-            owner = owners[notes.owner]
-            owner.late, owner.inner_passes = bool(notes.is_late), False
-            self._stacks[self._thread] = [(id(owner.ref()), notes.frame)]
-        scalers = self.clock.owners.scalers() if notes.captures else []
-        self._scale.resume(None if notes.scale != notes.scale else notes.scale, now_next == _IN_STEP, scalers)
+            self._apply_update(notes)
+        self._scale.resume(notes.scale, notes.pass_scale, self.clock.owners.scalers())
         self._apply_passes(notes, list(losses))
         if notes.captures:
             self._current.backwards, self._current.began_backward = notes.passes, notes.passes > 0
-            if now_next == _IN_STEP and not notes.is_late:
-                owner = owners[notes.owner]
-                owner.owned, self._parameters.read = owner.owned or self._captured.owned, True
         if notes.marks:
             self._captured.resume(notes)
+
+    def _apply_update(self, notes: Notes) -> None:
+        """Do what the beginning of an optimizer's step would have done."""
+        owner = self._owners[notes.owner]
+        owner.late, owner.inner_passes = bool(notes.is_late), False
+        self._stacks[self._thread] = [(id(owner.ref()), notes.frame)]
+        if self._optimizers.last_captured if owner.late else notes.captures:
+            owner.owned, self._parameters.read = owner.owned or self._captured.owned, True
 
     def _apply_ended(self, notes: Notes, losses: Iterator[float]) -> None:
         """Do what the ends of these steps would have done, and take their losses."""
         many, wanted, step = len(notes.elapsed_s), self._collector.loss.wanted, notes.step
         parts = [[*islice(losses, each)] for each in notes.parts]
         self._collector.jumps.add(chain.from_iterable(parts))
+        self._captured.put_joined(notes, step - many - 1)
         if not many:
             return
         if skipped := notes.packed.count(None):

@@ -428,10 +428,10 @@ class LossScale:
         if not self._of_passes:
             self._of_passes = {id(scaler): _read(scaler._scale) for scaler in scalers if scaler._scale is not None}
 
-    def resume(self, scale: float | None, steps: bool, scalers: Iterable[GradScaler]) -> None:
-        """Take over the scale of the running step. `steps`: an optimizer has begun to; `scalers`: if it is captured."""
-        self.value = scale if steps else None
-        self._of_passes = {} if scale is None else {id(scaler): scale for scaler in scalers}
+    def resume(self, value: float, of_pass: float, scalers: Iterable[GradScaler]) -> None:
+        """Take over the scales in the running step, and of its first pass if it is captured; NaN if unknown."""
+        self.value = None if math.isnan(value) else value
+        self._of_passes = {} if math.isnan(of_pass) else {id(scaler): of_pass for scaler in scalers}
 
     def skipped_by(self, scaler: GradScaler | None) -> bool:
         """Return whether this scaler, or a readable flag of a fused optimizer, skipped the step."""
