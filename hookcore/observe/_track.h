@@ -1130,6 +1130,7 @@ static PyMemberDef track_members[] = {
     {"spent_s", T_DOUBLE, offsetof(Track, spent_s), 1, "the seconds that all calls took"},
     {"own_s", T_DOUBLE, offsetof(Track, own_s), 1, "the seconds that it took for calls that it handled"},
     {"noted", T_LONGLONG, offsetof(Track, noted), 1, "the steps whose notes weren't taken yet"},
+    {"joined", T_LONGLONG, offsetof(Track, joined), 1, "the rows that optimizers added to captured steps, which weren't taken yet"},
     {"runs", T_LONGLONG, offsetof(Track, runs), 1, "whether it handles steps now"},
     {"next", T_LONGLONG, offsetof(Track, next), 1, "what may come next"},
     {"facts", T_OBJECT, offsetof(Track, facts), 1, "by which it does; None without any"},

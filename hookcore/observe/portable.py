@@ -379,7 +379,7 @@ class Track:
     """Where the steps are. Without the extension, it handles none itself; see `hookcore.recorder.clock.steady`."""
 
     __slots__ = ("at", "ended", "limit", "step", "updates")
-    noted = runs = next = 0
+    noted = joined = runs = next = 0
     spent_s = 0.0  # unknown
 
     def __init__(self) -> None:

@@ -1149,6 +1149,22 @@ def _in_two_parts(model: nn.Module, meanwhile: Callable[[], None] = lambda: None
         return [read_step(watcher, number) for number in range(watcher.current_step)]
 
 
+def test_what_a_second_optimizer_used_is_there_though_the_notes_were_taken_before_it_stepped() -> None:
+    world = Pair()
+    with watch(world.model, capsule="never") as watcher:
+        for _ in range(clock.FIRST_STEPS + 6):
+            world.model.zero_grad()
+            world.loss().backward()
+            world.plain.step()
+            recorder_of(watcher).steps.steady.sync()
+            world.b.step()
+        assert watcher.flush()
+        assert watcher.errors == []
+        for step in range(2, watcher.current_step):
+            owned = {key[0] for key in read_step(watcher, step) if key[1] == "param_grad"}
+            assert owned == {"0", "2"}, step
+
+
 @pytest.mark.parametrize("every", [1, 2, 100])
 def test_a_number_logged_between_two_optimizers_of_a_step_has_the_same_step_captured_or_not(every: int) -> None:
     world, logged = Pair(), [0]

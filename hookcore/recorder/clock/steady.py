@@ -691,8 +691,8 @@ class Steady:
 
     @property
     def has_notes(self) -> bool:
-        """Whether the track has notes of steps that ended."""
-        return bool(self._track.noted)
+        """Whether the track has notes of steps that ended, or that were joined."""
+        return bool(self._track.noted or self._track.joined)
 
     def settle(self) -> None:
         """Take the track's notes, and let it handle no more calls of this step."""
@@ -700,7 +700,7 @@ class Steady:
 
     def sync(self) -> None:
         """Take its notes if there are any, from any thread."""
-        if self._track.noted:
+        if self.has_notes:
             self._take(stops=False)
 
     def _take(self, stops: bool) -> None:
