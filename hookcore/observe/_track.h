@@ -84,14 +84,15 @@ enum { FACTS = 21 }; /* references in `facts`, in the order above */
 
 static const int64_t LOW = 1LL << 40; /* arena.py has the same: addresses of memory are above it, or need a closer look */
 
-/* Where a tensor's values are. If its memory was freed, the address is its offset in the storage, which has no bytes. */
+/* Where a tensor's values are. If its memory was freed, the address is its offset in the storage, which has no bytes; that
+ * of a tensor without memory only says that it has some. */
 static int read_address(PyObject *tensor, int64_t *address)
 {
-    int64_t bytes = 0;
+    int64_t bytes = 0, start = 0;
     if (!call_integer(tensor, N_DATA_PTR, address) || *address >= LOW)
         return *address >= LOW;
     PyObject *storage = PyObject_CallMethodObjArgs(tensor, names[N_STORAGE], NULL);
-    int is_there = storage != NULL && call_integer(storage, N_NBYTES, &bytes) && bytes > 0;
+    int is_there = storage != NULL && call_integer(storage, N_NBYTES, &bytes) && bytes > 0 && call_integer(storage, N_DATA_PTR, &start) && start;
     Py_DecRef(storage);
     return is_there;
 }

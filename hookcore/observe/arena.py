@@ -223,12 +223,18 @@ class CpuArena:
         return packed
 
 
-FREED: Final = "its memory was freed: its storage is empty"
+FREED: Final = "its memory was freed, or it never had any: its storage is empty"
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has values, but its storage has none, as after `resize_(0)`: nothing may read them."""
-    return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+    """Return whether a tensor has values, but no memory: nothing may read them.
+
+    After `resize_(0)`, its storage is empty. That of torch's zero tensors and functional ones only says that it isn't.
+    """
+    return tensor.numel() > 0 and (
+        not tensor.untyped_storage().nbytes()
+        or tensor.data_ptr() == tensor.storage_offset() * tensor.element_size()  # the storage begins at 0
+    )
 
 
 def address_of(tensor: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -441,6 +442,58 @@ def test_a_tensor_whose_memory_was_freed_is_never_read(dtype: torch.dtype, begin
     assert "its memory was freed" in coverage["1"].reason
     assert watcher.errors == []
     assert "snapshot-missed" in [event.name for event in watcher.store.events()]
+
+
+class NoMemory(nn.Module):
+    """Returns a tensor that never had memory."""
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.make()
+
+
+class ZeroGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Any:
+        return torch._efficientzerotensor(gradient.shape)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch._efficientzerotensor((5,)),
+        lambda: torch._efficientzerotensor((5,), dtype=torch.float64)[2:],
+        lambda: torch._to_functional_tensor(torch.ones(5)),
+    ],
+    ids=["zeros", "a part of zeros", "functional"],
+)
+@pytest.mark.parametrize("every", [1, 1 << 20])
+def test_a_tensor_without_memory_is_never_read(make: Callable[[], Tensor], every: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), NoMemory(make))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, phases={"train", "eval"}, every=every) as watcher:
+        watcher.request_snapshot("1", "output")
+        for number in range(70):
+            inner = model[0](torch.ones(2, 4))
+            model[1](inner)
+            loss = (ZeroGradient.apply(inner) if number % 3 == 1 else inner).square().mean()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss, torch._efficientzerotensor(()) if number % 3 == 2 else None)
+            for parameter in model.parameters():
+                if number > 35:
+                    parameter.grad = torch._efficientzerotensor(parameter.shape)
+            optimizer.step()
+            optimizer.zero_grad()
+        watcher.flush()
+        coverage = {item.path: item for item in watcher.coverage()}
+        assert watcher.errors == []
+    assert "it never had any" in coverage["1"].reason
 
 
 @pytest.mark.parametrize("capsule", ["error", "never"])
