@@ -76,11 +76,12 @@ static int hook_gradient(PyObject *tensor, PyObject *hook)
         }
     PyObject *number = is_added ? PyObject_GetAttr(handle_type, names[N_NEXT_ID]) : NULL;
     int64_t next = number == NULL ? -1 : PyLong_AsLongLong(number);
-    if (is_fresh)
-        is_added = next >= 0 && (node = PyObject_GetAttr(tensor, names[N_GRAD_FN])) != NULL && start_hooks(tensor, node, ordered_type, number, hook);
-    else
-        is_added = next >= 0 && PyObject_SetItem(hooks, number, hook) == 0;
-    is_added = is_added && give(handle_type, N_NEXT_ID, PyLong_FromLongLong(next + 1));
+    /* Taken at once: what follows may run Python's collector, and code that registers hooks. */
+    is_added = next >= 0 && give(handle_type, N_NEXT_ID, PyLong_FromLongLong(next + 1));
+    if (is_added && is_fresh)
+        is_added = (node = PyObject_GetAttr(tensor, names[N_GRAD_FN])) != NULL && start_hooks(tensor, node, ordered_type, number, hook);
+    else if (is_added)
+        is_added = PyObject_SetItem(hooks, number, hook) == 0;
     Py_DecRef(number);
     Py_DecRef(node);
     Py_DecRef(hooks);

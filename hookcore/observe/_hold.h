@@ -446,11 +446,10 @@ static int is_holdable(const Hold *hold, PyObject *output)
 static int see_next(const Hold *hold)
 {
     PyObject *hooks = hold->after->hooks;
-    if (hooks == NULL || PyObject_DelItem(hooks, hold->after->number) != 0)
-        return 0;
-    hold->after->hooks = NULL;
+    hold->after->hooks = NULL; /* first: taking it out may run Python */
+    int is_out = hooks != NULL && PyObject_DelItem(hooks, hold->after->number) == 0;
     Py_DecRef(hooks);
-    return PyObject_SetItem(hold->table, hold->number, hold->before) == 0;
+    return is_out && PyObject_SetItem(hold->table, hold->number, hold->before) == 0;
 }
 
 static int hold_return(Hold *hold, PyObject *module, PyObject *kwargs, PyObject *output)

@@ -699,12 +699,13 @@ static PyObject *call_unpack(PyObject *self, PyObject *const *arguments, Py_ssiz
     int64_t address;
     if (given != 2 || !read_integers(arguments + 1, 1, 1, &address))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%zd arguments were given: it takes 2", given);
+    double *cells = (double *)address;
     Py_ssize_t many = PyList_Size(arguments[0]);
     PyObject *steps = many < 0 ? NULL : PyList_New(many);
     for (Py_ssize_t i = 0; steps != NULL && i < many; i++) {
         PyObject *packed = PyList_GetItem(arguments[0], i);
         const char *words = packed == NULL ? NULL : PyBytes_AsString(packed);
-        PyObject *step = words == NULL ? NULL : unpack_step((const int64_t *)words, PyBytes_Size(packed) / 8, (double **)&address);
+        PyObject *step = words == NULL ? NULL : unpack_step((const int64_t *)words, PyBytes_Size(packed) / 8, &cells);
         if (step == NULL || PyList_SetItem(steps, i, step)) {
             Py_DecRef(steps);
             return NULL;

@@ -64,6 +64,7 @@ typedef struct {
     int64_t moved; /* whether a rate has changed since the facts were learned */
     /* Of parameters whose gradients it reads: after which pass of a step, and their marks then. */
     int64_t control, last_pass, parameters_read;
+    int64_t readers; /* calls that go by the facts now: nothing is learned meanwhile, since they hold only the tuple of theirs */
     struct mark marks[MOST_PARAMETERS];
     PyObject *rest, *current, *taps, *more_sized, *more_cells; /* which belong to the facts; `rest` does what is left to Python */
     PyObject *parameters;
@@ -224,9 +225,10 @@ static PyObject *read_states(const Track *track)
 
 static int keep_states(Track *track)
 {
-    PyObject *before = track->states, *now = NULL;
+    PyObject *before, *now = NULL;
     if (track->scaler != &_Py_NoneStruct && (now = read_states(track)) == NULL)
         return 0;
+    before = track->states;
     track->states = now;
     Py_DecRef(before);
     return 1;
@@ -764,7 +766,10 @@ static PyObject *handle(Track *track, int64_t expected, int64_t or_this, int64_t
     if (track->runs && (known == expected || known == or_this)) {
         PyObject *facts = track->facts;
         Py_IncRef(facts);
-        is_done = saw(track, arguments) && track->runs && track->next == known && track->facts == facts;
+        track->readers++;
+        is_done = saw(track, arguments);
+        track->readers--;
+        is_done = is_done && track->runs && track->next == known && track->facts == facts;
         if (is_done) {
             track->next = then;
             handled = seconds(CLOCK_MONOTONIC);
@@ -893,8 +898,10 @@ static PyObject *track_learn(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (given != 1 || PyTuple_Size(arguments[0]) != FACTS || PyTuple_Size(PyTuple_GetItem(arguments[0], 7)) > MOST_WITNESSES ||
         PyTuple_Size(PyTuple_GetItem(arguments[0], 0)) > MOST_OWNERS)
         return PyErr_Format(PyExc_TypeError, "learn takes a tuple of %d facts with at most %d witnesses and %d optimizers", FACTS, MOST_WITNESSES, MOST_OWNERS);
-    Py_IncRef(arguments[0]);
     forget(track);
+    if (track->readers)
+        return none();
+    Py_IncRef(arguments[0]);
     PyObject **place = &track->steppers;
     for (Py_ssize_t i = 0; i < FACTS; i++)
         place[i] = PyTuple_GetItem(arguments[0], i);
@@ -922,6 +929,7 @@ static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssiz
     Track *track = (Track *)self;
     if (given != 11)
         return PyErr_Format(PyExc_TypeError, "enter takes 10 numbers and the counts of each optimizer");
+    forget_states(track); /* which may run Python, so it is first */
     if (track->facts == NULL)
         return none();
     int64_t until = PyLong_AsLongLong(arguments[0]);
@@ -955,8 +963,13 @@ static PyObject *track_enter(PyObject *self, PyObject *const *arguments, Py_ssiz
     track->looked_at = -1;
     track->scale = track->pass_scale = NAN;
     track->joined = 0;
-    forget_states(track);
-    if (compares && !read_marks(track, track->in_step, ~0ULL)) {
+    PyObject *facts = track->facts;
+    Py_IncRef(facts);
+    track->readers++;
+    int is_read = !compares || read_marks(track, track->in_step, ~0ULL), is_same = track->facts == facts;
+    track->readers--;
+    Py_DecRef(facts);
+    if (!is_read || !is_same) { /* a module may die at any time, and drop them */
         PyErr_Clear();
         return none();
     }

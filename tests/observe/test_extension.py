@@ -6,8 +6,10 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +161,42 @@ def test_finite_values_are_told_from_others_wherever_one_is(kernel: ModuleType, 
             other = values.clone()
             other[place] = odd
             assert not kernel.is_finite(other.data_ptr(), size)
+
+
+class Witness:
+    """Stands for a tensor; a function is its gradient."""
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self._read = read
+
+    @property
+    def grad(self) -> None:
+        self._read()
+
+
+def facts_of(*witnesses: Witness, modes: Callable[[], int] = lambda: 0) -> tuple[Any, ...]:
+    before = (), None, modes, lambda: 0, lambda: -1, None, (), witnesses, (), (), (), ()
+    return (*before, torch.Tensor, torch.float32, None, None, None, (), (), None, None)
+
+
+FAR = float("inf")
+
+
+def test_a_track_does_not_go_by_facts_that_are_dropped_while_it_reads_gradients() -> None:
+    """A module may die in any thread and at any time, since any object that is made may run the collector."""
+    track, read = EXTENSION.Track(), list[str]()
+    track.learn(facts_of(Witness(track.drop), Witness(lambda: read.append("second"))))
+    track.enter(5, FAR, FAR, 0, 0, 1, 0, 0, 1, 0, ())
+    assert read == ["second"]
+    assert (track.runs, track.facts) == (0, None)
+
+
+def test_a_track_learns_nothing_while_one_of_its_calls_goes_by_facts() -> None:
+    track = EXTENSION.Track()
+    track.learn(facts_of(modes=lambda: track.learn(facts_of()) or 0))
+    track.enter(5, FAR, FAR, 0, 1, 0, 0, 0, 1, 0, ())
+    assert track.runs
+    track.backward_begins(True, (torch.ones(()),), (torch.ones(()),))
+    assert (track.runs, track.facts) == (0, None)
+    track.learn(facts_of())
+    assert track.facts is not None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Iterator
@@ -231,3 +232,26 @@ def test_a_copy_of_torchs_tables_of_hooks_has_hookcores_own() -> None:
             model(torch.ones(2, 4)).sum().backward()
         for table in tables:
             assert list(copy.deepcopy(table).values()) == list(table.values()) != []
+
+
+def test_hooks_that_are_registered_during_a_collection_keep_numbers_of_their_own() -> None:
+    model, tensor, handles = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), torch.ones(1), list[Any]()
+    tensor.requires_grad_()
+
+    def register(phase: str, _: object) -> None:
+        if phase == "start":
+            handles.extend(tensor.register_hook(print) for _ in range(2))
+
+    thresholds = gc.get_threshold()
+    with watch(model) as watcher:
+        gc.callbacks.append(register)
+        gc.set_threshold(1)
+        try:
+            for _ in range(10):
+                model(torch.ones(2, 4)).sum().backward()
+                watcher.step()
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(register)
+    assert handles
+    assert len({handle.id for handle in handles}) == len(handles)
