@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookcore.findings import Finding, examine, findings_of, follow
+from hookcore.findings.losses import _borders, jump_limit
+from hookcore.findings.rules import RULES
+from hookcore.recorder.measured.scalars import BEFORE_JUMP, Jumps
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
@@ -118,3 +124,37 @@ def test_a_large_jump_is_found_at_its_step(seed: int, at: int, height: float, le
     values[at : at + length] *= height
     (found,) = spikes(logged(values.tolist()))
     assert (found.since_step, found.until_step) == (at, at + length - 1)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.floats(1e-3, 1e3) | st.floats(-1e3, 1e3), min_size=1, max_size=80), st.floats(0, 10))
+def test_a_loss_that_is_about_to_come_is_a_jump_above_the_border_of_the_rule(values: list[float], first: float) -> None:
+    values = values[-BEFORE_JUMP:]
+    limits = RULES["loss-spike"].limits
+    border = float(_borders(np.array([*values, values[-1]]), limits)[1][-1])
+    expected = max(border, limits["share_of_first"] * first) if len(values) >= 24 else math.inf
+    assert jump_limit(values, first) == pytest.approx(expected)
+    assert jump_limit([*values[:-1], math.nan], first) == math.inf
+
+
+class OneOptimizer(list[Any]):
+    """Knows one optimizer without a scaler."""
+
+    def __init__(self) -> None:
+        super().__init__([None])
+
+    def scalers(self) -> list[Any]:
+        return []
+
+
+def test_losses_that_come_together_give_the_same_limit_as_one_by_one() -> None:
+    losses = [2 + math.sin(7 * step) / (1 + step) for step in range(150)]
+    alone, together = (
+        Jumps(SimpleNamespace(), cast(Any, OneOptimizer())),
+        Jumps(SimpleNamespace(), cast(Any, OneOptimizer())),
+    )
+    for at in range(0, 150, 50):
+        for loss in losses[at : at + 50]:
+            alone.add([loss])
+        together.add(losses[at : at + 50])
+        assert together.limit == alone.limit

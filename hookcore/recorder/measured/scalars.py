@@ -272,6 +272,7 @@ class Jumps:
 
     def add(self, losses: Iterable[Any]) -> None:
         """Note the losses of passes that have ended."""
+        known: list[float] = []  # by which to renew the limit: only once, however many losses come together
         for loss in losses:
             if type(loss) is not float:
                 self.stop()
@@ -282,13 +283,14 @@ class Jumps:
             if self._seen <= FIRST_LOSSES:
                 self._first = max(self._first, abs(loss))
             elif self._seen == _KNOWN_AT or not self._seen % _RENEWED_EVERY:
-                self._renew()
+                known = list(self._newest)
+        if known:
+            self._renew(known)
 
-    def _renew(self) -> None:
-        is_known = len(list(self._owners)) == 1 and not self._owners.scalers()
-        is_one_sided = not min(self._newest) < 0 < max(self._newest)
-        limit = jump_limit(list(self._newest), self._first) if is_known and is_one_sided else math.inf
-        self.limit = self._track.limit = limit
+    def _renew(self, known: Sequence[float]) -> None:
+        is_alone = len(list(self._owners)) == 1 and not self._owners.scalers()
+        is_one_sided = not min(known) < 0 < max(known)
+        self.limit = self._track.limit = jump_limit(known, self._first) if is_alone and is_one_sided else math.inf
 
     def saw(self, running: Sequence[Any] | None) -> float | None:
         """Return the loss of a pass that begins if it is a jump."""
@@ -296,7 +298,7 @@ class Jumps:
         if running is None or len(running) != 1 or type(running[0]) is not float or not math.isfinite(running[0]):
             return None
         if running[0] > self.limit:
-            self._renew()  # it may be some passes old
+            self._renew(list(self._newest))  # it may be some passes old
         self.is_new = running[0] > self.limit
         return running[0] if self.is_new else None
 
