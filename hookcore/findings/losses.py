@@ -313,7 +313,7 @@ def _jumps(losses: Losses, series: Series, taps: TapList) -> list[Finding]:
     values, first = now.mean, losses.first_of(series)
     if len(values) <= _MIN_VALUES:
         return []
-    usual, border = _borders(values, limits)
+    usual, border = borders(values, limits)
     found, until = [], -1
     for start in np.flatnonzero(values > border).tolist():  # NaN compares as False
         if start <= until:
@@ -331,7 +331,7 @@ def _jumps(losses: Losses, series: Series, taps: TapList) -> list[Finding]:
     return found
 
 
-def _borders(values: Floats, limits: Mapping[str, float]) -> tuple[Floats, Floats]:
+def borders(values: Floats, limits: Mapping[str, float]) -> tuple[Floats, Floats]:
     """Return the usual value before each one, and the value above which it is a jump; NaN if too little is known."""
     usual, largest, noise = _before(values)
     far = np.maximum((limits["factor"] - 1) * np.abs(usual), limits["spreads"] * noise)

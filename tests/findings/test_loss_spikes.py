@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookcore.findings import Finding, examine, findings_of, follow
-from hookcore.findings.losses import _borders, jump_limit
-from hookcore.findings.rules import RULES
-from hookcore.recorder.measured.scalars import BEFORE_JUMP, Jumps
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
 from tests.build import append
+from tests.inside import class_of, module_of
 from tests.lanes import examples
 
+losses_module, Jumps = module_of("Losses", "findings"), class_of("Jumps")
 STEPS = 200
 
 
@@ -129,12 +128,12 @@ def test_a_large_jump_is_found_at_its_step(seed: int, at: int, height: float, le
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3) | st.floats(-1e3, 1e3), min_size=1, max_size=80), st.floats(0, 10))
 def test_a_loss_that_is_about_to_come_is_a_jump_above_the_border_of_the_rule(values: list[float], first: float) -> None:
-    values = values[-BEFORE_JUMP:]
-    limits = RULES["loss-spike"].limits
-    border = float(_borders(np.array([*values, values[-1]]), limits)[1][-1])
+    values = values[-64:]
+    limits = losses_module.RULES["loss-spike"].limits
+    border = float(losses_module.borders(np.array([*values, values[-1]]), limits)[1][-1])
     expected = max(border, limits["share_of_first"] * first) if len(values) >= 24 else math.inf
-    assert jump_limit(values, first) == pytest.approx(expected)
-    assert jump_limit([*values[:-1], math.nan], first) == math.inf
+    assert losses_module.jump_limit(values, first) == pytest.approx(expected)
+    assert losses_module.jump_limit([*values[:-1], math.nan], first) == math.inf
 
 
 class OneOptimizer(list[Any]):
