@@ -50,6 +50,7 @@ _KEPT_LATE: Final = re.compile(r'\bimport\("([^".][^"]*)"\)')
 _COMMENT: Final = re.compile(
     r"/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|^[ \t]*//[^\n]*(?:\n|\Z)|[ \t]+// [^\n'\"`]*$", re.MULTILINE
 )
+_WORD: Final = re.compile(r"(?<![.\w])\w+")
 _INDENT: Final = re.compile(r"^[ \t]+|\n(?=\n)", re.MULTILINE)
 
 
@@ -73,13 +74,12 @@ class Joined:
         """Return the page's script, or a late one, whose path is below the name of the page's."""
         names = [name for name in self.texts if self.places[name] == part]
         own = _KEPT_LATE.sub(lambda found: self._late(found[1], part), "\n".join(self.texts[name] for name in names))
+        used = set(_WORD.findall(own)) if part else set()  # the page's script has all that it needs
         taken = dict[str, list[str]]()
         for name, place in self.places.items():
-            if place != part and re.search(rf"(?<!\.)\b{_variable(name)}\b", own):
+            if place != part and _variable(name) in used:
                 taken.setdefault(place, []).append(_variable(name))
-        imports = [
-            f'import {{ {", ".join(each)} }} from "{self._from(part, place)}";' for place, each in taken.items() if part
-        ]
+        imports = [f'import {{ {", ".join(each)} }} from "{self._from(part, place)}";' for place, each in taken.items()]
         exports = [f"export {{ {', '.join(map(_variable, names))} }};"] if self.late else []
         return "\n".join((*imports, own, *exports))
 
@@ -124,22 +124,33 @@ def join(first: str, read: Callable[[str], str]) -> Joined:
 def _add(name: str, into: Joined, within: tuple[str, ...]) -> None:
     if name in within:
         raise ValueError(f"modules import each other: {' -> '.join((*within, name))}")
-    body, exports = [], []
     needs = into.needs.setdefault(name, set())
-
-    def late(found: re.Match[str]) -> str:
-        other = _path(name, found[1])
-        if other not in into.late:
-            into.late.append(other)
-        return f'import("{other}")'
-
-    text = _INDENT.sub("", _WRAPPED.sub(_on_one_line, _COMMENT.sub("", into.read(name))))
-    for line in text.splitlines():
-        if found := _IMPORT.match(line) or _PASSED_ON.match(line):
-            other = _path(name, found[2])
+    text, others = _function_of(name, into.read(name))
+    for other, is_late in others:
+        if not is_late:
             needs.add(other)
             if other not in into.texts:
                 _add(other, into, (*within, name))
+        elif other not in into.late:
+            into.late.append(other)
+    into.texts[name] = text
+
+
+@cache
+def _function_of(name: str, text: str) -> tuple[str, tuple[tuple[str, bool], ...]]:
+    """Return a module as a function, and the modules that it imports, in order, and whether late. Pages share many."""
+    body, exports = list[str](), list[str]()
+    others = list[tuple[str, bool]]()
+
+    def late(found: re.Match[str]) -> str:
+        others.append((_path(name, found[1]), True))
+        return f'import("{others[-1][0]}")'
+
+    text = _INDENT.sub("", _WRAPPED.sub(_on_one_line, _COMMENT.sub("", text)))
+    for line in text.splitlines():
+        if found := _IMPORT.match(line) or _PASSED_ON.match(line):
+            other = _path(name, found[2])
+            others.append((other, False))
             if line.startswith("export"):
                 exports += [f"{each}: {_variable(other)}.{each}" for each in found[1].split(", ")]
             else:
@@ -152,7 +163,7 @@ def _add(name: str, into: Joined, within: tuple[str, ...]) -> None:
         else:
             body.append(_LATE.sub(late, line))
     returned = f"return {{ {', '.join(exports)} }};"
-    into.texts[name] = "\n".join((f"const {_variable(name)} = (() => {{", *body, returned, "})();"))
+    return "\n".join((f"const {_variable(name)} = (() => {{", *body, returned, "})();")), tuple(others)
 
 
 def _path(name: str, relative: str) -> str:
@@ -311,6 +322,7 @@ def read_all() -> None:
     for path in FOLDER.glob("js/workers/*.js"):
         read(f"joined/workers/{path.name}")
     _joined.cache_clear()  # the texts of all modules, for each page
+    _function_of.cache_clear()
 
 
 @cache
