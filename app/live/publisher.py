@@ -301,6 +301,7 @@ class Publisher:
             return ChangeTicker(self.runs.changes, lambda: self._look_at_runs(rank), hz)
 
         def look() -> Mark:
+            run.signs.follow()
             return mark_of(run, self.runs.get(run.id) is run)
 
         return ChangeTicker(run.changes, look, hz)

@@ -99,6 +99,9 @@ class Saved:
         self.seen_events, self.known_until = store.events_after(0)[0], -1 if newest is None else newest
 
 
+FOLLOWED_S: Final = 5.0  # since somebody looked at a run; a program may ask every few seconds
+
+
 @dataclass(slots=True)
 class Signs:
     """When a run's trainer last sent something, and when it was last read."""
@@ -107,6 +110,7 @@ class Signs:
     lost_after_s: float = 15.0
     seen_at: float = 0.0
     looked_at: float = float("-inf")
+    followed_at: float = float("-inf")  # by a live stream
     is_gone: bool = False  # its process has ended, as far as can be seen from here
 
     def see(self) -> None:
@@ -116,6 +120,15 @@ class Signs:
     def look(self) -> None:
         """Note that a reader is looking at the run now."""
         self.looked_at = self.clock()
+
+    def follow(self) -> None:
+        """Note that a live stream of the run is open now."""
+        self.followed_at = self.clock()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody may be looking at the run now."""
+        return self.clock() - max(self.looked_at, self.followed_at) < FOLLOWED_S
 
     @property
     def silent_s(self) -> float:

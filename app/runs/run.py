@@ -388,6 +388,11 @@ class Run:
         self.changes.tell()
         return answer
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody may be looking at it, or at all ranks together."""
+        return self.signs.is_followed or (self.joint is not None and self.joint.signs.is_followed)
+
     def _answer(self) -> Receipt:
         return Receipt(
             acknowledged=self.received.acknowledged,
@@ -398,6 +403,7 @@ class Run:
             durable=(durable := self.saved.durable),
             saved=durable is None or (durable >= self.received.acknowledged and not self.saved.given_up),
             given_up=self.saved.given_up or "",
+            followed=self.is_followed,
         )
 
     def _notice(self, counters: DeliveryCounters, is_last: bool) -> None:

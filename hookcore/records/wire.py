@@ -185,6 +185,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     durable: int | None = None  # the highest item that a restart can't lose; None: the sender needn't retain any
     saved: bool | None = None  # whether a restart can lose nothing, not even the end; None: see `durable`
     given_up: str = ""  # why the rest of an ended run will not be saved, such as a full disk; empty if it may be
+    followed: bool = True  # whether somebody may look at the run now; if not, frames may wait for others
 
 
 def keep_text(folder: str) -> str:

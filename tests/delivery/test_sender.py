@@ -515,6 +515,17 @@ def test_a_server_that_accepts_frames_again_is_reported_each_time(
     )
 
 
+def test_frames_wait_for_others_only_while_nobody_looks_at_the_run() -> None:
+    found, now = retries.Retries(), time.monotonic()
+    found.note_sent(has_news=True)
+    assert found.due_at(True, can_wait=True) < now + retries.UNREAD_S
+    found.is_followed = False
+    assert found.due_at(True, can_wait=True) >= now + retries.UNREAD_S
+    assert found.due_at(True, can_wait=False) < now + retries.UNREAD_S
+    found.end(1.0, 1.0)
+    assert found.due_at(True, can_wait=True) < now + retries.UNREAD_S
+
+
 def test_a_server_that_is_back_after_a_long_time_is_asked_again_soon() -> None:
     found = retries.Retries()
     for _ in range(20):

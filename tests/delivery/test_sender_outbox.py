@@ -16,7 +16,7 @@ from hookcore.delivery.archive import ArchiveWriter
 from hookcore.delivery.http import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.http import parcels as parcels_module
 from hookcore.delivery.sinks import size_of
-from hookcore.records import Frame, ModuleRecord, Names, Snapshot, Tap
+from hookcore.records import Event, Frame, ModuleRecord, Names, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.wire import (
     Batch,
@@ -229,6 +229,55 @@ def test_names_of_a_snapshot_take_room_while_it_waits_to_be_sent_or_written(outb
     for record in (small, large):
         writer.take(record)
     assert writer.queued_bytes == size_of(small) + size_of(large)
+
+
+def _waits(outbox: Outbox, step: int) -> bool:
+    """Let everything so far arrive, and return whether a frame can wait then."""
+    while outbox.has_news:
+        parcel = outbox.next_parcel()
+        newest = max((entry.number for entry in parcel.entries), default=-1)
+        outbox.on_answer(parcel, Receipt(acknowledged=newest, taps=0, described=1))
+    outbox.put(a_frame(step))
+    return outbox.can_wait
+
+
+def test_only_frames_without_events_can_wait_for_others() -> None:
+    outbox = Outbox()
+    assert not outbox.can_wait
+    outbox.put(a_frame(0))
+    assert not outbox.can_wait, "the first ones show that the run is there"
+    assert _waits(outbox, 1)
+    outbox.put(replace(a_frame(2), events=(Event(2, 0.0, "nonfinite-step", "the loss is NaN", "error"),)))
+    assert not outbox.can_wait
+    assert _waits(outbox, 3)
+    outbox.put(Snapshot(Tap("fc", "output"), 3, 0.0, "float64", (2,), np.zeros(2)))
+    assert not outbox.can_wait
+    assert _waits(outbox, 4)
+    outbox.describe((ModuleRecord("", "Net", None),))
+    assert not outbox.can_wait
+    assert _waits(outbox, 5)
+    outbox.hurry()
+    assert not outbox.can_wait
+    assert _waits(outbox, 6)
+    outbox.put(a_frame(7, padding=PARCEL_BYTES))
+    assert not outbox.can_wait
+    assert _waits(outbox, 8)
+    outbox.end()
+    assert not outbox.can_wait
+
+
+def test_what_was_not_answered_or_refused_does_not_wait() -> None:
+    outbox = Outbox()
+    outbox.put(a_frame(0))
+    assert _waits(outbox, 1)
+    parcel = outbox.next_parcel()
+    assert not outbox.can_wait
+    outbox.on_no_answer(parcel)
+    outbox.put(a_frame(2))
+    assert not outbox.can_wait
+    assert _waits(outbox, 3)
+    outbox.on_send_failed(outbox.next_parcel())
+    assert not outbox.can_wait
 
 
 def test_delivered_items_take_no_room(outbox: Outbox) -> None:

@@ -22,7 +22,7 @@ from hookcore_app.live.publisher import Mark, Publisher, Steps, mark_of
 from hookcore_app.live.sse import continued, make_news, progress_of, read_cursor, specs_of
 from hookcore_app.live.views import Subscribe, make, spec_of
 from hookcore_app.runs import Run, Runs
-from hookcore_app.runs.parts import End
+from hookcore_app.runs.parts import FOLLOWED_S, End
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info, open_run
 from tests.lanes import examples
@@ -64,6 +64,21 @@ def tell(publisher: Publisher, run: Run, told: Mark | None, stat: str = "rms,nan
     for block in blocks:
         assert read_cursor(block.id) == (run.id, now)
     return (blocks[0].data if blocks else {}), now
+
+
+def test_a_run_is_followed_while_its_stream_is_open() -> None:
+    publisher, run = make_publisher()
+    assert not run.is_followed
+
+    async def follow() -> None:
+        with publisher.following(run, 30, asyncio.Event()):
+            async with asyncio.timeout(30):
+                while not run.is_followed:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(follow())
+    run.signs.followed_at -= FOLLOWED_S
+    assert not run.is_followed
 
 
 def play(run: Run, deed: Any, step: int) -> int:

@@ -23,8 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.records import Event, Snapshot, Tap, wire
-from hookcore_app.runs import Run
-from hookcore_app.runs import parts as commands_module
+from hookcore_app.runs import Run, parts
 from tests.build import make_info
 from tests.lanes import examples
 from tests.serving import (
@@ -62,6 +61,19 @@ def test_a_batch_is_stored_and_the_answer_says_what_the_server_holds(world: Worl
     answer = world.take(make_batch(INFO, [0, 1, 2]))
     assert (answer.acknowledged, answer.taps, answer.described, answer.commands) == (2, 2, -1, ())
     assert world.means() == ([0, 1, 2], [0.0, 1.0, 2.0])
+
+
+def test_the_answer_says_whether_somebody_may_look_at_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world()
+    assert not world.take(make_batch(INFO, [0])).followed
+    run = world.runs.find("one")  # a page or a program asks for it
+    assert run is not None
+    assert world.take(make_batch(INFO, [1], first=False)).followed
+    later = time.monotonic() + parts.FOLLOWED_S
+    monkeypatch.setattr(run.signs, "clock", lambda: later)
+    assert not world.take(make_batch(INFO, [2], first=False)).followed
+    run.signs.follow()
+    assert world.take(make_batch(INFO, [3], first=False)).followed
 
 
 def test_an_empty_batch_is_a_sign_of_life_and_fetches_commands(world: World) -> None:
@@ -107,7 +119,7 @@ def test_unfetched_commands_are_dropped_oldest_first_and_counted(world: World) -
     world.take(make_batch(INFO, []))
     run = world.runs.get("one")
     assert run is not None
-    asked = [run.ask("inventory") for _ in range(commands_module.MAX_COMMANDS + 1)]
+    asked = [run.ask("inventory") for _ in range(parts.MAX_COMMANDS + 1)]
     assert not [name for name, _, _ in _events(world) if name != "command-dropped"]
     assert len(_events(world)) == 1
     asked.append(run.ask("inventory"))
@@ -613,7 +625,7 @@ def test_commands_sent_at_the_same_time_reach_the_trainer_in_the_order_of_their_
     run = world.runs.get(INFO.id)
     assert run is not None
     other = threading.Thread(target=lambda: run.ask("inventory"))
-    make = commands_module.Command
+    make = parts.Command
 
     def interrupted(*given: Any, **more: Any) -> Any:
         """Let another thread try to send a command after this one got its number."""
@@ -622,7 +634,7 @@ def test_commands_sent_at_the_same_time_reach_the_trainer_in_the_order_of_their_
             other.join(0.2)
         return make(*given, **more)
 
-    monkeypatch.setattr(commands_module, "Command", interrupted)
+    monkeypatch.setattr(parts, "Command", interrupted)
     run.ask("inventory")
     other.join()
     numbers = [command.number for command in run.commands]

@@ -39,7 +39,7 @@ from hookcore_app.runs import Changes, Joint, Run, ranks_in
 from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
-from hookcore_app.runs.parts import Commands
+from hookcore_app.runs.parts import FOLLOWED_S, Commands
 from hookcore_app.runs.ranks import IN_PARTS, LATE_S, RankProgress, desync_of, words_of
 from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
@@ -230,6 +230,16 @@ def test_the_ranks_of_an_attempt_stay_known_when_the_next_one_begins(
     joint = ranks.joint
     monkeypatch.setattr(Sum, "shift", property(lambda self: self.assembly.begin_round() or 0))
     assert [each.rank for each in stores_of(joint)] == [*range(WORLD)]
+
+
+def test_a_rank_is_followed_while_somebody_looks_at_all_ranks(ranks: Ranks) -> None:
+    ranks.all([0])
+    joint = ranks.joint  # which counts as a look
+    runs = [each.run for each in joint.rounds.members.values()]
+    ranks.clock.now += FOLLOWED_S
+    assert not any(run.is_followed for run in runs)
+    joint.run.signs.look()
+    assert all(run.is_followed for run in runs)
 
 
 def test_a_rank_that_is_removed_while_its_description_arrives_breaks_nothing(ranks: Ranks) -> None:

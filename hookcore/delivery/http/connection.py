@@ -156,6 +156,7 @@ def _seconds(text: str) -> float:
 PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
 WRITING: Final = 5  # times as long as any close, if the receiver answers and only has to write its data
 SIGN_OF_LIFE_S: Final = 1.0
+UNREAD_S: Final = 0.5  # between requests, while nobody looks at the run: each costs the server as much as many frames
 FIRST_LOOK_S: Final = 0.005  # before the server of an ended run is asked whether it has saved everything; doubles
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_S: Final = 10.0  # unless a sink says otherwise
@@ -199,6 +200,7 @@ class Retries:
     def __init__(self) -> None:
         self.pause = Pause()
         self._was_absent = False  # whether the newest request found no server
+        self.is_followed = True  # whether somebody may look at the run
         self.is_slow = False  # whether a local server accepted the newest request and let it time out
         self._fine_at = 0.0  # time of the last answer
         self._sent_at = float("-inf")
@@ -208,12 +210,14 @@ class Retries:
         self._ends_at = float("inf")
         self._gives_up_at = float("inf")
 
-    def due_at(self, has_news: bool) -> float:
-        """Return when the next request is due."""
+    def due_at(self, has_news: bool, can_wait: bool = False) -> float:
+        """Return when the next request is due. `can_wait`: the news is nothing that only a reader would see at once."""
         now = time.monotonic()
         if self.pause.until > now:
             return self.pause.until
-        return now if has_news else self._sent_at + (self._look_s if self.is_ending else SIGN_OF_LIFE_S)
+        if not has_news:
+            return self._sent_at + (self._look_s if self.is_ending else SIGN_OF_LIFE_S)
+        return max(now, self._news_at + UNREAD_S) if can_wait and not (self.is_followed or self.is_ending) else now
 
     def note_sent(self, has_news: bool) -> None:
         """Note that a request is sent now, which may be only a sign of life."""

@@ -45,7 +45,7 @@ class Outbox:
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
         self.changed = threading.Condition()
-        self._listening = False  # whether a thread waits for `changed`
+        self._listening = self._is_patient = False  # whether a thread waits for `changed`, and only for urgent news
         self._max_bytes = max_bytes
         self._max_items = max_items
         self._forget_all()
@@ -55,6 +55,7 @@ class Outbox:
         self._flying: tuple[Entry, ...] = ()
         self._uncertain = False  # whether items in flight may have arrived
         self._bytes = 0
+        self._is_urgent = True  # whether the next parcel can't wait for more
         self._retained = Retained(min(UNSAVED_BYTES, self._max_bytes // 4))  # in addition to the queue
         self._produced = 0
         self._acknowledged = 0
@@ -98,6 +99,8 @@ class Outbox:
             self._waiting.append(entry)
             self._bytes += entry.size
             self._make_room()
+        self._is_urgent |= isinstance(entry.record, Snapshot) or bool(entry.record.events)
+        self._is_urgent |= self._bytes > PARCEL_BYTES
 
     def _refuse(self, entry: Entry, reason: Reason) -> None:
         self._dropped[reason] += 1
@@ -147,15 +150,22 @@ class Outbox:
         """Update the description of the run."""
         with self.changed:
             if self._description.update(modules, coverage, hooks):
+                self._is_urgent = True
                 self._report()
 
-    def set_listening(self, listening: bool) -> None:
-        """Set whether the sender waits for `changed`, while it holds that lock."""
-        self._listening = listening
+    def set_listening(self, listening: bool, is_patient: bool = False) -> None:
+        """Set whether the sender waits for `changed`, while it holds that lock. `is_patient`: for urgent news only."""
+        self._listening, self._is_patient = listening, is_patient
+
+    def hurry(self) -> None:
+        """Let nothing wait for more, because somebody waits for its arrival."""
+        with self.changed:
+            self._is_urgent = True
+            self._report()
 
     def _report(self) -> None:
         # A busy sender checks by itself; waking it would only cost the caller.
-        if self._listening:
+        if self._listening and (self._is_urgent or not self._is_patient):
             self._listening = False
             self.changed.notify_all()
 
@@ -167,6 +177,12 @@ class Outbox:
         with self.changed:
             lacks = self._recipient.lacks(len(self._taps), self._description.version)
             return bool(self._waiting or self._flying or self._on_disk or self._end_due or lacks)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the next parcel would contain little more than a few frames without events."""
+        with self.changed:
+            return bool(self._waiting) and not (self._is_urgent or self._flying or self._on_disk)
 
     @property
     def empty(self) -> bool:
@@ -201,7 +217,7 @@ class Outbox:
         """Mark the end, which is sent when everything else has arrived. Later items count as dropped."""
         with self.changed:
             if not self._closed:
-                self._closed = True
+                self._closed = self._is_urgent = True
                 self._end = EndItem(self._produced, self._step, self._failure)
             self._report()
 
@@ -219,6 +235,7 @@ class Outbox:
             taps, describes, has_items = self._recipient.next_parts(self._taps, self._description.version)
             if has_items and not self._flying:
                 self._flying, self._uncertain = tuple(self._pick(has_company=bool(taps) or describes)), False
+                self._is_urgent = bool(self._waiting)
             return Parcel(
                 taps_from=self._recipient.taps,
                 taps=taps,
@@ -290,7 +307,7 @@ class Outbox:
                 self._put_back(parcel.entries)
 
     def _put_back(self, entries: Sequence[Entry]) -> None:
-        self._flying, self._uncertain = (), False
+        self._flying, self._uncertain, self._is_urgent = (), False, self._is_urgent or bool(entries)
         if self._closed and self._end is None and self._spool is None:  # given up, so they will not be sent
             for entry in entries:
                 self._drop(entry, "closed")

@@ -362,7 +362,7 @@ class Sender:
     def _act(self) -> None:
         if time.monotonic() >= self.spooling.due_at:
             self.spooling.write()
-        if self.retries.due_at(self._outbox.has_news) <= time.monotonic():
+        if self._due_at() <= time.monotonic():
             self._outbox.refill()
             self._deliver(self._outbox.next_parcel())
 
@@ -378,15 +378,18 @@ class Sender:
         changed = self._outbox.changed
         with changed:
             while not self._is_over():
-                due = min(self.retries.due_at(self._outbox.has_news), self.spooling.due_at)
+                due = min(self._due_at(), self.spooling.due_at)
                 end = self._deadline()
                 rest = min(due, end) - time.monotonic()
                 if rest <= 0 and due <= end:
                     self._outbox.set_listening(False)
                     return True
-                self._outbox.set_listening(self.retries.pause.until <= time.monotonic())
+                self._outbox.set_listening(self.retries.pause.until <= time.monotonic(), self._outbox.has_news)
                 changed.wait(max(rest, 0.001))
             return False
+
+    def _due_at(self) -> float:
+        return self.retries.due_at(self._outbox.has_news, self._outbox.can_wait)
 
     def _is_over(self) -> bool:
         return self.retries.is_ending and (self._outbox.settled or time.monotonic() >= self._deadline())
@@ -480,7 +483,7 @@ class Sender:
             self._failed("it accepts no more data yet", longest_s=MAX_PAUSE_HERE_S)  # it is there: its disk is behind
         self.retries.note_answer()
         self.answered = True
-        self.incidents_version = answer.incidents
+        self.incidents_version, self.retries.is_followed = answer.incidents, answer.followed
         met, self._met = self._met, None
         if met is not None:
             met()

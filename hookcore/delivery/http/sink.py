@@ -139,6 +139,7 @@ class HttpSink(Sink):
         while not self.outbox.empty:
             if time.monotonic() > deadline or not self.sender.is_alive:
                 return self.outbox.empty
+            self.outbox.hurry()
             time.sleep(0.002)
         return True
 
