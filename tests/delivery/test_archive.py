@@ -146,6 +146,20 @@ def test_many_parts_are_merged_into_few_files_with_the_same_rows(tmp_path: Path)
     assert_same(kept.store, kept.read())
 
 
+def test_large_parts_are_merged_only_when_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_files, "LEFT_BYTES", 1)
+    monkeypatch.setattr(archive_files, "LEFT_PARTS", 3 * MERGE_AT)
+    kept, most = Kept(tmp_path), 0
+    for step in range(8 * MERGE_AT):
+        kept.take(make_frame(step))
+        kept.writer.write()
+        parts = len(parts_in(kept.writer.folder / "stats"))
+        assert parts == step + 1 or step >= 2 * MERGE_AT
+        most = max(most, parts)
+    assert 2 * MERGE_AT < most <= 5 * MERGE_AT
+    assert_same(kept.store, kept.read())
+
+
 def test_parts_are_merged_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(tmp_path)
     monkeypatch.setattr(archive_files, "PORTION_BYTES", 1)

@@ -166,6 +166,8 @@ def parts_in(folder: Path) -> list[tuple[int, int, Path]]:
 
 MERGE_AT: Final = 8  # this many parts of about one size become one
 MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
+LEFT_BYTES: Final = 2**19  # so are parts that are at least as large, while there are few of them: to merge takes longer
+LEFT_PARTS: Final = 256  # than to write
 PORTION_BYTES: Final = 8 * 2**20  # unpacked, of the rows that are merged at once
 
 
@@ -278,9 +280,10 @@ def joined(parts: list[pa.Table]) -> pa.Table:
 def _mergeable(parts: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:
     """Return the newest neighbors of one size class, if there are enough."""
     by_class: list[tuple[int, list[tuple[int, int, Path]]]] = []
-    for part in parts:
-        size = part[2].stat().st_size
-        level = _level_of(part[1] - part[0] + 1) if size < MERGED_BYTES // 2 else -1
+    sizes = [path.stat().st_size for _, _, path in parts]
+    large = min(MERGED_BYTES // 2, max(LEFT_BYTES, sum(sizes) // LEFT_PARTS))
+    for part, size in zip(parts, sizes, strict=True):
+        level = _level_of(part[1] - part[0] + 1) if size < large else -1
         if not by_class or by_class[-1][0] != level:
             by_class.append((level, []))
         by_class[-1][1].append(part)
