@@ -209,7 +209,7 @@ def train_beside(size: Size) -> None:
     """Compare a training while its server runs with the same one while its server is stopped, in turns of steps.
 
     A stopped server takes no processor time, and does the work of these steps in the next turn. So the mean of both
-    turns is compared with the turn in which it is stopped.
+    turns is compared with the turn in which it is stopped. What a new server prepares once is no part of it.
     """
     from benchmarks.timing import describe_machine
 
@@ -222,6 +222,7 @@ def _train_beside(size: Size, name: str, settings: dict[str, Any]) -> None:
     from benchmarks.timing import Length, Spread, take_turns
 
     with traffic.server_process() as server:
+        server.rest()
         run, watcher = _loop(server.url, settings)
 
         def stopped() -> float:

@@ -52,6 +52,14 @@ class ServerProcess:
         """Return its processor time so far."""
         return cpu_s(self.process)
 
+    def rest(self) -> None:
+        """Wait until it has prepared its pages, as the first server of a new folder does once, and does nothing."""
+        time.sleep(5.0)
+        before = -1.0
+        while (now := self.cpu_s) - before > 0.05:
+            before = now
+            time.sleep(2.0)
+
     def get(self, path: str, timeout_s: float = 60) -> bytes:
         """Return the answer to a query."""
         with open_url(self.url + path, timeout_s) as answer:
