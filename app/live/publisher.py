@@ -309,6 +309,8 @@ class Publisher:
     def _look_at_runs(self, rank: str) -> tuple[Any, ...]:
         one = self.runs.get(rank)
         shown = [*self.runs.all(), *([] if one is None else [one])]
+        for run in shown:
+            run.signs.follow()
         return tuple((run.id, run.name, mark_of(run)) for run in shown)
 
     def find(self, run_id: str | None) -> Run | None:

@@ -122,7 +122,7 @@ class Signs:
         self.looked_at = self.clock()
 
     def follow(self) -> None:
-        """Note that a live stream of the run is open now."""
+        """Note that a live stream of the run, or of the list of runs, is open now."""
         self.followed_at = self.clock()
 
     @property

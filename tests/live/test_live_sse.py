@@ -66,12 +66,13 @@ def tell(publisher: Publisher, run: Run, told: Mark | None, stat: str = "rms,nan
     return (blocks[0].data if blocks else {}), now
 
 
-def test_a_run_is_followed_while_its_stream_is_open() -> None:
+@pytest.mark.parametrize("is_listed", [False, True], ids=["its own", "of the list"])
+def test_a_run_is_followed_while_a_stream_is_open(is_listed: bool) -> None:
     publisher, run = make_publisher()
     assert not run.is_followed
 
     async def follow() -> None:
-        with publisher.following(run, 30, asyncio.Event()):
+        with publisher.following(None if is_listed else run, 30, asyncio.Event()):
             async with asyncio.timeout(30):
                 while not run.is_followed:
                     await asyncio.sleep(0.01)
