@@ -156,7 +156,7 @@ def _seconds(text: str) -> float:
 PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
 WRITING: Final = 5  # times as long as any close, if the receiver answers and only has to write its data
 SIGN_OF_LIFE_S: Final = 1.0
-UNREAD_S: Final = 0.5  # between requests, while nobody looks at the run: each costs the server as much as many frames
+UNREAD_S: Final = 0.25  # between requests, while nobody looks at the run: each costs the server as much as many frames
 FIRST_LOOK_S: Final = 0.005  # before the server of an ended run is asked whether it has saved everything; doubles
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_S: Final = 10.0  # unless a sink says otherwise
