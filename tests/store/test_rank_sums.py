@@ -33,7 +33,7 @@ def holder(layout: str, rank: int) -> int:
 
 def values_of(seed: int, tap: int, owner: int, part: int) -> torch.Tensor:
     generator = np.random.default_rng([seed, tap, owner, part])
-    values = generator.normal(size=int(generator.integers(1, 30))) * 10.0 ** generator.integers(-3, 4)
+    values = generator.normal(size=int(generator.integers(2, 30))) * 10.0 ** generator.integers(-3, 4)
     if generator.random() < 0.2:
         values[0] = generator.choice([np.nan, np.inf, -np.inf, 0.0])
     return torch.from_numpy(values)
