@@ -108,7 +108,7 @@ def test_settings_are_drawn_against_the_result_and_a_click_selects_a_run(
     lines = "document.querySelectorAll('#parallel .scatterlayer .trace').length"
     page.wait_for_function(f"() => {lines} === 8")
     labels = page.locator("#parallel .xtick").all_text_contents()
-    assert labels == ["lr", "width", "parameters", "recent_loss"]
+    assert labels == ["lr", "width", "parameters", "recent loss"]
     results = [run["results"].get("recent_loss") for run in swept[0].get("runs")["runs"]]
     finite = sum(isinstance(result, float) for result in results)
     assert 4 <= finite <= 8  # some have diverged
