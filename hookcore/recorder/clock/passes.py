@@ -367,10 +367,8 @@ class OptimizerSteps(EndsSteps):
         now = self.clock.step
         step = self.clock.count(owner)
         if 0 <= step < now and captured:  # a second optimizer after the same backward pass
-            logged, self._collector.scalars = (
-                self._collector.scalars,
-                {},
-            )  # in the running step, as if none were captured
+            # What was logged is of the running step, as if none were captured.
+            logged, self._collector.scalars = self._collector.scalars, {}
             self._ship(self._collector.take(step, micro_batches=self._current.backwards))
             self._collector.scalars = logged
             self._scale.forget()
