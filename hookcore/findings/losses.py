@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -295,7 +293,6 @@ _LOGS_BEFORE_SPIKE: Final = 64  # logged values before a jump that show the usua
 _MIN_VALUES: Final = 24  # and the fewest that do
 _OPEN: Final = 16  # values after a jump, from which on it counts even if the loss didn't come back
 _BEYOND: Final = 3.0  # times as far from the usual value as the largest one before
-_MAX_LOG: Final = math.log(sys.float_info.max)
 _DEVIATION: Final = 1.0484  # standard deviations of normal noise in the median of its absolute differences
 
 Floats = NDArray[np.float64]
@@ -331,13 +328,16 @@ def _jumps(losses: Losses, series: Series, taps: TapList) -> list[Finding]:
     return found
 
 
-def borders(values: Floats, limits: Mapping[str, float]) -> tuple[Floats, Floats]:
-    """Return the usual value before each one, and the value above which it is a jump; NaN if too little is known."""
-    usual, largest, noise = _before(values)
+def borders(values: Floats, limits: Mapping[str, float], newest: int = 0) -> tuple[Floats, Floats]:
+    """Return the usual value before each one, and the value above which it is a jump; NaN if too little is known.
+
+    `newest`: only of so many of the newest values; 0: of all.
+    """
+    usual, largest, noise = _before(values, newest)
     far = np.maximum((limits["factor"] - 1) * np.abs(usual), limits["spreads"] * noise)
     border = usual + np.maximum(far, _BEYOND * (largest - usual))
     if values.min() > 0:  # the noise of a positive loss is a share of it
-        logs, _, noise = _before(np.log(values))
+        logs, _, noise = _before(np.log(values), newest)
         border = np.maximum(border, np.exp(logs + limits["spreads"] * noise))
     return usual, border
 
@@ -347,30 +347,17 @@ def jump_limit(values: Sequence[float], first: float) -> float:
 
     `first`: the largest of the first losses.
     """
-    if len(values) < _MIN_VALUES or not all(map(math.isfinite, values)):
-        return math.inf
-    limits = RULES[RULE].limits
-    usual, largest, noise = _after(values)
-    far = max((limits["factor"] - 1) * abs(usual), limits["spreads"] * noise)
-    border = usual + max(far, _BEYOND * (largest - usual))
-    if min(values) > 0:  # and if the next one is, too
-        logs, _, noise = _after([math.log(value) for value in values])
-        log = logs + limits["spreads"] * noise
-        border = max(border, math.exp(log) if log < _MAX_LOG else math.inf)
-    return max(border, limits["share_of_first"] * first)
+    if len(values) < _MIN_VALUES or not np.isfinite(values).all():
+        return float("inf")
+    # The value of the next loss doesn't matter for its border, but for its sign.
+    border = float(borders(np.append(values, values[-1]), RULES[RULE].limits, 1)[1][0])
+    return max(border, RULES[RULE].limits["share_of_first"] * first)
 
 
-def _after(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return what `_before` does for the value after these. NumPy takes three times as long for so few."""
-    values = values[-_LOGS_BEFORE_SPIKE:]
-    ordered, changes = sorted(values), sorted(abs(after - before) for before, after in pairwise(values))
-    return ordered[(len(ordered) - 1) // 2], ordered[-1], _DEVIATION * changes[(len(changes) - 1) // 2]
-
-
-def _before(values: Floats) -> tuple[Floats, Floats, Floats]:
+def _before(values: Floats, newest: int = 0) -> tuple[Floats, Floats, Floats]:
     """Return the median, the maximum, and the noise of the values before each one; NaN if too little is known."""
     wide = np.concatenate((np.full(_LOGS_BEFORE_SPIKE, np.nan), values))
-    earlier = np.lib.stride_tricks.sliding_window_view(wide, _LOGS_BEFORE_SPIKE)[:-1]
+    earlier = np.lib.stride_tricks.sliding_window_view(wide, _LOGS_BEFORE_SPIKE)[:-1][-newest:]
     ordered = np.sort(earlier, axis=1)  # NaN sorts last
     known, rows = (~np.isnan(ordered)).sum(axis=1), np.arange(len(earlier))
     last = np.maximum(known - 1, 0)

@@ -122,17 +122,6 @@ end:
     return found;
 }
 
-/* Write the lower 16 bits of counts. Return what any of them has above; nearly always, none has anything. */
-static uint32_t lower_halves(const uint32_t *restrict counts, int64_t many, uint16_t *restrict lower)
-{
-    uint32_t all = 0;
-    for (int64_t i = 0; i < many; i++) {
-        all |= counts[i];
-        lower[i] = (uint16_t)counts[i];
-    }
-    return all >> 16;
-}
-
 /* Return the lower 16 bits of counts, the places of those that need more, and what these have above, as bytes. */
 static PyObject *call_split_counts(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -143,19 +132,13 @@ static PyObject *call_split_counts(PyObject *self, PyObject *const *arguments, P
     if (counts == NULL || (width != 2 && width != 4 && width != 8))
         return counts == NULL ? NULL : PyErr_Format(PyExc_TypeError, "a count takes 2, 4, or 8 bytes");
     int64_t many = PyBytes_Size(arguments[0]) / width, upper_width = width == 8 ? 8 : 2;
-    PyObject *parts[3] = {PyBytes_FromStringAndSize(NULL, 2 * many)};
-    char *lower = parts[0] == NULL ? NULL : PyBytes_AsString(parts[0]);
-    if (lower == NULL)
-        return NULL;
-    if (width == 4 ? lower_halves((const uint32_t *)counts, many, (uint16_t *)lower) == 0 : 0)
-        return Py_BuildValue("(NNN)", parts[0], PyBytes_FromStringAndSize(NULL, 0), PyBytes_FromStringAndSize(NULL, 0));
     for (int64_t i = 0; i < many; i++)
         large += count_at(counts, width, i) >> 16 != 0;
-    parts[1] = PyBytes_FromStringAndSize(NULL, 4 * large);
-    parts[2] = PyBytes_FromStringAndSize(NULL, upper_width * large);
-    if (parts[1] == NULL || parts[2] == NULL)
+    PyObject *parts[3] = {PyBytes_FromStringAndSize(NULL, 2 * many), PyBytes_FromStringAndSize(NULL, 4 * large),
+                          PyBytes_FromStringAndSize(NULL, upper_width * large)};
+    if (parts[0] == NULL || parts[1] == NULL || parts[2] == NULL)
         return NULL;
-    char *places = PyBytes_AsString(parts[1]), *upper = PyBytes_AsString(parts[2]);
+    char *lower = PyBytes_AsString(parts[0]), *places = PyBytes_AsString(parts[1]), *upper = PyBytes_AsString(parts[2]);
     for (int64_t i = 0; i < many; i++) {
         uint64_t count = count_at(counts, width, i), above = count >> 16;
         memcpy(lower + 2 * i, &count, 2);

@@ -42,9 +42,9 @@ _LARGEST: Final = 0.4  # the largest entry, as a share of its level's limit
 _NONE: Final = np.empty(0, np.uint32), np.empty(0, np.uint16)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class SketchRows:
-    """The sketches of some taps over some steps, sparse. Nothing changes it: not frozen, because that takes time."""
+    """The sketches of some taps over some steps, sparse and immutable."""
 
     first: int
     last: int
@@ -62,19 +62,17 @@ class SketchRows:
         return self.taps.nbytes + self.start.nbytes + self.bins.nbytes + self.counts.nbytes + more + _RECORD_BYTES
 
     def pack(self) -> SketchRows:
-        """Make it smaller, in arrays of its own: most counts of single steps fit into 16 bits. Return it."""
-        counts = self.counts
+        """Return the same in less memory, in arrays of its own: most counts of single steps fit into 16 bits."""
+        counts, about = self.counts, (self.first, self.last, self.steps, self.taps, self.start, self.bins)
         if self.more is not None:
             return self
         lower, places, upper = cpu.split_counts(_bytes_of(counts, counts.dtype.type), counts.itemsize)
         if not places:
-            self.counts, self.more = np.frombuffer(lower, np.uint16), _NONE
-        elif len(places) // 4 * 3 > len(counts):
-            self.counts = _own(counts, counts.dtype.type)
-        else:
-            more = np.frombuffer(upper, np.uint16 if counts.itemsize == 4 else np.uint64)
-            self.counts, self.more = np.frombuffer(lower, np.uint16), (np.frombuffer(places, np.uint32), more)
-        return self
+            return SketchRows(*about, np.frombuffer(lower, np.uint16), _NONE)
+        if len(places) // 4 * 3 > len(counts):
+            return SketchRows(*about, _own(counts, counts.dtype.type))
+        more = np.frombuffer(upper, np.uint16 if counts.itemsize == 4 else np.uint64)
+        return SketchRows(*about, np.frombuffer(lower, np.uint16), (np.frombuffer(places, np.uint32), more))
 
     def counts_at(self, part: slice | NDArray[np.integer[Any]]) -> NDArray[Any]:
         """Return the counts at some places, ascending."""
@@ -149,8 +147,8 @@ class SketchLadder:
         """Append the sketches of a step or of a part of one. Arrays are kept, or copied if they are views."""
         if not block.bins.size:
             return
-        taps, start, bins = _own(taps, np.uint32), _own(block.start, np.uint32), _own(block.bins, np.uint16)
-        self._add(0, SketchRows(step, step, 1, taps, start, bins, block.counts))
+        arrays = _own(taps, np.uint32), _own(block.start, np.uint32), _own(block.bins, np.uint16)
+        self._add(0, SketchRows(step, step, 1, *arrays, block.counts))
 
     def entries(self, first: int | None, last: int | None) -> list[SketchRows]:
         """Return the entries that overlap the steps, oldest first."""
@@ -165,10 +163,8 @@ class SketchLadder:
     def _add(self, level: int, entry: SketchRows, replaces: int = 0) -> None:
         """Append to a level, and atomically remove the oldest `replaces` entries of the previous level."""
         limit, entries, absorbed = self.level_limits[level], self._levels[level], 0
-        nbytes = entry.pack().nbytes
-        if nbytes > int(limit * _LARGEST):
-            entry = self._cut(entry, int(limit * _LARGEST))
-            nbytes = entry.nbytes
+        entry = self._cut(entry.pack(), int(limit * _LARGEST))
+        nbytes = entry.nbytes
         while entries and not absorbed and self.level_bytes[level] + nbytes > limit:
             if level + 1 < len(self._levels):
                 self._promote(level)
@@ -178,9 +174,8 @@ class SketchLadder:
                 entry, absorbed = self._cut(sum_up([entries[0], entry]).pack(), limit), 1
                 nbytes = entry.nbytes
         with self._lock:
-            if replaces or absorbed:
-                self._take(level - 1, replaces)
-                self._take(level, absorbed)
+            self._take(level - 1, replaces)
+            self._take(level, absorbed)
             if len(entry.taps):
                 entries.append(entry)
                 self.level_bytes[level] += nbytes
