@@ -74,7 +74,7 @@ def pytest_runtest_logfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def no_leaked_hooks() -> Iterator[None]:
-    """Assert that torch's global hook tables and the threads are unchanged after the test."""
+    """Assert that torch's global hook tables, the threads, and the garbage collector are as before the test."""
     if has_compiled():
         torch._dynamo.reset()  # beside compiled code, no uncaptured call is held
     before, threads = _process_state(), _threads()
@@ -90,6 +90,9 @@ def no_leaked_hooks() -> Iterator[None]:
         thread.join(max(0.0, deadline - time.monotonic()))
     running = {thread for thread in started if thread.is_alive()}
     assert not running, f"the test left threads behind: {running}"
+    collects = gc.isenabled()
+    gc.enable()
+    assert collects, "the test left Python's garbage collector disabled"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hookcore.delivery.dashboard.process import FILE, undelivered_folder
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.exchange import Exchange
 
-from ..serving import pause_garbage_collector
+from ..serving import garbage_collector_paused
 from ..settings import COLLECTOR, SERVER, CollectorSettings
 from .flags import (
     Commands,
@@ -146,10 +146,10 @@ def _mcp(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
 
 
 def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    pause_garbage_collector()
-    from ..serving.server import run  # only a server needs it
+    with garbage_collector_paused():
+        from ..serving.server import run  # only a server needs it
 
-    run(server_settings_of(given, environment), environment)
+        run(server_settings_of(given, environment), environment)
     return ""
 
 
