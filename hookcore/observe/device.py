@@ -25,15 +25,15 @@ from hookcore.records import sketch
 
 # The numbers of a step on their way from a device to the host, and the pinned memory that they travel through.
 
-ROOM: Final = 64  # buffers have room for a multiple of this many slots
-KEPT_HOST_BUFFERS: Final = 2  # one is read while the next one is filled
+SEGMENT_PLACES: Final = 64  # whose memory is allocated at once; a place has rows and a histogram, 49 KiB on an H100
+KEPT_HOST_BUFFERS: Final = 64  # of 1 MiB each
 
 
 @dataclass(slots=True)
 class Transfer:
-    """The numbers of a step on their way to the host."""
+    """Numbers of a step on their way to the host."""
 
-    slots: NDArray[np.int64]
+    slots: NDArray[np.int64]  # of each row; -1 for a row that is left out
     rows: Tensor
     histograms: Tensor
     done: Any  # the event after the copy; None if the numbers are still on the device
@@ -43,18 +43,19 @@ class Transfer:
 
     @property
     def nbytes(self) -> int:
-        """The memory that it holds on the host."""
-        return self.rows.nbytes + self.histograms.nbytes
+        """The memory that it holds on the host: whole buffers."""
+        return self.rows.untyped_storage().nbytes() + self.histograms.untyped_storage().nbytes()
 
     def finish(self) -> Harvest:
         """Wait for the copy, in this thread only. Call this once."""
         wait_for(self.done)
         with unseen():
             rows = self.rows.cpu().numpy().astype(np.float64)
+            left_out = self.slots < 0
             if self.step and self.count_stale is not None:
-                stale = (rows[:, layout.PARTS] > 0) & ((rows[:, layout.STEP] != self.step) | (self.slots < 0))
-                rows[stale] = 0
-                self.count_stale(int(stale.sum()))
+                left_out |= rows[:, layout.STEP] != self.step
+                self.count_stale(int((left_out & (rows[:, layout.PARTS] > 0)).sum()))
+            rows[left_out] = 0
             harvest = harvest_of(self.slots, rows, self.histograms.cpu().numpy())
         if self.done is not None:
             self.buffers.give_back(self.rows, self.histograms)
@@ -68,31 +69,25 @@ class HostBuffers:
     free: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return room for this many slots, from the first buffers that are large enough."""
+    def take(self, number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return room for the rows and histograms of so many places, all in buffers of one size."""
         with self.lock:
-            for i, (rows, _) in enumerate(self.free):
-                whole = rows.untyped_storage().nbytes() // (layout.CELLS * rows.itemsize)
-                if whole >= slots and rows.dtype is dtype:
-                    return self._cut(*self.free.pop(i), slots)
-        room = -(-slots // ROOM) * ROOM * 2
-        pinned: Any = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-        rows = torch.empty((room, layout.CELLS), dtype=dtype, **pinned)
-        histograms = torch.empty((room, sketch.BINS), dtype=torch.int32, **pinned)
-        return self._cut(rows, histograms, slots)
-
-    @staticmethod
-    def _cut(rows: Tensor, histograms: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+            found = self.free.pop() if self.free else None
+        if found is None:
+            pinned: Any = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+            rows = torch.empty((SEGMENT_PLACES, layout.CELLS), dtype=dtype, **pinned)
+            found = rows, torch.empty((SEGMENT_PLACES, sketch.BINS), dtype=torch.int32, **pinned)
+        rows, histograms = found
         return (
-            rows.as_strided((slots, layout.CELLS), (layout.CELLS, 1)),
-            histograms.as_strided((slots, sketch.BINS), (sketch.BINS, 1)),
+            rows.as_strided((number, layout.CELLS), (layout.CELLS, 1)),
+            histograms.as_strided((number, sketch.BINS), (sketch.BINS, 1)),
         )
 
     def give_back(self, rows: Tensor, histograms: Tensor) -> None:
-        """Keep the newest buffers, which are the largest."""
+        """Keep buffers for later steps, up to a limit."""
         with self.lock:
-            self.free.append((rows, histograms))
-            del self.free[:-KEPT_HOST_BUFFERS]
+            if len(self.free) < KEPT_HOST_BUFFERS:
+                self.free.append((rows, histograms))
 
 
 def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: NDArray[np.int32]) -> Harvest:
@@ -107,9 +102,9 @@ def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: 
 
 
 # Nothing on the training thread waits for the device. Observing launches a kernel, and the end of a step launches a
-# copy. The recorder's thread waits for that copy when it needs the numbers.
+# copy, as does a tap that finds all places taken. The recorder's thread waits for copies when it needs the numbers.
+# They are on the stream of the kernels, so places can be given again at once, and need no more memory meanwhile.
 
-SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
 IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
 
 TOGETHER: Final = "HOOKCORE_GPU_TOGETHER"  # switches on what no GPU has run yet: see docs/architecture.md
@@ -130,10 +125,16 @@ class Kernel(NamedTuple):
 
 
 class DeviceArena:
-    """Rows and sketches of taps on one stream of a device. A slot has one row for each program of the kernel.
+    """Rows and sketches of taps on one stream of a device. A place has one row for each program of the kernel.
+
+    A tap has a place until the end of the step, or until all places are taken: then they leave for the host, and are
+    given again, so many taps need no more memory than a few. A tap that is measured again after it has left, as in
+    micro-batches, would leave with each of them. So from then on, places are added, and all stay until the end.
 
     Another stream may run at the same time, so it has an arena of its own: no stream ever waits for another one.
     """
+
+    at_once = SEGMENT_PLACES  # the most tensors that one launch adds
 
     def __init__(self, device: torch.device, capacity: int, sketch_values: int | None) -> None:
         self.device = device
@@ -143,12 +144,16 @@ class DeviceArena:
         self.kernel = self._find_kernel()
         self._is_cuda = device.type == "cuda"
         self._has_addresses = device.type in ("cuda", "cpu")
-        self._segments: dict[int, Segment] = {}
+        self.places: list[DeviceSlot] = []
+        self._segments: list[Segment] = []
+        self._taken: dict[int, int] = {}  # the places of slots, in their order
+        self._left: list[Transfer] = []  # of this step, before its end
+        self._gone: set[int] = set()  # slots in them
+        self._all_stay = False
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self.offset = 0
         self._buffers = HostBuffers()
         self._stream: Any = None  # the one that was current when the first tensor was observed
-        self._copying: Any = None  # the stream that copies to the host
         self._refused = ""  # what the allocator said when it had no memory; it isn't asked again in the same step
         self._lock = threading.RLock()  # of threads that use one stream: nothing may be added while a step is taken out
 
@@ -171,7 +176,7 @@ class DeviceArena:
     @property
     def nbytes(self) -> int:
         """The memory taken on the device."""
-        return sum(segment.nbytes for segment in self._segments.values())
+        return sum(segment.rows.nbytes + segment.histograms.nbytes for segment in self._segments)
 
     def begin_step(self, sketch_values: int | None) -> None:
         """Move the sampling stride to another place, or count no histograms (0)."""
@@ -191,12 +196,10 @@ class DeviceArena:
             with self._asking():
                 tensor = tensor.contiguous()
         with self._lock:
-            segment, place = self._segments.get(slot // SLOTS_PER_SEGMENT), slot % SLOTS_PER_SEGMENT
-            if segment is None:
-                segment = self._segment_of(slot)
-            self._add(tensor, segment.slots[place])
-            if place >= segment.used:
-                segment.used = place + 1
+            place = self._taken.get(slot)
+            if place is None:
+                place = self._take_place(slot)
+            self._add(tensor, self.places[place])
         return None
 
     def can_wait(self, tensor: Tensor, slot: int) -> bool:
@@ -212,48 +215,62 @@ class DeviceArena:
         )
 
     def observe_all(self, given: Sequence[tuple[Tensor, int]]) -> None:
-        """Add tensors that can wait, of one type and to different slots, by one launch, or raise before it.
+        """Add at most `at_once` tensors that can wait, of one type and to different slots, by one launch.
 
-        On this arena's stream, whichever is current now.
+        On this arena's stream, whichever is current now. If it fails, this raises before any tensor is added.
         """
-        added, filled = [], []
         with self._lock:
+            if not self._all_stay and len(self._taken.keys() | {slot for _, slot in given}) > SEGMENT_PLACES:
+                self._leave()  # now, because all of these must have places at once
+            added = []
             for tensor, slot in given:
-                segment, place = self._segment_of(slot), slot % SLOTS_PER_SEGMENT
                 stride = reference.stride_of(tensor.numel(), self.sketch_values)
-                added.append((tensor, segment.slots[place], stride))
-                filled.append((segment, place))
+                added.append((tensor, self.places[self._take_place(slot)], stride))
             add_all = self.kernel.add_all
             try:
                 assert add_all is not None
-                with self._on_stream():  # known from the first segment on; it also chooses the device
+                with self._on_stream():  # known from the first places on; it also chooses the device
                     add_all(added, self.offset)
             except torch.OutOfMemoryError:
                 raise
             except Exception:
                 self.kernel = self.kernel._replace(add_all=None)
                 raise
-            for segment, place in filled:
-                segment.used = max(segment.used, place + 1)
 
-    def _segment_of(self, slot: int) -> Segment:
-        """Return the memory of a slot, which is allocated when its first slot is used."""
-        found = self._segments.get(slot // SLOTS_PER_SEGMENT)
-        if found is None:
-            # Tensors created in inference mode can't be written to outside of it.
-            with self._asking(), torch.inference_mode(False):
-                if self._stream is None and self._is_cuda:
-                    self._stream = torch.cuda.current_stream(self.device)
-                found = self._segments[slot // SLOTS_PER_SEGMENT] = Segment.on(self.device, self.kernel.programs)
-        return found
+    def _take_place(self, slot: int) -> int:
+        place = self._taken.get(slot)
+        if place is None:
+            self._all_stay = self._all_stay or slot in self._gone
+            if len(self._taken) == len(self.places):
+                if self._taken and not self._all_stay:
+                    self._leave()
+                else:
+                    self.add_places()
+            place = self._taken[slot] = len(self._taken)
+        return place
+
+    def add_places(self) -> None:
+        """Allocate memory for more of them. The first time, the stream that is current is the arena's from then on."""
+        # Tensors created in inference mode can't be written to outside of it.
+        with self._asking(), torch.inference_mode(False):
+            if self._stream is None and self._is_cuda:
+                self._stream = torch.cuda.current_stream(self.device)
+            segment = Segment.on(self.device, self.kernel.programs)
+            self.places += map(DeviceSlot.of, segment.rows.unbind(), segment.histograms.unbind())
+            self._segments.append(segment)
 
     def clear(self, slots: list[int]) -> None:
         """Drop what was added to these slots in this step."""
-        places = [(self._segments.get(slot // SLOTS_PER_SEGMENT), slot % SLOTS_PER_SEGMENT) for slot in slots]
-        filled = [part for segment, place in places if segment is not None for part in segment.slots[place][:2]]
-        if filled and not self._is_capturing():
+        with self._lock:
+            for transfer in self._left:
+                transfer.slots[np.isin(transfer.slots, slots)] = -1
+            self.zero([self._taken[slot] for slot in slots if slot in self._taken])
+
+    def zero(self, places: list[int]) -> None:
+        """Empty these places."""
+        if places and not self._is_capturing():
             with self._lock, self._on_stream():
-                zero_all(filled)
+                zero_all([part for place in places for part in self.places[place][:2]])
 
     def _add(self, tensor: Tensor, slot: DeviceSlot) -> None:
         stride = reference.stride_of(tensor.numel(), self.sketch_values)
@@ -288,84 +305,67 @@ class DeviceArena:
 
     # -- to the host ------------------------------------------------------------------------------------------------
 
-    def begin_transfer(self) -> Transfer | None:
-        """Take out the numbers of a step at its end and empty the slots. Return None if there are none."""
+    def begin_transfers(self) -> list[Transfer]:
+        """Take out the numbers of a step at its end and empty the places."""
         if self._is_capturing():
-            return None
+            return []
         with self._lock:
             try:
-                return self._take()
-            except Exception:
-                self._empty()  # or a later step would have this one's numbers, too
-                raise
+                if self._taken:
+                    self._leave()
+                return self._left
+            finally:
+                self._left, self._gone = [], set()
 
-    def _take(self) -> Transfer | None:
-        used = [(number, segment) for number, segment in sorted(self._segments.items()) if segment.used]
-        if not used:
-            return None
-        slots = np.concatenate([number * SLOTS_PER_SEGMENT + np.arange(segment.used) for number, segment in used])
-        with self._on_stream():
-            histograms = [segment.histograms[: segment.used] for _, segment in used]
-            rows = torch.empty((len(slots), layout.CELLS), dtype=used[0][1].rows.dtype, device=self.device)
-            taken = torch.cat(histograms)
-            first = 0
-            for _, segment in used:
-                self.kernel.merge(segment.rows[: segment.used], rows[first : first + segment.used])
-                first += segment.used
-                segment.used = 0
-            zero_all(histograms)
-            return self._start_copy(slots, rows, taken)
+    def _leave(self) -> None:
+        """Let all places leave for the host."""
+        slots, self._taken = list(self._taken), {}
+        self._gone.update(slots)
+        self._left += self.take(slots)
+
+    def take(self, slots: list[int]) -> list[Transfer]:
+        """Take out the numbers of these slots, which have the first places, and empty those, even if that fails."""
+        firsts = range(0, len(slots), SEGMENT_PLACES)
+        parts = [np.array(slots[first : first + SEGMENT_PLACES], np.int64) for first in firsts]
+        with self._lock, self._on_stream():
+            try:
+                return [self._start_copy(*each) for each in zip(self._segments, parts, strict=False)]
+            except Exception:  # or a later step would have this one's numbers, too
+                zero_all([part for segment in self._segments for part in segment])
+                raise
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         with unseen(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield
 
-    def _empty(self) -> None:
-        """Drop the numbers of a step."""
-        with self._on_stream():
-            zero_all([part for segment in self._segments.values() for part in (segment.rows, segment.histograms)])
-        for segment in self._segments.values():
-            segment.used = 0
-
-    def _start_copy(self, slots: NDArray[np.int64], rows: Tensor, histograms: Tensor) -> Transfer:
-        if self.device.type != "cuda":
-            return Transfer(slots, rows, histograms, None, self._buffers)
-        if self._copying is None:
-            self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        copying = self._copying
-        copying.wait_stream(self._stream)
-        with torch.cuda.stream(copying):
+    def _start_copy(self, segment: Segment, slots: NDArray[np.int64]) -> Transfer:
+        histograms = segment.histograms[: len(slots)]
+        rows = torch.empty((len(slots), layout.CELLS), dtype=segment.rows.dtype, device=self.device)
+        self.kernel.merge(segment.rows[: len(slots)], rows)
+        if not self._is_cuda:
+            transfer = Transfer(slots, rows, histograms.clone(), None, self._buffers)
+        else:
             host_rows, host_histograms = self._buffers.take(len(slots), rows.dtype)
             host_rows.copy_(rows, non_blocking=True)
             host_histograms.copy_(histograms, non_blocking=True)
-            # The allocator must not reuse their memory before the copy is done.
-            rows.record_stream(copying)
-            histograms.record_stream(copying)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(copying)
-        return Transfer(slots, host_rows, host_histograms, done, self._buffers)
+            done.record()
+            transfer = Transfer(slots, host_rows, host_histograms, done, self._buffers)
+        histograms.zero_()
+        return transfer
 
 
-@dataclass(slots=True)
-class Segment:
-    """The memory of some slots."""
+class Segment(NamedTuple):
+    """The memory of some places."""
 
-    rows: Tensor  # [slots, programs, CELLS]
-    histograms: Tensor  # int32 [slots, BINS]
-    slots: list[DeviceSlot]  # views, made in advance: later, a mode of the user would see it
-    used: int = 0  # slots from the first to the last one used in this step
+    rows: Tensor  # [places, programs, CELLS]
+    histograms: Tensor  # int32 [places, BINS]
 
     @classmethod
     def on(cls, device: torch.device, programs: int) -> Segment:
-        shape = (SLOTS_PER_SEGMENT, programs, layout.CELLS)
-        rows = torch.zeros(shape, dtype=reference.wide_type(device), device=device)
-        histograms = torch.zeros((SLOTS_PER_SEGMENT, sketch.BINS), dtype=torch.int32, device=device)
-        return cls(rows, histograms, list(map(DeviceSlot.of, rows.unbind(), histograms.unbind())))
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes + self.histograms.nbytes
+        rows = torch.zeros((SEGMENT_PLACES, programs, layout.CELLS), dtype=reference.wide_type(device), device=device)
+        return cls(rows, torch.zeros((SEGMENT_PLACES, sketch.BINS), dtype=torch.int32, device=device))
 
 
 def add_by_operators(tensor: Tensor, slot: DeviceSlot, stride: int, offset: int) -> None:
@@ -421,7 +421,7 @@ class GraphArena:
         self._is_filled = False  # whether rows may have the numbers of a step
         self._gate = self._zeros(4)
         _AT[self._gate.data_ptr()] = self._gate
-        self._arena._segment_of(0)
+        self._arena.add_places()
 
     @property
     def can_write(self) -> bool:
@@ -463,7 +463,9 @@ class GraphArena:
     def _give(self) -> None:
         wanted, self._wanted = self._wanted, []
         for table, cell, number in wanted:
-            row = self._arena._segment_of(number).slots[number % SLOTS_PER_SEGMENT]
+            while number >= len(self._arena.places):
+                self._arena.add_places()
+            row = self._arena.places[number]
             _AT[row.rows_at] = row
             # Not by the table itself, which autograd may have saved: it would find another version.
             with unseen():
@@ -491,25 +493,20 @@ class GraphArena:
             for cell, value in enumerate(cells):
                 self._gate[cell].fill_(value)
 
-    def begin_transfer(self) -> Transfer | None:
+    def begin_transfers(self) -> list[Transfer]:
         """Take out the numbers of a step at its end and empty the rows."""
         arena = self._arena
         if not self._is_filled or arena._is_capturing():
-            return None
+            return []
         if arena._is_cuda:
             arena._stream = torch.cuda.current_stream(self.device)  # graphs are replayed on it, too
-        for number, segment in arena._segments.items():
-            segment.used = min(max(len(self._slots) - number * SLOTS_PER_SEGMENT, 0), SLOTS_PER_SEGMENT)
         self._is_filled = False
-        taken = arena.begin_transfer()
-        if taken is None:
-            return None
-        slots = np.array(self._slots)[taken.slots]
-        return replace(taken, slots=slots, step=self.step, count_stale=self._count_stale)
+        taken = arena.take(self._slots)
+        return [replace(each, step=self.step, count_stale=self._count_stale) for each in taken]
 
     def clear(self, slots: list[int]) -> None:
         """Drop what was written to these slots in this step."""
-        self._arena.clear([self._rows[slot] for slot in slots if slot in self._rows])
+        self._arena.zero([self._rows[slot] for slot in slots if slot in self._rows])
 
 
 _AT: Final[dict[int, Any]] = {}  # rows and gates by their address

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookcore.observe import copies, cpu, device, layout, reference
 from hookcore.observe.arena import CpuArena, Harvest, join, unpack
-from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
+from hookcore.observe.device import KEPT_HOST_BUFFERS, SEGMENT_PLACES, DeviceArena, HostBuffers
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.records.sketch import BINS, bins_of
 from tests.inside import module_of
@@ -100,9 +100,7 @@ def dense_of(harvest: Harvest, row: int) -> np.ndarray:
 
 
 def end_step(arena: DeviceArena) -> Harvest:
-    transfer = arena.begin_transfer()
-    assert transfer is not None
-    return transfer.finish()
+    return join([transfer.finish() for transfer in arena.begin_transfers()])
 
 
 @settings(deadline=None, max_examples=examples(50))
@@ -126,8 +124,7 @@ def test_rows_of_one_tap_on_several_streams_are_one_row(parts: list[tuple[int, i
     arenas = [DeviceArena(CPU, 1000, None) for _ in range(3)]
     for arena, slot, values in parts:
         arenas[arena].observe(torch.from_numpy(values), slot)
-    transfers = [arena.begin_transfer() for arena in arenas]
-    harvest = join([transfer.finish() for transfer in transfers if transfer is not None])
+    harvest = join([transfer.finish() for arena in arenas for transfer in arena.begin_transfers()])
     assert sorted(harvest.slots.tolist()) == sorted({slot for _, slot, _ in parts})
     for row, slot in enumerate(harvest.slots.tolist()):
         whole = np.concatenate([values for _, of, values in parts if of == slot])
@@ -136,32 +133,66 @@ def test_rows_of_one_tap_on_several_streams_are_one_row(parts: list[tuple[int, i
         np.testing.assert_array_equal(dense_of(harvest, row), np.bincount(bins_of(whole), minlength=BINS))
 
 
-def test_slots_of_several_segments_are_returned_under_their_numbers() -> None:
-    arena = DeviceArena(CPU, 1000, None)
-    slots = [SLOTS_PER_SEGMENT * 3 + 1, 0, SLOTS_PER_SEGMENT - 1, 5]
-    for slot in slots:
-        arena.observe(torch.full((slot + 1,), float(slot)), slot)
-    harvest = end_step(arena)
-    assert harvest.slots.tolist() == sorted(slots)
-    assert harvest.cells[:, layout.MEAN].tolist() == sorted(slots)
-    assert harvest.cells[:, layout.FINITE].tolist() == [slot + 1 for slot in sorted(slots)]
+@settings(deadline=None, max_examples=examples(20))
+@given(st.lists(st.integers(0, 5), min_size=6, max_size=40), st.lists(st.integers(0, 5), max_size=2), st.data())
+def test_slots_that_leave_because_all_places_are_taken_have_their_numbers_at_the_end(
+    slots: list[int], dropped: list[int], data: st.DataObject
+) -> None:
+    """With two places, taps leave, come back, and get places of their own. Some are dropped halfway."""
+    drop_after = data.draw(st.integers(0, len(slots)))
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(device, "SEGMENT_PLACES", 2)
+        arena = DeviceArena(CPU, 1000, None)
+        for _ in range(3):
+            kept: dict[int, list[int]] = {}
+            for at, slot in enumerate(slots):
+                if at == drop_after:
+                    arena.clear(dropped)
+                    kept = {each: values for each, values in kept.items() if each not in dropped}
+                arena.observe(torch.full((slot + 1,), float(at)), slot)
+                kept.setdefault(slot, []).append(at)
+            harvest = end_step(arena)
+            rows = {slot: row for row, slot in enumerate(harvest.slots.tolist())}
+            assert rows.keys() == kept.keys()
+            for slot, row in rows.items():
+                whole = np.repeat(np.float32(kept[slot]), slot + 1)
+                check_stats(whole, harvest.cells[row])
+                assert harvest.cells[row, layout.PARTS] == len(kept[slot])
+                np.testing.assert_array_equal(dense_of(harvest, row), np.bincount(bins_of(whole), minlength=BINS))
 
 
-def test_memory_is_allocated_only_for_used_segments() -> None:
+def test_taps_that_are_measured_once_a_step_need_no_more_memory_than_a_few() -> None:
     arena = DeviceArena(CPU, 1 << 16, None)
     assert arena.nbytes == 0
-    arena.observe(torch.ones(3), 60_000)
-    assert 0 < arena.nbytes < SLOTS_PER_SEGMENT * layout.ROW_BYTES * 2
+    for _ in range(2):
+        for slot in range(60_000, 60_000 - 500, -1):
+            arena.observe(torch.full((3,), float(slot)), slot)
+        assert end_step(arena).cells[:, layout.MEAN].tolist() == list(range(60_000, 60_000 - 500, -1))
+        assert 0 < arena.nbytes < SEGMENT_PLACES * layout.ROW_BYTES * 2
+
+
+def test_taps_of_micro_batches_leave_at_most_once_a_step() -> None:
+    arena, slots = DeviceArena(CPU, 1000, None), range(SEGMENT_PLACES + 10)
+    for _ in range(3):
+        for _ in range(50):
+            for slot in slots:
+                arena.observe(torch.full((2,), float(slot)), slot)
+        transfers = arena.begin_transfers()
+        assert len(transfers) <= 3
+        assert sum(transfer.nbytes for transfer in transfers) <= 3 * SEGMENT_PLACES * layout.ROW_BYTES * 2
+        harvest = join([transfer.finish() for transfer in transfers])
+        assert sorted(harvest.cells[:, layout.MAX].tolist()) == list(slots)
+        assert set(harvest.cells[:, layout.PARTS]) == {50}
 
 
 def test_a_slot_is_empty_after_its_step_and_steps_are_returned_in_order() -> None:
     arena = DeviceArena(CPU, 10, None)
-    transfers = []
+    transfers: list[device.Transfer] = []
     for step in range(3):
         arena.observe(torch.full((4,), float(step)), step)
-        transfers.append(arena.begin_transfer())
-    assert arena.begin_transfer() is None
-    harvests = [transfer.finish() for transfer in transfers if transfer is not None]
+        transfers += arena.begin_transfers()
+    assert arena.begin_transfers() == []
+    harvests = [transfer.finish() for transfer in transfers]
     assert [harvest.slots.tolist() for harvest in harvests] == [[0], [1], [2]]
     assert [harvest.cells[0, layout.MAX] for harvest in harvests] == [0, 1, 2]
 
@@ -169,8 +200,7 @@ def test_a_slot_is_empty_after_its_step_and_steps_are_returned_in_order() -> Non
 def test_another_thread_can_finish_a_transfer_during_training() -> None:
     arena = DeviceArena(CPU, 10, None)
     arena.observe(torch.ones(4), 1)
-    transfer = arena.begin_transfer()
-    assert transfer is not None
+    (transfer,) = arena.begin_transfers()
     arena.observe(torch.zeros(4), 1)
     harvests: list[Harvest] = []
     thread = threading.Thread(target=lambda: harvests.append(transfer.finish()))
@@ -208,7 +238,6 @@ def no_memory(*arguments: object, **named: object) -> NoReturn:
 def test_refused_memory_is_requested_again_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     arena, asked = DeviceArena(CPU, 1000, None), []
     arena.begin_step(None)
-    arena.observe(torch.ones(3), 0)
     with monkeypatch.context() as full:
         full.setattr(device.Segment, "on", lambda *_: (asked.append(1), no_memory()))
         for slot in (500, 501):
@@ -217,24 +246,47 @@ def test_refused_memory_is_requested_again_in_the_next_step(monkeypatch: pytest.
         with pytest.raises(torch.OutOfMemoryError):
             arena.observe(torch.ones(4, 6)[:, ::2], 1)  # needs a copy, which was not tried
         assert len(asked) == 1
-        arena.observe(torch.ones(3), 1)  # has its memory
-    assert end_step(arena).slots.tolist() == [0, 1]
+    with pytest.raises(torch.OutOfMemoryError):
+        arena.observe(torch.ones(3), 500)  # still the same step
+    assert arena.begin_transfers() == []
     arena.begin_step(None)
     arena.observe(torch.ones(3), 500)
     assert end_step(arena).slots.tolist() == [500]
 
 
-@pytest.mark.parametrize("where", ["empty", "cat"])
-def test_a_step_that_cannot_be_read_out_leaves_nothing_for_the_next_one(
-    where: str, monkeypatch: pytest.MonkeyPatch
+def test_taps_with_a_place_are_measured_when_there_is_no_memory_for_more_places(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(device, "SEGMENT_PLACES", 2)
+    arena = DeviceArena(CPU, 1000, None)
+    arena.begin_step(None)
+    for slot in (0, 1, 2, 0):  # the last one comes back
+        arena.observe(torch.ones(3), slot)
+    with monkeypatch.context() as full:
+        full.setattr(device.Segment, "on", no_memory)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                arena.observe(torch.ones(3), 3)
+            arena.observe(torch.ones(3), 2)
+    harvest = end_step(arena)
+    assert harvest.slots.tolist() == [0, 1, 2]
+    assert harvest.cells[:, layout.PARTS].tolist() == [2, 1, 3]
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_a_step_that_cannot_be_read_out_leaves_nothing_for_the_next_one(
+    at_the_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "SEGMENT_PLACES", 2)
     arena = DeviceArena(CPU, 1000, None)
     arena.observe(torch.tensor([5.0, 7.0]), 0)
     arena.observe(torch.ones(3), 200)
     with monkeypatch.context() as full:
-        full.setattr(torch, where, no_memory)
+        full.setattr(torch, "empty", no_memory)
+        leave = arena.begin_transfers if at_the_end else lambda: arena.observe(torch.ones(3), 300)
         with pytest.raises(torch.OutOfMemoryError):
-            arena.begin_transfer()
+            leave()
+    assert arena.begin_transfers() == []
     arena.observe(torch.tensor([1.0]), 0)
     harvest = end_step(arena)
     assert harvest.slots.tolist() == [0]
@@ -319,26 +371,23 @@ def test_a_thread_that_reads_a_number_does_not_affect_captures(monkeypatch: pyte
     assert seen == [1, "read", 0]
 
 
-def test_host_memory_that_is_large_enough_is_reused() -> None:
+def test_host_memory_is_reused() -> None:
     buffers = HostBuffers()
     first = buffers.take(10, torch.float64)
     assert [tuple(each.shape) for each in first] == [(10, layout.CELLS), (10, BINS)]
     buffers.give_back(*first)
-    again = buffers.take(20, torch.float64)
+    again = buffers.take(SEGMENT_PLACES, torch.float64)
     assert again[0].data_ptr() == first[0].data_ptr()
-    assert tuple(again[1].shape) == (20, BINS)
-    buffers.give_back(*again)
-    longer = buffers.take(1000, torch.float64)
-    assert longer[0].data_ptr() != first[0].data_ptr()
-    assert tuple(longer[0].shape) == (1000, layout.CELLS)
+    assert tuple(again[1].shape) == (SEGMENT_PLACES, BINS)
+    assert buffers.take(1, torch.float64)[0].data_ptr() != first[0].data_ptr()
 
 
 def test_host_memory_is_not_kept_without_bound() -> None:
     buffers = HostBuffers()
-    taken = [buffers.take(4, torch.float64) for _ in range(5)]
+    taken = [buffers.take(4, torch.float64) for _ in range(KEPT_HOST_BUFFERS + 3)]
     for each in taken:
         buffers.give_back(*each)
-    assert len(buffers.free) == 2
+    assert len(buffers.free) == KEPT_HOST_BUFFERS
 
 
 class Operators(TorchDispatchMode):

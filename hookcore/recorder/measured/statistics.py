@@ -62,8 +62,7 @@ class Devices:
         begun: list[Transfer] = []
         for arena in list(self.arenas.values()):
             try:
-                if (transfer := arena.begin_transfer()) is not None:
-                    begun.append(transfer)
+                begun += arena.begin_transfers()
             except Exception as error:
                 self._errors.record("end of a step", error)
         return tuple(begun)
@@ -95,11 +94,16 @@ class Devices:
         for (arena, slot), (plan, tensor) in held.items():
             alike.setdefault((arena, tensor.dtype), []).append((plan, tensor, slot))
         for (arena, _), each in alike.items():
-            try:
-                arena.observe_all([(tensor, slot) for _, tensor, slot in each])
-            except Exception as error:
-                self._errors.record("launch for several tensors", error)
-                self._add_alone(each)
+            for first in range(0, len(each), arena.at_once):
+                part = each[first : first + arena.at_once]
+                if arena.kernel.add_all is None:  # it failed
+                    self._add_alone(part)
+                    continue
+                try:
+                    arena.observe_all([(tensor, slot) for _, tensor, slot in part])
+                except Exception as error:
+                    self._errors.record("launch for several tensors", error)
+                    self._add_alone(part)
 
     def _add_alone(self, held: Iterable[tuple[Plan, Tensor, int]]) -> None:
         for plan, tensor, slot in held:
