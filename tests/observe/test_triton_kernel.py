@@ -246,11 +246,12 @@ def test_if_several_tensors_cannot_be_launched_together_each_is_measured_alone(e
         with devices.together():
             for slot in range(3):
                 devices.observe(PLAN, torch.full((10,), float(slot)), slot, stays=True)
+            devices.observe(PLAN, torch.full((10,), 3, dtype=torch.int32), 3, stays=True)
     (transfer,) = devices.begin_transfers()
     cells = transfer.finish().cells
-    assert cells[:, layout.MEAN].tolist() == [0, 1, 2]
-    assert cells[:, layout.PARTS].tolist() == [2, 2, 2]
-    assert len(errors) == (2 if isinstance(error, torch.OutOfMemoryError) else 1)  # memory may be there again
+    assert cells[:, layout.MEAN].tolist() == [0, 1, 2, 3]
+    assert cells[:, layout.PARTS].tolist() == [2, 2, 2, 2]
+    assert len(errors) == (4 if isinstance(error, torch.OutOfMemoryError) else 1)  # memory may be there again
 
 
 @pytest.mark.skipif(IN_INTERPRETER, reason="fakes the launch")

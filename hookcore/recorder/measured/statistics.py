@@ -94,16 +94,14 @@ class Devices:
         for (arena, slot), (plan, tensor) in held.items():
             alike.setdefault((arena, tensor.dtype), []).append((plan, tensor, slot))
         for (arena, _), each in alike.items():
-            for first in range(0, len(each), arena.at_once):
-                part = each[first : first + arena.at_once]
-                if arena.kernel.add_all is None:  # it failed
-                    self._add_alone(part)
-                    continue
-                try:
-                    arena.observe_all([(tensor, slot) for _, tensor, slot in part])
-                except Exception as error:
-                    self._errors.record("launch for several tensors", error)
-                    self._add_alone(part)
+            if arena.kernel.add_all is None:  # it has failed for another type
+                self._add_alone(each)
+                continue
+            try:
+                arena.observe_all([(tensor, slot) for _, tensor, slot in each])
+            except Exception as error:
+                self._errors.record("launch for several tensors", error)
+                self._add_alone(each)
 
     def _add_alone(self, held: Iterable[tuple[Plan, Tensor, int]]) -> None:
         for plan, tensor, slot in held:
@@ -119,16 +117,15 @@ class Devices:
         if arena is None:
             from hookcore.observe.device import DeviceArena
 
-            arena = DeviceArena(tensor.device, self._host.capacity, self._host.sketch_values)
-            arena = self.arenas.setdefault(key, arena)  # another thread may have been faster
+            new = DeviceArena(tensor.device, self._host.capacity, self._host.sketch_values)
+            arena = self.arenas.setdefault(key, new)  # another thread may have been faster
         if self._held and stays and (held := self._held.get(get_ident())) is not None and arena.can_wait(tensor, slot):
-            if (arena, slot) in held:  # one launch adds only one tensor to a slot
+            if (arena, slot) in held or len(held) == arena.at_once:  # one launch adds only one tensor to a slot
                 self._add_held(dict(held))
                 held.clear()
             held[arena, slot] = plan, tensor
             return
-        reason = arena.observe(tensor, slot)
-        if reason:
+        if reason := arena.observe(tensor, slot):
             plan.note_reason(reason)
 
 
