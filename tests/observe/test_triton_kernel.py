@@ -297,6 +297,50 @@ def test_several_tensors_are_launched_on_their_device_and_stream_also_the_first_
     assert seen == ["stream of cuda:1", "2 tensors", "before"] * 2
 
 
+@pytest.mark.skipif(IN_INTERPRETER, reason="fakes the device")
+def test_numbers_leave_a_gpu_on_its_stream_without_a_wait_and_are_read_after_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, gpu = list[str](), torch.device("cuda", 0)
+
+    class Event:
+        def record(self) -> None:
+            seen.append("record")
+
+        def synchronize(self) -> None:
+            seen.append("wait")
+
+    @contextmanager
+    def stream(chosen: str) -> Iterator[None]:
+        seen.append(chosen)
+        yield
+        seen.append("before")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "its stream")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(device, "is_stream_capturing", lambda: False)
+    monkeypatch.setattr(device, "current_gpu", lambda: 0)
+    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    monkeypatch.setattr(device, "SEGMENT_PLACES", 2)
+    on, empty = device.Segment.on, torch.empty
+    monkeypatch.setattr(device.Segment, "on", lambda _, programs: on(CPU, programs))
+    monkeypatch.setattr(torch, "empty", lambda *given, **named: empty(*given, **named | {"device": "cpu"}))
+    arena = DeviceArena(gpu, 1000, None)
+    for step in range(2):
+        seen.clear()
+        for slot in range(3):
+            assert arena.observe(torch.full((slot + 1,), float(slot + step)), slot) is None
+        transfers = arena.begin_transfers()
+        assert seen == ["its stream", "record", "before"] * 2
+        harvests = [transfer.finish() for transfer in transfers]
+        assert seen[6:] == ["wait"] * 2
+        assert [harvest.slots.tolist() for harvest in harvests] == [[0, 1], [2]]
+        assert [harvest.cells[:, layout.MAX].tolist() for harvest in harvests] == [[step, 1 + step], [2 + step]]
+        assert [harvest.counts.sum() for harvest in harvests] == [3, 3]
+        assert len(arena._buffers.free) == 2, "host memory is used again"
+
+
 def test_a_tensor_whose_memory_was_freed_is_not_read() -> None:
     arena = DeviceArena(CPU, 1000, 1024)
     arena.kernel = arena.kernel._replace(add_all=lambda given, offset: pytest.fail("read"))
