@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +13,7 @@ import hookcore
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
-from hookcore.recorder.clock.cadence import TIME_EVERY, WARM_UP, Cadence
+from hookcore.recorder.clock.cadence import ESTIMATE_EVERY, LEAST_PAIRS, TIME_EVERY, WARM_UP, Cadence
 from hookcore.records import Frame
 from hookcore.store import Store
 from tests.harness import watch
@@ -74,6 +75,29 @@ def test_a_cost_that_is_measured_as_more_than_the_step_is_never_said_to_be_none(
         cadence.step_ended(captured, 2.0 if captured else 1.0)
     assert cadence.following > 1
     assert cadence.effective_cost > 1
+
+
+def test_the_cost_is_steady_on_a_machine_that_becomes_slower_and_faster() -> None:
+    cadence, found = Cadence(1, 0.05, sketches=None), list[float]()
+    for step in range(2000):
+        elapsed_s = 0.005 * 2 ** math.sin(step / 150)
+        if captured := cadence.wants(step):
+            cadence.begin_captured(step)
+            elapsed_s *= 1.5
+        cadence.step_ended(captured, elapsed_s)
+        found += [cadence.cost] * (cadence.cost == cadence.cost)
+    assert len(found) > 1900
+    assert found == pytest.approx([0.5] * len(found), rel=0.1)
+
+
+def test_the_cost_is_unknown_until_enough_steps_of_both_sorts_were_compared() -> None:
+    cadence = Cadence(16, None)
+    for step in range(256):
+        captured = cadence.wants(step)
+        cadence.step_ended(captured, 1.5 if captured else 1.0)
+        known_at = LEAST_PAIRS * 16 + ESTIMATE_EVERY - 1  # step 0 comes before any uncaptured one
+        assert (cadence.cost == cadence.cost) == (step >= known_at)
+    assert cadence.cost == pytest.approx(0.5)
 
 
 def test_steps_that_went_the_short_way_and_others_count_by_their_numbers() -> None:

@@ -811,6 +811,9 @@ def _trained(
     """Return all that is known of a training, and how many steps went the short way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "FIRST_STEPS", 3)
+        patch.setattr(
+            "hookcore.recorder.clock.cadence.LEAST_PAIRS", 1
+        )  # or a budget would be learned for longer than this trains
         patch.setattr(Cadence, "alarm", lambda *_: None)  # the recorder's thread notices a jump at any time
         ended = _leaves(how, patch)
         cpu.leave_each(how in ("off", "without the extension"))  # whether hooks run in Python

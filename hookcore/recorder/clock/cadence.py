@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from hookcore.records.vocabulary import OWN
 # histograms as are within it with that stride.
 
 WINDOW: Final = 15  # steps of each sort in the estimate
+LEAST_PAIRS: Final = 5  # captured steps of a sort, and as many others, before they are compared
 TIMED_STEPS: Final = 3  # timed steps before a cost is reported
 WARM_UP: Final = 3  # first steps, which are slow because of compiling and allocating
 TRIAL: Final = 2 * WINDOW  # steps after the warm-up that alternate, to learn the cost
@@ -92,10 +93,8 @@ class Cadence:
         self.alarmed = ""  # why to capture the next step, whatever its number
         self._reported = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
-        self._captured: deque[float] = deque(maxlen=WINDOW)
-        self._lean: deque[float] = deque(maxlen=WINDOW)  # captured without histograms
         self._plain: deque[float] = deque(maxlen=WINDOW)
-        self._sorts = self._plain, self._lean, self._captured
+        self._lean, self._whole = Pairs(), Pairs()  # of steps captured without histograms, and with them
         self._finders: dict[str, JumpFinder] = {}  # by name of a scalar
         # Hookcore's time in steps that weren't captured: those that went the short way, in means, and the others.
         self._short: deque[float] = deque(maxlen=WINDOW)
@@ -133,13 +132,15 @@ class Cadence:
 
     @property
     def _knows_all(self) -> bool:
-        """Whether there were steps of each sort."""
-        sorts = (self._captured, self._lean)
-        return bool(self._plain) and (any(sorts) if self._sketches else all(sorts))
+        """Whether there were enough steps of each sort."""
+        known = [self._whole.are_enough, self._lean.are_enough]
+        return any(known) if self._sketches else all(known)
 
     def take_turns(self, gap: int) -> None:
         """Select steps in blocks in which each optimizer steps; the rarest one steps every `gap` steps."""
         self.block = 1 if gap == 1 else 1 << (min(MAX_BLOCK, gap) - 1).bit_length()
+        self._lean.take_turns(self.block)
+        self._whole.take_turns(self.block)
 
     def as_scalars(self) -> dict[str, float]:
         """Return the scalars to log with each frame."""
@@ -212,7 +213,7 @@ class Cadence:
         self._seen += 1
         self.uncaptured += not captured
         if self._seen > WARM_UP and elapsed_s == elapsed_s:
-            self._sorts[self.sort_of(captured)].append(elapsed_s)
+            self._note_time(self.sort_of(captured), elapsed_s)
             if spent_s == spent_s:
                 self._note_spent(elapsed_s, spent_s)
         if self.budget is not None and self._allowance:
@@ -225,6 +226,17 @@ class Cadence:
         """Record how long hookcore took in one of several captured steps that are recorded together."""
         self._note_spent(elapsed_s, spent_s)
         self._conclude(False, spent_s)
+
+    def _note_time(self, sort: int, elapsed_s: float) -> None:
+        if sort == SKIPPED:
+            self._plain.append(elapsed_s)
+            self._lean.before.append(elapsed_s)
+            self._whole.before.append(elapsed_s)
+        else:
+            self._of(sort).add(elapsed_s)
+
+    def _of(self, sort: int) -> Pairs:
+        return self._lean if sort == LEAN else self._whole
 
     def _note_spent(self, elapsed_s: float, spent_s: float) -> None:
         self._spent.append(spent_s)
@@ -245,7 +257,7 @@ class Cadence:
         seen, self._seen = self._seen, self._seen + len(ended)
         self.uncaptured += sum(sort == SKIPPED for sort, _ in ended)
         for sort, elapsed_s in ended[max(0, WARM_UP - seen) :]:
-            self._sorts[sort].append(elapsed_s)
+            self._note_time(sort, elapsed_s)
         if self.budget is not None and self._allowance:
             prices = [0.0, self._price(LEAN), self._price(WHOLE)]
             for sort, elapsed_s in ended:
@@ -255,7 +267,7 @@ class Cadence:
     def _conclude(self, is_due: bool, spent_s: float = float("nan")) -> None:
         """Estimate the cost, if an estimate is due."""
         if self.budget is None or self._is_free:
-            if self._plain and is_due and (self._captured or self._lean):
+            if is_due and (self._whole.are_enough or self._lean.are_enough):
                 self._compare()
             elif spent_s == spent_s and len(self._spent) >= TIMED_STEPS:
                 self._measure(_lower_quartile(self._spent), _lower_quartile(self._rest))
@@ -270,9 +282,8 @@ class Cadence:
         """Return the seconds that capturing a step of a sort took. If they can't be told, it is the whole step."""
         if spent_s == spent_s:
             return spent_s
-        like = self._sorts[sort]
-        if like and self._plain:
-            return max(0.0, _lower_quartile(like) - _lower_quartile(self._plain))
+        if self._of(sort).are_enough:
+            return self._of(sort).excess * _lower_quartile(self._plain)
         if self._spent:
             return _lower_quartile(self._spent)
         return elapsed_s if elapsed_s == elapsed_s else 0.0
@@ -370,7 +381,7 @@ class Cadence:
     @property
     def wants_timing(self) -> bool:
         """Return whether to time the captured step that begins, because no step is ever skipped."""
-        if self._is_free and not (self._captured and self._plain) and len(self._spent) < TIMED_STEPS:
+        if self._is_free and not self._whole.are_enough and len(self._spent) < TIMED_STEPS:
             return True  # the first ones included: what they take is known then
         if self._is_limited or self.stride > 1 or self._seen < WARM_UP:
             return False
@@ -389,24 +400,24 @@ class Cadence:
 
     def _compare(self) -> None:
         plain = _lower_quartile(self._plain)
-        extra, histograms = self._extras(plain)
+        extra, histograms = self._extras()
         ways = zip(self._went, (self._short, self._long), strict=True)
         shares = [many / sum(self._went) * _lower_quartile(times) for many, times in ways if times]
         followed = min(sum(shares), MOST_FOLLOWED * plain)
-        self._measure(extra, plain - followed, followed + self._light_s, histograms)
+        self._measure(extra * plain, plain - followed, followed + self._light_s, histograms * plain)
 
-    def _extras(self, plain: float) -> tuple[float, float]:
-        """Return the time that capturing adds to a step on average, and what histograms add to a step with them."""
-        if not (self._captured and self._lean):
-            return _lower_quartile(self._captured or self._lean) - plain, 0.0
-        whole, lean = (max(0.0, _lower_quartile(times) - plain) for times in (self._captured, self._lean))
+    def _extras(self) -> tuple[float, float]:
+        """Return the share that capturing adds to a step on average, and what histograms add to a step with them."""
+        if not (self._whole.are_enough and self._lean.are_enough):
+            return (self._whole if self._whole.are_enough else self._lean).excess, 0.0
+        whole, lean = self._whole.excess, self._lean.excess
         if self.thinning == 1:  # times of lean steps are old
             return whole, whole - min(whole, lean)
         histograms = max(0.0, whole - lean)
         return lean + histograms / self.thinning, histograms
 
     def _measure(self, extra: float, plain: float, following: float = 0.0, histograms: float = 0.0) -> None:
-        extra_s = max(0.0, extra) + self._snapshots_s + self.background_s
+        extra_s = extra + self._snapshots_s + self.background_s
         self.cost = extra_s / plain if plain > 0 else 0.0
         self.following = following / plain if plain > 0 else 0.0
         self._histograms = histograms / plain if plain > 0 else 0.0
@@ -440,7 +451,38 @@ def stride_within(budget: float, cost: float, following: float, every: int = 1) 
     return every * min(MAX_STRIDE, power)
 
 
-def _lower_quartile(times: deque[float]) -> float:
+class Pairs:
+    """Captured steps of a sort, each with an uncaptured one from just before it.
+
+    A machine becomes slower and faster. Of two windows, one with a step in 64 would be older than the other.
+    """
+
+    def __init__(self) -> None:
+        self.before: deque[float] = deque(maxlen=1)  # seconds of uncaptured steps that have no partner yet
+        self._times: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+
+    def take_turns(self, block: int) -> None:
+        """Pair steps that have the same place in blocks of so many."""
+        self.before = deque(self.before, maxlen=block)
+
+    def add(self, elapsed_s: float) -> None:
+        """Note the time of a captured step, if there is an uncaptured one to compare it with."""
+        if self.before:
+            self._times.append((elapsed_s, self.before.popleft()))
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether there are enough to compare."""
+        return len(self._times) >= LEAST_PAIRS
+
+    @property
+    def excess(self) -> float:
+        """The share by which captured steps take longer."""
+        captured, plain = (_lower_quartile(times) for times in zip(*self._times, strict=True))
+        return max(0.0, captured / plain - 1) if plain > 0 else 0.0
+
+
+def _lower_quartile(times: Collection[float]) -> float:
     return sorted(times)[len(times) // 4]
 
 
