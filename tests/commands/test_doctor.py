@@ -204,9 +204,15 @@ def test_the_cost_of_a_model_is_a_table_of_all_parts_and_leaves_the_model_as_it_
     assert list(rows) == [words for words, *_ in training.COST_PARTS]
     assert all(len(cells) == 5 and cells[-1].endswith("%") for cells in rows.values())  # median, [low to high], share
     assert "SGD of 4 tensors" in told
-    assert re.search(
-        r"A captured step takes \d+% more processor time, any other step [\d.]+%\. With budget=0\.05", told
+    total = re.search(
+        r"A captured step takes ([\d.]+)% more processor time \(lines 1 to 4, and 6\), "
+        r"any other step ([\d.]+)% \(1, 2, and 5\)\. With budget=0\.05",
+        told,
     )
+    shares = [float(cells[-1].rstrip("%")) for cells in rows.values()]
+    sums = [sum(shares[line - 1] for line in lines) for lines in ((1, 2, 3, 4, 6), (1, 2, 5))]
+    assert total is not None
+    assert [float(each) for each in total.groups()] == pytest.approx([max(0.0, each) for each in sums])
     model = sys.modules["models_of_a_user"].MADE[-1]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(torch.equal(weight, torch.full_like(weight, 0.01)) for weight in model.parameters())

@@ -358,21 +358,30 @@ def _table_of(name: str, found: Mapping[str, NDArray[np.float64]], weights: int)
         "",
         f"{'':48} {'us per step':>11} {'quartiles':>18} {'of a step':>10}",
     ]
+    shares = list[float]()
     for words, way, base, is_own in COST_PARTS:
-        low, median, high = np.quantile(added(way, base, 0 if is_own else 1), [0.25, 0.5, 0.75]) * untouched * 1e6
+        parts = np.quantile(added(way, base, 0 if is_own else 1), [0.25, 0.5, 0.75])
+        low, median, high = parts * untouched * 1e6
         ends = f"[{low:.0f} to {high:.0f}]"
-        lines.append(f"{words:48} {median:11.0f} {ends:>18} {median / untouched / 1e4:9.1f}%")
-    captured, lean, followed = (
-        max(0.0, float(np.median(added(way, "untouched", 0) + added(way, "untouched", 1))))
-        for way in ("captured", "moments", "followed")
+        shares.append(round(float(parts[1]), 3))  # so that the totals are the sums of what is shown
+        lines.append(f"{words:48} {median:11.0f} {ends:>18} {shares[-1]:10.1%}")
+    clock, kept, moments, histograms, followed_thread, captured_thread, *_ = shares
+    lean_thread = float(np.median(added("moments", "untouched", 1)))
+    followed, lean, captured = (
+        max(0.0, clock + kept + rest)
+        for rest in (followed_thread, moments + lean_thread, moments + histograms + captured_thread)
     )
     budget = Settings.of({}).budget
-    shares = max(0.0, min(lean, captured) - followed), max(0.0, captured - max(lean, followed)), followed
-    stride, thinning = strides_within(budget, *shares) if budget else (1, 1)
+    adds = max(0.0, min(lean, captured) - followed), max(0.0, captured - max(lean, followed)), followed
+    stride, thinning = strides_within(budget, *adds) if budget else (1, 1)
     often = _every(stride) + (f" ({_every(stride * thinning)} with histograms)" if thinning > 1 else "")
     more = f"; following the steps alone takes more than budget={budget:g}" if budget and followed > budget else ""
     words = f". With budget={budget:g}, {often} is captured once the allowance is used{more}" if budget else ""
-    lines += ["", f"A captured step takes {captured:.0%} more processor time, any other step {followed:.1%}{words}."]
+    lines += [
+        "",
+        f"A captured step takes {captured:.1%} more processor time (lines 1 to 4, and 6), any other step "
+        f"{followed:.1%} (1, 2, and 5){words}.",
+    ]
     return "\n".join(lines)
 
 
