@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -1105,6 +1105,36 @@ def test_ctrl_c_while_notes_of_steps_are_taken_reaches_the_script_and_loses_no_s
         assert len(found.mean) >= watcher.current_step - 1  # that of the step in which it came may be unknown
         logged = watcher.store.scalars("place", points=2000)
         assert logged.first_step.tolist() == logged.mean.tolist() == list(range(len(logged.mean)))
+
+
+def test_ctrl_c_while_the_rows_of_a_joined_optimizer_are_taken_queues_none_of_them_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, queued, pressed = Pair(), list[tuple[int, bytes]](), list[int]()
+
+    def put(frame: Any) -> None:
+        usual(frame)
+        if frame.packed:
+            queued.append((frame.step, frame.packed))
+        is_joined = frame.packed and frame.step in {step for step, _ in queued[:-1]}
+        is_noted = threading.current_thread() is threading.main_thread() and frame.step < watcher.current_step - 2
+        if is_joined and is_noted and not pressed:
+            pressed.append(frame.step)
+            raise KeyboardInterrupt
+
+    with watch(world.model, capsule="never") as watcher:
+        queue = recorder_of(watcher).capture.collector.queue
+        usual = queue.put
+        monkeypatch.setattr(queue, "put", put)
+        with suppress(KeyboardInterrupt):
+            for _ in range(1000):
+                _both(world)
+        for _ in range(3):
+            _both(world)
+        assert watcher.flush()
+        assert watcher.errors == []
+    assert bool(pressed) == hasattr(cpu.Track, "learn")
+    assert len(set(queued)) == len(queued)
 
 
 @pytest.mark.parametrize("at_end", [False, True])

@@ -335,10 +335,10 @@ class CapturedSteps:
         while joined and joined[0][0] <= step:
             number, time_s, scale, packed = joined[0]
             rows = self._joined_rows[0] if self._joined_rows else RowFacts()
+            del joined[:1], self._joined_rows[:1]  # first: if Ctrl+C comes, they must not be queued again
             if packed:
                 known = None if scale != scale else scale
                 self._collector.queue.put(RawFrame(number, time_s, packed, (), 0, _NAN, known, kinds, rows=rows))
-            del joined[:1], self._joined_rows[:1]
 
     def forget(self) -> None:
         """Leave the running step to the full machinery, which asks for facts again."""
