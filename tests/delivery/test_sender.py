@@ -100,6 +100,27 @@ def test_a_frame_is_sent_immediately_and_not_with_the_next_heartbeat(
         wait_for(lambda step=step: sink.counters.acknowledged == step + 1)
 
 
+def test_a_flush_hurries_the_sender_once(
+    receiver: Receiver, url: str, sink: HttpSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "UNREAD_S", 3600.0)
+    sink.start(Address(url))
+    sink.send(a_frame(0, (TAP,)))
+    wait_for(lambda: sink.counters.acknowledged == 1)
+    hurry, hurried, stored = sink.outbox.hurry, list[None](), receiver.handle
+
+    def handle(body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        time.sleep(0.1)  # of which flush looks many times
+        return stored(body, headers)
+
+    monkeypatch.setattr(receiver, "handle", handle)
+    monkeypatch.setattr(sink.outbox, "hurry", lambda: hurried.append(hurry()))
+    _send(sink, range(1, 4))
+    assert sink.flush(DEADLINE_S)
+    assert receiver.stored == [0, 1, 2, 3]
+    assert len(hurried) == 1
+
+
 def test_one_connection_is_kept(receiver: Receiver, url: str, sink: HttpSink) -> None:
     peers = set()
     with serving(receiver) as address:

@@ -136,10 +136,10 @@ class HttpSink(Sink):
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far was acknowledged or dropped. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
+        self.outbox.hurry()
         while not self.outbox.empty:
             if time.monotonic() > deadline or not self.sender.is_alive:
                 return self.outbox.empty
-            self.outbox.hurry()
             time.sleep(0.002)
         return True
 
