@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -162,6 +163,23 @@ def with_closures(seen: Seen, steps: int = STEPS) -> None:
         optimizer.step(closure)
 
 
+def with_a_hook_that_raises(seen: Seen, steps: int = 60) -> None:
+    """Give up some batches, because a hook of the script raises when the optimizer is about to step."""
+    optimizer, is_bad = torch.optim.SGD(seen.model.parameters(), 1e-2), False
+
+    def hook(*_: Any) -> None:
+        if is_bad:
+            raise ValueError("a bad batch")
+
+    optimizer.register_step_pre_hook(hook)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(seen.model).backward()
+        is_bad = step % 7 == 5
+        with suppress(ValueError):
+            optimizer.step()
+
+
 CHANGED: Final[dict[str, Any]] = {
     "by norm": by(clip),
     "by norm, foreach": by(clip, foreach=True),
@@ -238,7 +256,9 @@ def test_weights_are_those_of_an_unwatched_twin(name: str) -> None:
     assert digest(dict(watched.model.state_dict())) == digest(dict(alone.model.state_dict()))
 
 
-@pytest.mark.parametrize("loop", [with_closures, by(leave)], ids=["closures", "unchanged"])
+@pytest.mark.parametrize(
+    "loop", [with_closures, by(leave), with_a_hook_that_raises], ids=["closures", "unchanged", "raises"]
+)
 def test_nothing_more_is_measured_if_nothing_changes_gradients_after_the_pass(loop: Any) -> None:
     _, watcher = run(loop)
     assert not watcher.store.taps(kind="raw_grad").taps

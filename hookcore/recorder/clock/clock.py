@@ -32,12 +32,15 @@ class Nesting:
     @property
     def is_inside(self) -> bool:
         """Whether this thread is inside an optimizer's step."""
-        return bool(self.stacks.get(threading.get_ident()))
+        return self.outermost != 0
 
     @property
     def outermost(self) -> int:
         """The id of the optimizer whose step this thread runs, the outermost one if they are nested; 0 if none."""
         stack = self.stacks.get(threading.get_ident())
+        if stack:
+            frames = _step_frames(all_of_them=True)
+            stack[:] = [entry for entry in stack if entry[1] in (0, *frames)]  # others raised and never ended
         return stack[0][0] if stack else 0
 
     def enter(self, optimizer: Optimizer) -> bool:
