@@ -164,7 +164,7 @@ def _of_ranks(
     counting[part.places] = [min(held[each]) for each in part.places.tolist()]  # the rank whose steps are counted
     captured = np.where(part.ranks_of(found) == counting[place], found.numbers("steps"), 0).astype(np.uint32)
     about = LEAF, lanes[place], found.numbers("first") >> np.uint64(LEAF), captured
-    bins, counts = found.lists("bins"), found.lists("counts").values
+    bins, counts = found.histograms()
     return SketchBuckets(*about, bins.starts, bins.values, counts.astype(np.uint64))
 
 

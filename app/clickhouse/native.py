@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import HookcoreError
+from hookcore.records.sketch import flaw_of
 
 _NUMBERS: Final = {
     "UInt8": "<u1",
@@ -61,6 +62,19 @@ class Answer:
     def lists(self, name: str) -> Lists:
         column = self._columns.get(name)
         return column if isinstance(column, Lists) else Lists(np.zeros(1, np.int64), np.empty(0, np.int64))
+
+    def histograms(self) -> tuple[Lists, NDArray[Any]]:
+        """Return the bins of each row, and their counts at the same places. Raises FormatError if they don't match."""
+        bins, counts = self.lists("bins"), self.lists("counts")
+        flaw = flaw_of(bins.starts, bins.values)
+        if len(unlike := np.flatnonzero(bins.starts != counts.starts)):
+            row = unlike[0] - 1
+            many, others = (each.starts[row + 1] - each.starts[row] for each in (bins, counts))
+            flaw = f"{many} bins and {others} counts"
+        if flaw is not None:
+            words = "its row was damaged, or comes from another program"
+            raise FormatError(f"ClickHouse returned a histogram with {flaw}: {words}")
+        return bins, counts.values
 
     def one(self, name: str) -> int:
         """Return the number in the only row, or 0."""
@@ -135,6 +149,8 @@ def _read_values(kind: str, data: bytes, position: int, rows: int) -> tuple[Colu
         ends, position = _read_numbers("UInt64", data, position, rows)
         starts = np.zeros(rows + 1, np.int64)
         starts[1:] = ends
+        if (starts[1:] < starts[:-1]).any():
+            raise ValueError("arrays that end before they begin")
         values, position = _read_numbers(kind[len(_ARRAY) : -1], data, position, int(starts[-1]))
         return Lists(starts, values), position
     return _read_numbers(kind, data, position, rows)

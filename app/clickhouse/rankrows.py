@@ -229,7 +229,7 @@ def sketches_over(
     known = np.array(sorted(taps), np.uint64)
     of_lane = np.array([taps[lane] for lane in known.tolist()], np.uint32)
     tap = of_lane[np.searchsorted(known, found.numbers("lane")[newest])]
-    bins, first = found.lists("bins"), bucket << level
+    (bins, counts), first = found.histograms(), bucket << level
     order = np.lexsort((tap, first))
     last_ends, made = np.sort(np.array(ends, np.int64)), []
     for rows in np.split(order, np.flatnonzero(np.diff(first[order])) + 1) if len(order) else ():
@@ -238,7 +238,7 @@ def sketches_over(
         last = min(begin + (1 << at) - 1, int(last_ends[np.searchsorted(last_ends, begin)]))
         # Taps may be captured in different steps; there are at least as many as of one of them.
         about = begin + shift, last + shift, int(steps[rows].max()), tap[rows], start.astype(np.uint32)
-        made.append(SketchRows(*about, bins.values[places], narrow(found.lists("counts").values[places])))
+        made.append(SketchRows(*about, bins.values[places], narrow(counts[places])))
     return made
 
 

@@ -237,15 +237,16 @@ class RanksQuery:
         order, lengths, bins, counts = [], np.zeros(len(rows.step), np.int64), [], []
         for part in self.parts:
             found = part.shard.read(f"SELECT run, lane, number, bins, counts FROM sketches WHERE {part.where(steps)}")
-            starts = found.lists("bins").starts
+            found_bins, found_counts = found.histograms()
+            starts = found_bins.starts
             place = keys.find(part.ranks_of(found), part.lanes_of(found), found.numbers("number").astype(np.int64))
             found_at, known = np.unique(place, return_index=True)  # of one that is stored twice, the first
             known = known[found_at >= 0]
             _, inside = places_of(starts, known)
             lengths[place[known]] = np.diff(starts)[known]
             order.append(np.repeat(place[known], np.diff(starts)[known]))
-            bins.append(found.lists("bins").values[inside].astype(np.uint16))
-            counts.append(found.lists("counts").values[inside].astype(np.uint32))
+            bins.append(found_bins.values[inside].astype(np.uint16))
+            counts.append(found_counts[inside].astype(np.uint32))
         by_row = np.argsort(np.concatenate(order), kind="stable")
         start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint32)
         return SketchBlock(start, np.concatenate(bins)[by_row], np.concatenate(counts)[by_row])

@@ -395,9 +395,10 @@ def read(
 
     about = of("lane", np.uint64), of("bucket", np.uint64), of("present", np.uint32)
     if table is RANK_SKETCH_ROLLUPS:
-        starts, places = places_of(found.lists("bins").starts, newest)
-        bins, sums_of_bins = (found.lists(name).values[places] for name in ("bins", "counts"))
-        return SketchBuckets(level, *about, starts, bins.astype(np.uint16), sums_of_bins.astype(np.uint64))
+        bins, counts_of_bins = found.histograms()
+        starts, places = places_of(bins.starts, newest)
+        values = bins.values[places].astype(np.uint16), counts_of_bins[places].astype(np.uint64)
+        return SketchBuckets(level, *about, starts, *values)
     counts, sums = (of_stats(part, kind) for part, kind in (("n", np.uint32), ("sum", np.float64)))
     extremes = of_stats("lo", np.float64), of_stats("hi", np.float64)
     return Buckets(level, *about, of("bad", np.uint32), sums, counts, *extremes)

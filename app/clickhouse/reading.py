@@ -262,10 +262,10 @@ class _Sketches:
     def of(cls, shard: Shard, sql: str) -> _Sketches:
         found = shard.read(sql)
         order = np.lexsort((found.numbers("lane"), found.numbers("number")))
-        bins = found.lists("bins")
+        bins, counts = found.histograms()
         begins, ends = bins.starts[:-1][order].tolist(), bins.starts[1:][order].tolist()
         numbers, lanes = found.numbers("number")[order], found.numbers("lane")[order]
-        return cls(numbers, lanes, list(map(slice, begins, ends)), bins, found.lists("counts").values)
+        return cls(numbers, lanes, list(map(slice, begins, ends)), bins, counts)
 
     def put(self, item: FrameItem, lanes: NDArray[np.uint64], mine: slice) -> FrameItem:
         """Return an item with the sketches of some of its taps."""

@@ -107,7 +107,7 @@ def cells_of(found: Answer, taps: Sequence[int], columns: Columns) -> Cells:
 
 def sketches_of(found: Answer, mine: Places, tap: int) -> list[SketchRows]:
     """Return the sketches of a tap, oldest first."""
-    bins, counts = found.lists("bins"), found.lists("counts").values
+    bins, counts = found.histograms()
     first, last, steps = (found.numbers(name).tolist() for name in ("first", "last", "steps"))
     taps = np.array([tap], np.uint32)
     made = []
@@ -121,7 +121,7 @@ def sketches_of(found: Answer, mine: Places, tap: int) -> list[SketchRows]:
 
 def all_sketches_of(found: Answer, taps: int) -> list[SketchRows]:
     """Return the sketches of the first taps, oldest first."""
-    bins, counts = found.lists("bins"), found.lists("counts").values
+    bins, counts = found.histograms()
     lanes, first, last, steps = (found.numbers(name).astype(np.int64) for name in ("lane", "first", "last", "steps"))
     order = np.lexsort((lanes, first))
     order = order[lanes[order] < taps]

@@ -222,6 +222,16 @@ def places_of(start: NDArray[np.int64], rows: NDArray[np.integer[Any]]) -> tuple
     return np.append(0, ends), places
 
 
+def flaw_of(start: NDArray[Any], bins: NDArray[Any]) -> str | None:
+    """Return what is wrong with the bins of rows; None if they are known bins, and ascend in each row."""
+    if bins.max(initial=0) >= BINS:
+        return f"bin {bins.max()} of {BINS}"
+    ascends = bins[1:] > bins[:-1]
+    borders = start[1:-1].astype(np.int64)
+    ascends[borders[(borders > 0) & (borders < len(bins))] - 1] = True
+    return None if ascends.all() else "bins that do not ascend"
+
+
 def shifted_rows(block: SketchBlock, rows: NDArray[np.bool_], steps: int) -> SketchBlock:
     """Return the block with the magnitudes of the chosen rows moved by `steps` bins.
 

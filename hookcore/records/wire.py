@@ -36,7 +36,7 @@ from hookcore.records import (
     text_of,
 )
 from hookcore.records.flow import Flow
-from hookcore.records.sketch import BINS
+from hookcore.records.sketch import flaw_of
 
 # The messages between a trainer and a server, and their parts.
 
@@ -253,7 +253,8 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     _require(len(start) == rows + 1, f"{len(start)} starts of sketches for {rows} taps")
     _require(len(bins) == len(counts) == int(start[-1]), f"{len(bins)} bins, {len(counts)} counts, {start[-1]} said")
     _require(start[0] == 0 and bool((start[1:] >= start[:-1]).all()), "starts of sketches that do not ascend")
-    _require_ascending_bins(start, bins)
+    flaw = flaw_of(start, bins)
+    _require(flaw is None, flaw or "")
     owners = None if item.owners is None else _unpack(item.owners, "<i4", "owners")
     if owners is not None:
         _require(len(owners) == rows, f"{len(owners)} owners of {rows} taps")
@@ -327,18 +328,6 @@ def _require_counts(stats: NDArray[np.float64]) -> None:
 
 def _require_time(time_s: float) -> None:
     _require(0 <= time_s < LATEST_TIME_S, f"a time of {time_s} s since 1970")
-
-
-def _require_ascending_bins(start: NDArray[Any], bins: NDArray[Any]) -> None:
-    """Check that the bins of each row are valid and ascending."""
-    if not len(bins):
-        return
-    _require(int(bins.max()) < BINS, f"bin {bins.max()} of {BINS}")
-    ascends = bins[1:] > bins[:-1]
-    borders = start[1:-1].astype(np.int64)
-    borders = borders[(borders > 0) & (borders < len(bins))]
-    ascends[borders - 1] = True
-    _require(bool(ascends.all()), "bins that do not ascend")
 
 
 def _require(holds: bool, what: str) -> None:

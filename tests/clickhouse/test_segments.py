@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from hookcore.records.wire import EndItem, FrameItem, Item, frame_item, frame_of
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app.clickhouse.client import PASSWORD, ClusterAddress, without_password
 from hookcore_app.clickhouse.native import Answer, FormatError, Lists, decode, encode
+from hookcore_app.clickhouse.runpast import all_sketches_of
 from hookcore_app.clickhouse.schema import (
     BOTH,
     EVENTS,
@@ -99,6 +101,33 @@ def test_an_answer_that_is_cut_off_is_an_error(cut: int) -> None:
     whole = encode({"n": ("UInt64", np.arange(5)), "t": ("String", [b"text"] * 5)})
     with pytest.raises(FormatError, match="can't be read"):
         decode(whole[:-cut])
+
+
+@pytest.mark.parametrize(
+    ("ends", "bins", "count_ends", "words"),
+    [
+        ([2, 3], [7, 9, 8], [2, 3], ""),
+        ([2, 3], [7, 9, 8], [2, 2], "histogram with 1 bins and 0 counts"),
+        ([2, 3], [7, 9, 8], [1, 3], "histogram with 2 bins and 1 counts"),
+        ([3, 2], [7, 9, 8], [3, 2], "arrays that end before they begin"),
+        ([2, 3], [7, BINS, 8], [2, 3], f"histogram with bin {BINS} of {BINS}"),
+        ([2, 3], [9, 7, 8], [2, 3], "histogram with bins that do not ascend"),
+        ([2, 3], [7, 7, 8], [2, 3], "histogram with bins that do not ascend"),
+    ],
+)
+def test_stored_histograms_whose_parts_do_not_fit_are_an_error_that_says_what_is_wrong(
+    ends: list[int], bins: list[int], count_ends: list[int], words: str
+) -> None:
+    counts = np.arange(1, count_ends[-1] + 1, dtype=np.uint64)
+    columns = {
+        **{name: ("UInt64", np.array([0, 1], np.uint64)) for name in ("lane", "first", "last", "steps")},
+        "bins": ("Array(UInt16)", Lists(np.array([0, *ends]), np.array(bins, np.uint16)[: ends[-1]])),
+        "counts": ("Array(UInt64)", Lists(np.array([0, *count_ends]), counts)),
+    }
+    with pytest.raises(FormatError, match=words) if words else nullcontext():
+        one, two = all_sketches_of(decode(encode(columns)), 2)
+        assert (one.bins.tolist(), two.bins.tolist()) == ([7, 9], [8])
+        assert (one.counts.tolist(), two.counts.tolist()) == ([1, 2], [3])
 
 
 # -- the address -------------------------------------------------------------------------------------------------------
