@@ -19,7 +19,7 @@ from hookcore.reading import Client
 from hookcore.records import SEVERITIES, Kind
 from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, STATE_WORDS, counted
 
-from .flags import Commands, add_command, add_source, client_of, run_of_server, saved_run
+from .flags import Commands, add_command, add_source, client_of, run_of_client, saved_run
 
 if TYPE_CHECKING:
     from hookcore.findings import Diagnosis, Finding
@@ -360,7 +360,7 @@ def _look(given: argparse.Namespace) -> Checked:
         known = run.id, run.name, run.state, run.end.failure, newest, *_sentences(diagnosis)
         incidents = run.reader.incidents()
         return Checked(*known, incidents, _notes(diagnosis.findings, incidents), troubles, rules_of(run))
-    with run_of_server(given) as (client, run_id):
+    with run_of_client(given) as (client, run_id):
         findings = client.findings(run=run_id)  # loads a run that is only on disk
         found, incidents = client.run(run_id), client.incidents(run=run_id)
         rules = client.rules(run_id)
@@ -546,7 +546,7 @@ def _content(given: argparse.Namespace) -> tuple[str, bytes]:
         from ..pages.report import ReportSteps, report_of
 
         return run.id, report_of(run, ReportSteps(given.first, given.last, given.at))
-    with run_of_server(given) as (client, run_id):
+    with run_of_client(given) as (client, run_id):
         return run_id, client.report(run_id, given.first, given.last, given.at)
 
 

@@ -104,7 +104,9 @@ def watch_variables(given: argparse.Namespace, environment: Mapping[str, str]) -
 # The run that a command is about: a saved one, or one of a server.
 
 TIMEOUT_S: Final = 120.0
-_NEITHER: Final = "{!r} is not a file, folder, or address: give a saved run, or http://HOST:PORT"
+_NEITHER: Final = (
+    "{!r} is not a file, folder, or address: give a saved run, or http://HOST:PORT; with an id or a name, use --run"
+)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +127,7 @@ def add_server_or_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def saved_run(given: argparse.Namespace) -> Run | None:
-    """Return the saved run that the arguments name, or None if they name a server."""
+    """Return the saved run that the arguments name, or None if they name a server, or a folder of runs."""
     if not given.source or given.source.startswith(("http://", "https://")):
         return None
     path = Path(given.source)
@@ -133,7 +135,10 @@ def saved_run(given: argparse.Namespace) -> Run | None:
         raise ArgumentError(_NEITHER.format(str(path)))
     from ..runs import Runs
     from ..runs.saved import show
+    from ..runs.shelf import is_run
 
+    if path.is_dir() and not is_run(path):
+        return None
     run = show(Runs(ServerSettings()), path)
     if given.run_id not in (None, run.id, run.name):
         raise ArgumentError(f"{str(path)!r} contains the run {run.id!r}, not {given.run_id!r}: omit --run")
@@ -141,11 +146,11 @@ def saved_run(given: argparse.Namespace) -> Run | None:
 
 
 @contextmanager
-def run_of_server(given: argparse.Namespace) -> Iterator[tuple[Client, str]]:
-    """Give a client of the server that the arguments name, and the id of the run."""
+def run_of_client(given: argparse.Namespace) -> Iterator[tuple[Client, str]]:
+    """Give a client as `client_of` does, and the id of the run."""
     from ..questions import id_of  # needs more than other commands
 
-    with Client(given.source or None, given.token or None, timeout_s=TIMEOUT_S) as client:
+    with client_of(given) as client:
         yield client, id_of(client, given.run_id)
 
 

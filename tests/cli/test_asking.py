@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import hookcore
+from hookcore.delivery.archive import read_archive
 from hookcore.records import Event, Failure, Tap
 from hookcore_app.analysis.numerals import quoted
 from hookcore_app.cli import main
@@ -137,6 +138,21 @@ def test_without_a_dashboard_questions_are_about_the_runs_that_it_has_saved(
     told = capsys.readouterr()
     assert "error nonfinite-40: NaN or infinity." in told.out
     assert f"this is about the runs that it has saved in {tmp_path / 'runs'}" in told.err
+
+
+@pytest.mark.parametrize("command", [["check", "--fail-on", "never"], ["report", "-o", "-"]])
+def test_a_check_and_a_report_are_about_saved_runs_by_id_too(
+    command: list[str], tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_a_dashboard(tmp_path, monkeypatch)
+    (tmp_path / "runs").mkdir()
+    path = Path(save_layer(tmp_path / "runs", bad=40))
+    run = str(read_archive(path).info.id)
+    for source in ([], [str(tmp_path / "runs")], [str(path)]):
+        assert main([*command, *source, "--run", run]) == 0
+        assert run.encode() in capsysbinary.readouterr().out
+    assert main([*command, run]) == 2
+    assert b"with an id or a name, use --run" in capsysbinary.readouterr().err
 
 
 def test_mcp_says_only_that_it_is_not_installed(
