@@ -127,8 +127,9 @@ def watch(
         raise ArgumentError(
             f"watch() was given a {type(model).__name__}; it takes a torch.nn.Module, or nothing to watch every model"
         )
-    content = sys.modules.get("hookcore.capsules.content")
-    if content is not None and content.is_replaying():
+    # While another thread imports it, it is there, but empty.
+    is_replaying = getattr(sys.modules.get("hookcore.capsules.content"), "is_replaying", None)
+    if is_replaying is not None and is_replaying():
         return import_module("hookcore.watcher.watcher").NullWatcher()  # type: ignore[no-any-return]
     for sentence in _new_sentences():
         logger.warning("hookcore: %s", sentence)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -230,6 +231,13 @@ def test_copies_of_a_watched_model_send_nothing(receiver: Receiver, url: str) ->
         assert isinstance(copy.deepcopy(model).watcher, NullWatcher)
         del model.watcher
     assert len(receiver.runs.all()) == 1
+
+
+def test_a_watch_begins_while_another_thread_imports_the_first_ones_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import system shows a module before it has run."""
+    monkeypatch.setitem(sys.modules, "hookcore.capsules.content", ModuleType("hookcore.capsules.content"))
+    with hookcore.watch(_model(), server=None) as watcher:
+        assert isinstance(watcher, Watcher)
 
 
 def test_a_copy_of_a_watcher_takes_all_that_a_model_gives_to_one() -> None:
