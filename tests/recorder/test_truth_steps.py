@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -589,6 +590,38 @@ def test_without_an_optimizer_the_gradients_of_several_threads_are_left_out_and_
     assert all({"output", "output_grad", "param"} <= each for each in kinds)
     assert len(events) == 1
     assert "several threads have run backward passes" in events[0]
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_gradients_of_weights_that_several_threads_step_in_turns_are_left_out(with_closure: bool) -> None:
+    """A thread that only follows another one may be alone; one that comes back may train while the other one does."""
+    model, turns = nn.Linear(6, 3), "aabbabb"
+    optimizers = {name: sgd(model.parameters()) for name in "ab"}
+
+    def train(optimizer: torch.optim.Optimizer) -> None:
+        def close() -> Tensor:
+            optimizer.zero_grad()
+            loss = mean_square(model(noise(5, 6)))
+            loss.backward()
+            return loss
+
+        if with_closure:
+            optimizer.step(close)
+        else:
+            close()
+            optimizer.step()
+
+    with contextlib.ExitStack() as stack, watch(model, kinds=TENSOR_KINDS) as watcher:
+        threads = {name: stack.enter_context(ThreadPoolExecutor(1)) for name in "ab"}
+        for name in turns:
+            threads[name].submit(train, optimizers[name]).result()
+        assert watcher.flush()
+        kinds = [{key[1] for key in read_step(watcher, step)} for step in range(len(turns))]
+        reasons = [each.reason for each in watcher.coverage()]
+        assert watcher.errors == []
+    assert ["param_grad" in each for each in kinds] == [True] * 5 + [False] * 2  # from the first turn after others
+    assert all({"output", "output_grad", "param", "update"} <= each for each in kinds)
+    assert "several threads take turns in stepping some of its weights" in reasons[0]
 
 
 def test_an_optimizer_that_is_still_being_made_is_no_error() -> None:

@@ -277,6 +277,7 @@ class OptimizerSteps(EndsSteps):
     def read(self, owner: Owner, optimizer: Optimizer, with_gradients: bool = True) -> None:
         """Read what an optimizer is about to use in a captured step."""
         owned, step = self._find_owned(owner, optimizer), self.clock.step - owner.late
+        with_gradients = with_gradients and self._may_read(owned)
         if with_gradients and owned and not self.clock.reach.many_threads:
             many = sum(len(group["params"]) for group in optimizer.param_groups)
             self._parameters.raw.compare(owned, many, owner.late)
@@ -285,6 +286,10 @@ class OptimizerSteps(EndsSteps):
         if owned:
             self._observers.before_step(owned, with_gradients)
         self._keeping.look("before an optimizer's step")
+
+    def _may_read(self, owned: list[Parameter]) -> bool:
+        """Return whether no other thread may be setting the gradients of what an optimizer steps in this one."""
+        return not self.clock.reach.many_threads or self._parameters.take_turn(owned)
 
     def read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
         """Add the learning rates that have changed to the step that they are used in."""
@@ -316,8 +321,9 @@ class OptimizerSteps(EndsSteps):
         owner.was_read = True
         if (optimizer := owner.ref()) is not None:
             self._scale.read(owner.scaler.live(), optimizer)
-        self._parameters.read_gradients(owned)
-        self._observers.read_gradients(owned)
+        if self._may_read(owned):
+            self._parameters.read_gradients(owned)
+            self._observers.read_gradients(owned)
 
     def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
         """Return the watched parameters of an optimizer; none if none of them need to be read."""
