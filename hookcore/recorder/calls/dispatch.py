@@ -143,7 +143,7 @@ class Dispatcher:
         if self.others and not self.names.has_tokens and transform() is None:
             with DisableTorchFunction():
                 self.names.saw_batch(args, keywords_of(module), self.track.step)
-        plan.root.called = True
+        plan.root.note_call()
         plan.root.note_wrapper()
         if self.times.parts is not None:
             if torch.is_grad_enabled():

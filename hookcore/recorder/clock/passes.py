@@ -289,7 +289,7 @@ class OptimizerSteps(EndsSteps):
 
     def _may_read(self, owned: list[Parameter]) -> bool:
         """Return whether no other thread may be setting the gradients of what an optimizer steps in this one."""
-        return not self.clock.reach.many_threads or self._parameters.take_turn(owned)
+        return not self.clock.reach.many_threads or self._parameters.may_read(owned)
 
     def read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
         """Add the learning rates that have changed to the step that they are used in."""

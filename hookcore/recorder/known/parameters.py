@@ -24,8 +24,8 @@ SHARED: Final = (
     "step's data is complete before the last of them has stepped"
 )
 CONTESTED: Final = (
-    "several threads take turns in stepping some of its weights: their gradients are left out, because reading one "
-    "that another thread is setting can crash the process"
+    "several threads train its model at the same time: gradients of weights are left out, because reading one that "
+    "another thread is setting can crash the process"
 )
 LOOK_EVERY_S: Final = 1.0  # between two looks at the forms of the parameters
 MAX_MEASURED: Final = 2**28  # bytes of weights whose updates are measured in one step without being requested
@@ -52,7 +52,6 @@ class Parameter:
         "plan",
         "raw_slot",
         "read_in",
-        "turns",
         "update_slot",
     )
 
@@ -62,7 +61,6 @@ class Parameter:
         self._hidden_slot = self._hidden_raw = -1
         self.read_in = -1  # the newest step in which it was read before an optimizer's step
         self.is_shared = False  # whether a second optimizer was seen to step it with the same gradient
-        self.turns: tuple[int, ...] = ()  # the threads that stepped it, once several train, until one comes back
         self.joins = False  # whether its optimizer steps after another one, with the gradients of the same pass
         self.changes = -UNCHANGED  # above 0: steps for which its gradient counts as one that changes after the pass
         self.choose(statistics)
@@ -420,23 +418,16 @@ class Parameters:
                 each.plan.note_reason(SHARED)
         return [each for each in owned if each.read_in != step]
 
-    def take_turn(self, owned: list[Parameter]) -> bool:
-        """Note that this thread steps these, of several that train. Return whether it may read their gradients.
-
-        A thread that comes back after another one shares the weights with it. A thread that only follows may be the
-        only one that is left.
-        """
-        thread, free = get_ident(), True
-        for each in owned:
-            is_shared = len(set(each.turns)) < len(each.turns)
-            if not is_shared and each.turns[-1:] != (thread,):
-                is_shared = thread in each.turns
-                each.turns += (thread,)
-            if is_shared:
-                each.plan.note_reason(CONTESTED)
-                free = False
-        self.read |= not free  # as far as they may be
-        return free
+    def may_read(self, owned: list[Parameter]) -> bool:
+        """Return whether no other of several threads trains the models of these, which this one is about to step."""
+        thread = get_ident()
+        for root in {each.plan.root for each in owned}:
+            root.is_contested = root.is_contested or bool(root.threads - {thread})
+        contested = [each.plan for each in owned if each.plan.root.is_contested]
+        for plan in contested:
+            plan.note_reason(CONTESTED)
+        self.read = self.read or bool(contested)  # as far as they may be
+        return not contested
 
     def before_step(self, owned: list[Parameter], with_gradients: bool, step: int) -> Copies:
         """Read weights, and gradients unless the step computes them, as the optimizer is about to use them.

@@ -109,6 +109,8 @@ class Root:
         # The `DistributedDataParallel`s that have called it or parts of it, the newest first.
         self.wrappers: tuple[weakref.ref[object], ...] = ()
         self.called = False  # whether one of them was, in this captured step
+        self.threads: set[int] = set()  # those that have called one of them with gradients in this step
+        self.is_contested = False  # whether a thread has stepped it while another one may have been setting gradients
         self.evaluated = -1  # the newest captured step with an evaluation, if evaluations are captured
         self.rehearses = False  # whether it is running, and its values mean nothing
         self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
@@ -126,6 +128,12 @@ class Root:
         """Handle the start of a call of the model. Return whether gradients are enabled."""
         self.entered_with_grad = torch.is_grad_enabled()
         return self.entered_with_grad
+
+    def note_call(self) -> None:
+        """Note that it or a part of it, as the training calls them, is about to run."""
+        self.called = True
+        if torch.is_grad_enabled() and current_graph_task() == -1:
+            self.threads.add(get_ident())
 
     def note_batch(self, module: nn.Module, args: Any) -> Tensor | None:
         """Add the first dimension of its first tensor to what the model was given with gradients in this step.
@@ -167,6 +175,7 @@ class Root:
 
         This uses data of every step, captured or not, so that a call's phase doesn't depend on the captured steps.
         """
+        self.threads.clear()
         if self._given:
             self.samples, self.tokens = self._given, self._tokens_given
             self._given = self._tokens_given = 0
