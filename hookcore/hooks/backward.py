@@ -188,7 +188,8 @@ class ObservedEngine(Engine):
                 return super().run_backward(*args, **kwargs)
             finally:
                 for observer in awaiting:
-                    observer.inner_ended()
+                    if observer in _observers.now:
+                        observer.inner_ended()
         tensors, weights = args[0] if args else (), args[1] if len(args) > 1 else ()
         for observer in observers:
             observer.backward_begins(accumulates, tensors, weights)
@@ -198,7 +199,8 @@ class ObservedEngine(Engine):
             raised = False
         finally:
             for observer in observers:
-                observer.backward_ended(accumulates, raised)
+                if observer in _observers.now:  # else another thread has removed it
+                    observer.backward_ended(accumulates, raised)
         return result
 
 

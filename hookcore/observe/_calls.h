@@ -64,6 +64,24 @@ static void add_values(const struct values *found, int64_t row, int64_t control)
     observe(found->address, found->size, found->code, 0, row, control);
 }
 
+/* observe_tensor(tensor, row, control): add the values of a tensor of torch's own classes to a row, and return True if it
+ * is usual. No other thread of Python can replace its memory between taking the address and reading. */
+static PyObject *call_observe_tensor(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t a[2];
+    struct values found;
+    if (!read_integers(arguments + 1, given - 1, 2, a))
+        return NULL;
+    int is_usual = hook_facts != NULL && has_no_functions() && find_values(arguments[0], &found);
+    if (is_usual)
+        add_values(&found, a[0], a[1]);
+    else
+        PyErr_Clear();
+    PyObject *answer = is_usual ? &_Py_TrueStruct : &_Py_FalseStruct;
+    Py_IncRef(answer);
+    return answer;
+}
+
 /* Let a hook receive the gradient of a computed tensor, as hook_gradient in hookcore/hooks/tensors.py does. */
 static int hook_gradient(PyObject *tensor, PyObject *hook)
 {

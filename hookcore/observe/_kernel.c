@@ -13,7 +13,7 @@
 
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 
-enum { INTERFACE = 20 }; /* raised with every change of the functions or of the layout; cpu.py compares */
+enum { INTERFACE = 21 }; /* raised with every change of the functions or of the layout; cpu.py compares */
 
 /* -- Rows (hookcore/observe/layout.py) and bins (hookcore/records/sketch.py) ------------------------------------------- */
 
@@ -741,6 +741,7 @@ static PyMethodDef methods[] = {
     {"observe_other", call_observe_other, METH_FASTCALL, "Add n values of any type that lie side by side to a row."},
     {"is_finite", call_is_finite, METH_FASTCALL, "Return 1 if all of n float32s that lie side by side are finite, else 0."},
     {"observe_strided", call_observe_strided, METH_FASTCALL, "Add n values of a tensor with gaps to a row."},
+    {"observe_tensor", call_observe_tensor, METH_FASTCALL, "Add the values of a usual tensor to a row, and return whether it is one."},
     {"pack", call_pack, METH_FASTCALL, "Move the first rows of an arena to bytes, packed."},
     {"unpack", call_unpack, METH_FASTCALL, "Return the parts of packed steps as bytes, and write their cells to an address."},
     {"stats", call_stats, METH_FASTCALL, "Write the columns of a frame from n rows of cells to an address."},

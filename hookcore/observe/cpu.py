@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hookcore.observe import layout, portable
 from hookcore.records import STATS
 
-INTERFACE: Final = 20  # raised with every change of the extension's functions or memory layout
+INTERFACE: Final = 21  # raised with every change of the extension's functions or memory layout
 
 # The control block that every call gets by address: int64 cells.
 LIMIT: Final = 0  # values that a sketch takes at least; -1: every value; 0: no sketch
@@ -72,6 +72,7 @@ know_torch = KERNEL.know_torch  # (facts): what these hooks know of torch, until
 leave_each = KERNEL.leave_each  # (n): for tests, they leave each n-th call to Python; 0: none that is usual
 is_finite = KERNEL.is_finite  # (address, n) -> whether all of n float32s without gaps are
 observe_strided = KERNEL.observe_strided  # (address, n, code, shape, row, control); shape: axes, sizes, strides
+observe_tensor = KERNEL.observe_tensor  # (tensor, row, control) -> whether it is usual, and was added
 pack = KERNEL.pack  # (base, used) -> bytes; see hookcore.observe.arena
 stats = KERNEL.stats  # (cells, rows, stats): the columns of a frame from rows of cells
 sum_sketches = KERNEL.sum_sketches  # (entries, rows) -> starts, bins, counts; see hookcore.store.sketches

@@ -53,6 +53,11 @@ def observe_strided(address: int, n: int, code: int, shape: int, row: int, contr
     _add(view.reshape(-1), code, row, control)
 
 
+def observe_tensor(_tensor: Any, _row: int, _control: int) -> bool:
+    """Leave all tensors to Python."""
+    return False
+
+
 def pack(base: int, used: int) -> bytes:
     """Pack the written rows of the first `used`, and empty them."""
     rows, packed = _rows(base, used), list[bytes]()

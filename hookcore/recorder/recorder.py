@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Final
 
 from hookcore.config import Settings
@@ -27,6 +29,7 @@ from hookcore.records import Command, Coverage
 COVERAGE_WAIT_S: Final = 1.0
 STEP_WAIT_S: Final = 0.2  # for the training to end a step, before the process is killed
 PARK_S: Final = 5.0  # for which the training then waits to be killed
+_HOOKS: Final = ("hookcore.hooks.optimizers", "hookcore.recorder.calls.", "hookcore.recorder.clock.")  # modules
 
 
 class Recorder:
@@ -130,7 +133,7 @@ class Recorder:
         They refer to each other in circles, so they would stay until Python's next full collection, which is rare in a
         training loop. Nothing changes for a graph that still lives: its hooks know the statistics and the current step.
         """
-        if self.closed and self.worker.has_ended:
+        if self.closed and self.worker.has_ended and not _is_used_elsewhere():
             context = self.context
             for plan in (*context.plans.live(), *context.plans.departed):
                 plan.rows.release()
@@ -160,6 +163,18 @@ class Recorder:
         self.closed = True
         self.capture.placement.detach()
         self.capture.moments.close()
+
+
+def _is_used_elsewhere() -> bool:
+    """Return whether another thread is inside a hook, which may be one of this recorder."""
+    frames: dict[int, FrameType | None] = {**sys._current_frames()}
+    del frames[threading.get_ident()]  # else it would refer to itself
+    for frame in frames.values():
+        while frame is not None:
+            if frame.f_globals.get("__name__", "").startswith(_HOOKS):
+                return True
+            frame = frame.f_back
+    return False
 
 
 def _take_apart(part: object, whole: set[int]) -> None:

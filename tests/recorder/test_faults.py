@@ -16,6 +16,7 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any, Final, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -309,7 +310,7 @@ def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
             explode()
         kept(self, call)
 
-    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that all take the slow path, in Python
+    monkeypatch.setattr(module_of("Statistics"), "_observe", explode)  # so that outputs take the slow path, in Python
     monkeypatch.setattr(statistics, "saw_outputs", fails_for_one)
     run = train()
     watcher = run.watcher
@@ -718,6 +719,76 @@ def test_watches_in_other_threads_disturb_no_step() -> None:
             assert train().steps == expected  # while torch iterates over its table of hooks
     finally:
         own.remove()
+
+
+@pytest.mark.parametrize("where", ["pass", "hook"])
+def test_a_watcher_may_be_closed_and_freed_while_another_thread_is_inside(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A freed watcher's recorder is taken apart."""
+    model, inside, may_go, raised = nn.Linear(6, 3), threading.Event(), threading.Event(), list[BaseException]()
+    steady = class_of("Steady")
+    begins = steady.saw_step_begin
+
+    def wait(*_: Any) -> None:
+        inside.set()
+        may_go.wait(20)
+
+    def begin(self: Any, *args: Any) -> None:
+        wait()
+        begins(self, *args)
+
+    if where == "hook":
+        monkeypatch.setattr(steady, "saw_step_begin", begin)
+
+    def train() -> None:
+        optimizer = sgd(model.parameters())
+        loss = mean_square(model(noise(5, 6)))
+        if where == "pass":
+            loss.register_hook(wait)
+        try:
+            loss.backward()
+            optimizer.step()
+        except BaseException as error:
+            raised.append(error)
+
+    watcher = watch(model)
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert inside.wait(20)
+    watcher.close()
+    del watcher
+    may_go.set()
+    thread.join()
+    assert raised == []
+
+
+@pytest.mark.skipif(cpu.FALLBACK_REASON != "", reason="needs the compiled extension")
+def test_a_weight_is_not_read_where_it_was_before_another_thread_replaced_it() -> None:
+    """Python may switch to a thread that sets `.data` after any call, also after one that takes an address."""
+    model, memory, freed = nn.Linear(6, 3), np.ones((3, 6), np.float32), list[bool]()
+    model.weight = nn.Parameter(torch.from_numpy(memory))
+    is_there = weakref.ref(memory)
+    del memory
+
+    def switch(_frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_return" and function.__name__ == "data_ptr" and function.__self__ is model.weight:
+            model.weight.data = torch.zeros(3, 6)
+        elif event == "c_call" and function.__name__.startswith("observe"):
+            freed.append(is_there() is None)
+
+    optimizer = sgd(model.parameters())
+    with watch(model, kinds={"param"}) as watcher:
+        mean_square(model(noise(5, 6))).backward()
+        sys.setprofile(switch)
+        try:
+            optimizer.step()
+        finally:
+            sys.setprofile(None)
+        assert watcher.flush()
+        assert read_step(watcher, 0)["", "param", "weight", 0]["mean"] == 1
+    assert True not in freed
+    assert freed
 
 
 def test_a_forked_process_trains_as_if_unwatched() -> None:

@@ -150,7 +150,7 @@ OTHER_PHASE: Final = {
     "train": "ran in training; phases={'train', 'eval'} captures that, too",
 }
 
-_observe = cpu.observe_other
+_observe, _observe_tensor = cpu.observe_other, cpu.observe_tensor
 _float32 = torch.float32
 PLAIN_TYPES: Final = frozenset((Tensor, nn.Parameter))
 
@@ -362,19 +362,8 @@ class Statistics:
 
     def add_safely(self, plan: Plan, tensor: Any, slot: int) -> None:
         """Add any kind of tensor, outside of the user's modes; let no exception out."""
-        try:
-            if (
-                type(tensor) in PLAIN_TYPES
-                and not function_modes()
-                and tensor.dtype is _float32
-                and tensor.is_cpu
-                and tensor.is_contiguous()
-                and not tensor.is_neg()
-            ):
-                _observe(address_of(tensor), tensor.numel(), cpu.FLOAT32, self.arena.row(slot), self._control)
-                return
-        except Exception:  # a layout without an address, which the slow path handles
-            pass
+        if type(tensor) in PLAIN_TYPES and _observe_tensor(tensor, self.arena.row(slot), self._control):
+            return
         try:
             with DisableTorchFunction():
                 self.add(plan, tensor, slot)
