@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from math import inf
-from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor, float32
@@ -420,10 +419,8 @@ class Parameters:
 
     def may_read(self, owned: list[Parameter]) -> bool:
         """Return whether no other of several threads trains the models of these, which this one is about to step."""
-        thread = get_ident()
-        for root in {each.plan.root for each in owned}:
-            root.is_contested = root.is_contested or bool(root.threads - {thread})
-        contested = [each.plan for each in owned if each.plan.root.is_contested]
+        shared = {root for root in {each.plan.root for each in owned} if root.meets_others()}
+        contested = [each.plan for each in owned if each.plan.root in shared]
         for plan in contested:
             plan.note_reason(CONTESTED)
         self.read = self.read or bool(contested)  # as far as they may be

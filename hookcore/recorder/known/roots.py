@@ -109,8 +109,8 @@ class Root:
         # The `DistributedDataParallel`s that have called it or parts of it, the newest first.
         self.wrappers: tuple[weakref.ref[object], ...] = ()
         self.called = False  # whether one of them was, in this captured step
-        self.threads: set[int] = set()  # those that have called one of them with gradients in this step
-        self.is_contested = False  # whether a thread has stepped it while another one may have been setting gradients
+        self._threads: set[int] = set()  # those that have called one of them with gradients in this step
+        self._is_shared = False  # whether a thread has stepped it while another one may have been setting gradients
         self.evaluated = -1  # the newest captured step with an evaluation, if evaluations are captured
         self.rehearses = False  # whether it is running, and its values mean nothing
         self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
@@ -133,7 +133,12 @@ class Root:
         """Note that it or a part of it, as the training calls them, is about to run."""
         self.called = True
         if torch.is_grad_enabled() and current_graph_task() == -1:
-            self.threads.add(get_ident())
+            self._threads.add(get_ident())
+
+    def meets_others(self) -> bool:
+        """Return whether it was ever about to be stepped after another thread had called it in the same step."""
+        self._is_shared = self._is_shared or bool(self._threads - {get_ident()})
+        return self._is_shared
 
     def note_batch(self, module: nn.Module, args: Any) -> Tensor | None:
         """Add the first dimension of its first tensor to what the model was given with gradients in this step.
@@ -175,7 +180,7 @@ class Root:
 
         This uses data of every step, captured or not, so that a call's phase doesn't depend on the captured steps.
         """
-        self.threads.clear()
+        self._threads.clear()
         if self._given:
             self.samples, self.tokens = self._given, self._tokens_given
             self._given = self._tokens_given = 0
