@@ -17,7 +17,7 @@ from hookcore.reading.pictures import cut
 from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader
 from hookcore.records import PROBE, Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
-from hookcore.records.sketch import FORMATS, Cast, Magnitudes
+from hookcore.records.sketch import FORMATS, Cast, Magnitudes, casts_of
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.checks import matcher, quantile_of, require_kind, unknown
 from hookcore.store.incidents import Incident
@@ -348,6 +348,7 @@ class StoreReader(Reader):
 
 SCALES: Final = {"max": 1.0, "p99.9": 0.999}  # the share of values that fit
 MAX_CAST: Final = 1000  # taps of an answer
+_AT_ONCE: Final = 32  # taps that are cast together: their arrays fit in a processor's cache
 MOST_LOST: Final = 0.5  # of the values, if a format fits
 MOST_NOISE: Final = 0.1
 
@@ -365,13 +366,21 @@ def _casts_of(
     counted, sketched = (store.rows(numbers, stat, first, last).mean for stat in ("count", "sketched"))
     whole = np.logical_and.reduce(np.nan_to_num(sketched) >= np.nan_to_num(counted), axis=0)
     sums = sample.sums(numbers)
-    for place, (number, tap) in enumerate(taps.at(range(len(numbers)))):
-        size = float(largest[place])
-        values = Magnitudes.of(sums[place], size, bool(whole[place]))
-        total = values.total
-        casts = {name: values.cast(each, share, size) for name, each in FORMATS.items()} if total else {}
-        formats = {name: _cast_to(each, FORMATS[name].is_scaled) for name, each in casts.items()}
-        yield answers.PrecisionTap.of(number, tap, values=int(total), sampled=not whole[place], formats=formats)
+    listed = list(taps.at(range(len(numbers))))
+    for start in range(0, len(listed), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        sizes = largest[part].tolist()
+        values = [Magnitudes.of(*each) for each in zip(sums[part], sizes, whole[part].tolist(), strict=True)]
+        filled = [place for place, each in enumerate(values) if each.total]
+        casts = casts_of([values[place] for place in filled], share, [sizes[place] for place in filled])
+        found: list[dict[str, Cast]] = [{} for _ in values]
+        for place, cast in zip(filled, casts, strict=True):
+            found[place] = cast
+        for (number, tap), each, cast in zip(listed[part], values, found, strict=True):
+            formats = {name: _cast_to(to, FORMATS[name].is_scaled) for name, to in cast.items()}
+            yield answers.PrecisionTap.of(
+                number, tap, values=int(each.total), sampled=not each.is_whole, formats=formats
+            )
 
 
 def _cast_to(cast: Cast, is_scaled: bool) -> answers.CastTo:

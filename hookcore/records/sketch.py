@@ -7,6 +7,7 @@ that order (NaN, infinities, magnitudes out of range) have their own bins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -326,6 +327,7 @@ class Magnitudes:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     counts: NDArray[np.float64]
+    places: NDArray[np.intp]  # of the bins: 1 to MAGNITUDES, or next to these if out of range
     is_whole: bool  # whether all values are counted, not only a sample
 
     @classmethod
@@ -339,7 +341,7 @@ class Magnitudes:
         high = np.concatenate([edges, [np.fmax(largest, 2.0 * edges[-1])]])[filled]
         if len(high) and low[-1] <= largest < high[-1]:
             high[-1] = largest
-        return cls(low, high, every[filled], is_whole)
+        return cls(low, high, every[filled], filled, is_whole)
 
     @property
     def total(self) -> float:
@@ -359,34 +361,6 @@ class Magnitudes:
         value = self.low[at] + part * (self.high[at] - self.low[at])
         return float(value), float(self.low[least]), float(self.high[most])
 
-    def cast(self, to: NumberFormat, share: float, largest: float) -> Cast:
-        """Cast them. `share` of them fit below the largest value of a format that is scaled."""
-        level = self.level(share, largest) if to.is_scaled else (to.largest,) * 3
-        scale, upper, lower = (to.largest / each for each in level)
-        fates_low, fates_high = to.fates(self.low * lower), to.fates(np.nextafter(self.high, 0) * upper)
-        values = (self.low[:, None] + (self.high - self.low)[:, None] * _POINTS) * scale
-        fates, rounded = to.fates(values), to.round(values)
-        underflow, subnormal, saturated = (
-            self._share(
-                (fates == fate).mean(axis=1),
-                (fates_low == fate) & (fates_high == fate),
-                (fates_low <= fate) & (fates_high >= fate),
-            )
-            for fate in (0, 1, 3)
-        )
-        # In a bin with many values of the format, each error up to half a unit is equally likely.
-        unit = to.unit(values)
-        is_fine = ((self.high - self.low)[:, None] * scale >= 4 * unit) & (values <= to.largest)
-        unit = np.where(is_fine, unit, 0.0)  # others may be too large to be squared
-        lost = np.where(is_fine, unit / np.sqrt(12), np.abs(rounded - values))
-        error = float((np.where(is_fine, unit / 4, lost) / values).mean(axis=1) @ self.counts) / self.total
-        before = np.cumsum(self.counts) - self.counts
-        share = self.most
-        most = np.clip(share * self.total - before, 0.0, self.counts)
-        noise, most_noise = (_relative(lost, values, counts) for counts in (self.counts, most))
-        zero, normal, largest = (each / scale for each in to.limits)
-        return Cast(underflow, subnormal, saturated, error, noise, most_noise, share, (zero, normal, largest))
-
     @property
     def most(self) -> float:
         """The share of the values without the largest ones: without 1 %, or without a group far above the others.
@@ -400,29 +374,114 @@ class Magnitudes:
         parts = (between <= 1 - MOST) & (ends >= 0.5) & (ends[above] <= MOST)
         return float(ends[np.argmin(np.where(parts, between, np.inf))]) if parts.any() else MOST
 
-    def _share(
-        self, usual: NDArray[np.float64], surely: NDArray[np.bool_], maybe: NDArray[np.bool_]
-    ) -> tuple[float, float, float]:
-        """Return a share of the values: as estimated, and its least and largest possible value."""
-        share, low, high = (float((self.counts * each).sum()) / self.total for each in (usual, surely, maybe))
-        return share, self._sampled(low, -1), self._sampled(high, 1)
 
-    def _sampled(self, share: float, sign: int) -> float:
-        """Return the end of Wilson's interval for a share that was found in a sample."""
-        if self.is_whole:
-            return share
-        n, z = self.total, _SIGMAS
-        middle, width = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-        return float(np.clip((middle + sign * width) / (1 + z * z / n), 0.0, 1.0))
+def casts_of(many: Sequence[Magnitudes], share: float, largest: Sequence[float]) -> list[dict[str, Cast]]:
+    """Cast tensors that have values to each format: together, because calls of numpy take longer than bins.
+
+    `share` of the values fit below the largest one of a format that is scaled. `largest` are the tensors' own.
+    """
+    if not many:
+        return []
+    together = _Together.of(many)
+    levels = np.array([one.level(share, size) for one, size in zip(many, largest, strict=True)]).T
+    every = [together.cast(to, levels if to.is_scaled else np.full_like(levels, to.largest)) for to in FORMATS.values()]
+    return [dict(zip(FORMATS, each, strict=True)) for each in zip(*every, strict=True)]
 
 
-def _relative(errors: NDArray[np.float64], values: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """Return the root mean square of errors at points of bins, relative to that of the values."""
-    used = counts > 0
-    errors, values = errors[used], values[used]
-    peak = float(values[-1].max())  # its square may be too large for a float
-    lost, power = (float(((each / peak) ** 2).mean(axis=1) @ counts[used]) for each in (errors, values))
-    return float(np.sqrt(lost / power))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Together:
+    """The bins of tensors, one after the other."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    used: NDArray[np.float64]  # the counts without the largest values
+    places: NDArray[np.intp]
+    is_regular: NDArray[np.bool_]  # whether 2 ** k times a bin is another bin
+    starts: NDArray[np.intp]  # of each tensor
+    owner: NDArray[np.intp]  # of each bin
+    total: NDArray[np.float64]
+    most: NDArray[np.float64]
+    whole: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, many: Sequence[Magnitudes]) -> _Together:
+        low, high, counts, places = (
+            np.concatenate(each)
+            for each in zip(*((one.low, one.high, one.counts, one.places) for one in many), strict=True)
+        )
+        sizes = np.array([len(each.counts) for each in many])
+        starts, owner = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(many)), sizes)
+        is_regular = (places > 0) & (places <= MAGNITUDES)
+        is_regular[starts + sizes - 1] = False  # it may end at the largest value
+        total, most = np.add.reduceat(counts, starts), np.array([each.most for each in many])
+        before = np.concatenate([np.cumsum(each.counts) - each.counts for each in many])
+        used = np.clip((most * total)[owner] - before, 0.0, counts)
+        whole = np.array([each.is_whole for each in many])
+        return cls(low, high, counts, used, places, is_regular, starts, owner, total, most, whole)
+
+    def cast(self, to: NumberFormat, levels: NDArray[np.float64]) -> list[Cast]:
+        """Cast them, each so that its level becomes the format's largest value: as estimated, least, and largest."""
+        scale, upper, lower = to.largest / levels
+        own = scale[self.owner]
+        low, high, counts = self.low * own, self.high * own, self.counts
+        fates_low = to.fates(self.low * lower[self.owner])
+        fates_high = to.fates(np.nextafter(self.high, 0) * upper[self.owner])
+        # All values of a bin become zero, or all become normal ones: so do those of a bin that is 2 ** k times as far.
+        is_lost, is_normal = high <= to.limits[0], (low >= np.ldexp(1.0, to.exponent)) & (high <= to.largest)
+        alike = self.owner * 2 * STEPS_PER_OCTAVE + is_normal * STEPS_PER_OCTAVE + self.places % STEPS_PER_OCTAVE
+        others = 2 * STEPS_PER_OCTAVE * len(self.total) + np.arange(len(low))
+        _, at, back = np.unique(
+            np.where(self.is_regular & (is_lost | is_normal), alike, others), return_index=True, return_inverse=True
+        )
+        width = (high - low)[at, None]
+        values = np.maximum(low[at, None] + width * _POINTS, np.finfo(float).tiny)  # a scale may make zeros of them
+        fates, rounded = to.fates(values), to.round(values)
+
+        def shares(fate: int) -> NDArray[np.float64]:
+            """Return shares of the values: as estimated, and their least and largest possible value."""
+            usual = (fates == fate).mean(axis=1)[back]
+            surely, maybe = (fates_low == fate) & (fates_high == fate), (fates_low <= fate) & (fates_high >= fate)
+            found, least, most = (self._summed(counts * each) / self.total for each in (usual, surely, maybe))
+            ends = (
+                np.where(self.whole, end, _sampled(end, self.total, sign)) for end, sign in ((least, -1), (most, 1))
+            )
+            return np.stack([found, *ends], axis=1)
+
+        # In a bin with many values of the format, each error up to half a unit is equally likely.
+        unit = to.unit(values)
+        is_fine = (width >= 4 * unit) & (values <= to.largest)
+        lost = np.where(is_fine, unit / np.sqrt(12), np.abs(rounded - values))
+        errors = (np.where(is_fine, unit / 4, lost) / values).mean(axis=1)[back]
+        top = values.max(axis=1)  # squares of the values may be too large for a float
+        losses, powers = (((each / top[:, None]) ** 2).mean(axis=1)[back] for each in (lost, values))
+        tops = np.ldexp(top[back], (self.places - self.places[at][back]) // STEPS_PER_OCTAVE)
+
+        def noise(used: NDArray[np.float64]) -> NDArray[np.float64]:
+            """Return the root mean square of errors, relative to that of the values."""
+            filled = np.where(used > 0, tops, 0.0)
+            weights = (filled / np.maximum.reduceat(filled, self.starts)[self.owner]) ** 2 * used
+            return np.sqrt(self._summed(losses * weights) / self._summed(powers * weights))
+
+        numbers = self._summed(errors * counts) / self.total, noise(counts), noise(self.used), self.most
+        made = (shares(0), shares(1), shares(3), *numbers, np.array(to.limits) / scale[:, None])
+        return [
+            Cast(tuple(zero), tuple(small), tuple(large), error, all_noise, most_noise, most, tuple(limits))
+            for zero, small, large, error, all_noise, most_noise, most, limits in zip(
+                *(each.tolist() for each in made), strict=True
+            )
+        ]
+
+    def _summed(self, each: NDArray[np.float64]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = np.add.reduceat(each, self.starts)
+        return found
+
+
+def _sampled(share: NDArray[np.float64], n: NDArray[np.float64], sign: int) -> NDArray[np.float64]:
+    """Return the ends of Wilson's intervals for shares that were found in samples."""
+    z = _SIGMAS
+    middle, width = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return np.clip((middle + sign * width) / (1 + z * z / n), 0.0, 1.0)
 
 
 # Casts in blocks: of a tensor's values, because its histogram doesn't say what is next to what.

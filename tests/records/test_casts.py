@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hookcore.records.sketch import BLOCKS, FORMATS, MOST, Magnitudes, NumberFormat, Sketch, cast_blocks
+from hookcore.records.sketch import BLOCKS, FORMATS, MOST, Cast, Magnitudes, NumberFormat, Sketch, cast_blocks, casts_of
 
 Values = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Any]
@@ -74,7 +75,7 @@ def test_shares_and_errors_are_those_of_a_cast(distribution: str, name: str, sha
     values, to = drawn(distribution), FORMATS[name]
     largest = float(values.max())
     counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), largest, is_whole=True)
-    found, truth = counted.cast(to, share, largest), truth_of(values, to, share)
+    found, truth = casts_of([counted], share, [largest])[0][name], truth_of(values, to, share)
     for what in ("underflow", "subnormal", "saturated"):
         usual, least, most = getattr(found, what)
         assert least - 1e-12 <= truth[what] <= most + 1e-12, what
@@ -93,7 +94,7 @@ def test_a_sample_says_how_far_it_may_be_off(distribution: str, name: str) -> No
     for seed in range(6):
         some = np.random.default_rng(seed).choice(values, 2000, replace=False)
         counted = Magnitudes.of(Sketch.of(some).counts.astype(np.float64), largest, is_whole=False)
-        found, truth = counted.cast(to, 1.0, largest), truth_of(values, to, 1.0)
+        found, truth = casts_of([counted], 1.0, [largest])[0][name], truth_of(values, to, 1.0)
         bounds = [(truth[what], *getattr(found, what)[1:]) for what in ("underflow", "subnormal", "saturated")]
         inside += all(least <= share <= most for share, least, most in bounds)
     assert inside == 6
@@ -103,7 +104,8 @@ def test_a_histogram_without_the_largest_value_is_less_sure_of_a_scale() -> None
     values, to = drawn("lognormal"), FORMATS["e4m3"]
     counts = Sketch.of(values).counts.astype(np.float64)
     known, unknown = (
-        Magnitudes.of(counts, largest, is_whole=True).cast(to, 1.0, largest) for largest in (values.max(), np.nan)
+        casts_of([Magnitudes.of(counts, largest, is_whole=True)], 1.0, [largest])[0]["e4m3"]
+        for largest in (values.max(), np.nan)
     )
     truth = truth_of(values, to, 1.0)["subnormal"]
     assert known.subnormal[2] - known.subnormal[1] < unknown.subnormal[2] - unknown.subnormal[1]
@@ -113,15 +115,35 @@ def test_a_histogram_without_the_largest_value_is_less_sure_of_a_scale() -> None
 def test_a_sample_that_lacks_the_largest_value_is_cast_with_its_scale() -> None:
     values = np.linspace(1.0, 2.0, 100)
     counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), 1e300, is_whole=False)
-    found = counted.cast(FORMATS["e4m3"], 1.0, 1e300)
+    found = casts_of([counted], 1.0, [1e300])[0]["e4m3"]
     assert (found.underflow[0], found.noise) == (1.0, 1.0)
 
 
 def test_values_beyond_the_range_of_a_histogram_have_a_fate_too() -> None:
     values = np.array([1e-40, 1.0, 1e300])
     counted = Magnitudes.of(Sketch.of(values).counts.astype(np.float64), 1e300, is_whole=True)
-    found = counted.cast(FORMATS["fp16"], 1.0, 1e300)
+    found = casts_of([counted], 1.0, [1e300])[0]["fp16"]
     assert found.underflow == found.saturated == pytest.approx((1 / 3,) * 3)
+    scaled = casts_of([counted], 1.0, [1e300])[0]["e5m2"]
+    assert scaled.underflow[0] == pytest.approx(2 / 3)
+    assert scaled.error == pytest.approx(2 / 3, abs=0.1)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.999], ids=["max", "p99.9"])
+def test_tensors_that_are_cast_together_are_cast_as_each_alone(share: float) -> None:
+    drawings = [drawn(distribution)[:1000] for distribution in DISTRIBUTIONS]
+    largest = [float(np.abs(values).max()) for values in drawings]
+    many = [
+        Magnitudes.of(Sketch.of(values).counts.astype(np.float64), size, is_whole=place % 2 == 0)
+        for place, (values, size) in enumerate(zip(drawings, largest, strict=True))
+    ]
+    together = casts_of(many, share, largest)
+    alone = [casts_of([each], share, [size])[0] for each, size in zip(many, largest, strict=True)]
+    assert len(together) == len(many)
+    for one, other in zip(together, alone, strict=True):
+        for name, what in product(FORMATS, Cast.__dataclass_fields__):
+            assert getattr(one[name], what) == pytest.approx(getattr(other[name], what), rel=1e-12), (name, what)
+    assert casts_of([], share, []) == []
 
 
 def block_twin(block: Values, name: str, of_tensor: float) -> Values:
