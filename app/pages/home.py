@@ -37,6 +37,7 @@ from .views.run_list import (
     groups_of,
     line_of,
     order_of,
+    others_of,
     sorted_lines,
 )
 
@@ -112,6 +113,7 @@ class RunListPage(Page):
             "views": _views_of(runs),
             "columns": columns,
             "cells": cells,
+            "others_of": others_of,
             "about": {each.run.id: each.run for each in found},
             "archived": 0 if with_archived else sum(each.run.edits.archived for each in known),
             "total": len(known),

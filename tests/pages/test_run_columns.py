@@ -174,6 +174,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_the_columns_of_the_optimizer_show_all_optimizers_of_a_run_and_sort_by_the_first() -> None:
+    world = make_world()
+    first = {"optimizer": "Adam", "optimizer.lr": 0.001}
+    second = {"optimizer2": "SGD", "optimizer2.lr": 0.01, "optimizer3": "Adagrad"}
+    for name, facts in (("gan", first | second), ("other", {"optimizer": "Lion", "optimizer.lr": 0.5})):
+        append(open_run(world.runs, name, facts=facts).store, 0, [], scalars={"loss": 1.0})
+    text = world.client.get("/", params={"sort": "-facts:optimizer.lr"}, headers={"Accept": "text/html"}).text
+    cells = [
+        " ".join(re.sub("<[^>]*>", " ", each).split())
+        for each in re.findall(r'(?s)<td role="cell" class="value.*?</td>', text)
+    ]
+    assert cells == ["optimizer Lion", "lr 0.5", "optimizer Adam, SGD, Adagrad", "lr 0.001, 0.01, none"]
+
+
 def test_what_differs_is_listed_once_without_equal_settings_and_facts_that_always_differ() -> None:
     world = make_world()
     for name, about in SETTINGS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import re
@@ -322,6 +323,15 @@ def cells_of(columns: Iterable[Column], runs: Sequence[Traits]) -> Cells:
             elif column.name in run.results():
                 found[run.run.id][column.name] = run.value(column.name)
     return found
+
+
+def others_of(column: Column, facts: Mapping[str, Value]) -> list[Value]:
+    """Return what other optimizers of a run have in the column of the first one."""
+    first, dot, rest = column.name.partition(".")
+    if column.kind != "facts" or first != "optimizer" or rest.startswith("group"):
+        return []
+    names = itertools.takewhile(facts.__contains__, (f"optimizer{number}" for number in itertools.count(2)))
+    return [facts.get(name + dot + rest) for name in names]
 
 
 def _values_of(run: Traits, kind: Kind) -> Mapping[str, Value]:
