@@ -425,7 +425,7 @@ class PrecisionPage(RunPage):
         """Return which tensors should stay in bf16, and the histogram of one."""
         chosen = next((each for each in self.layers if str(each.number) == self.tap), next(iter(self.layers), None))
         stay = [each for each in self.layers if not each.formats[self.asked["format"]].fits]
-        return {"stay": stay, "chosen": chosen, "drawn": chosen and self._drawn(chosen)}
+        return {"layers": self.layers, "stay": stay, "chosen": chosen, "drawn": chosen and self._drawn(chosen)}
 
     def _drawn(self, tap: answers.PrecisionTap) -> dict[str, Any] | None:
         """Return a tensor's histogram, and the limits of the format in it."""

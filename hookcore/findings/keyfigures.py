@@ -247,6 +247,8 @@ def course_of(store: Store, found: Sequence[Finding]) -> Course:
     if not losses.series and losses.opposed:
         names = " and ".join(titled(each.name) for each in losses.opposed[:2])
         return Course("unknown", f"several optimizers have a loss of their own ({names}), which may oppose each other")
+    if not known and store.steps().newest is None and not store.scalar_names():
+        return Course("unknown", "no step has been captured")
     if not known:
         return Course("unknown", 'no loss was found; log one with a name that contains "loss"')
     if len({each.word for each in known}) > 1:

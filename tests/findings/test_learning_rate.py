@@ -236,7 +236,7 @@ def test_the_share_of_a_weight_of_zeros_is_no_value_and_not_nan() -> None:
         ([20 + 6 * NOISE[step] for step in range(40)], "unknown", "loss is too noisy to show whether it falls"),
         # A few high values at the end may be a bad batch or two.
         ([*(1.5 + falling(step) / 4 for step in range(300)), *[1.9] * 8], "learning", "loss fell from 2 to 1.9"),
-        ([], "unknown", "no loss was found"),
+        ([], "unknown", "no step has been captured"),
         (
             [2.0, 1.5, 40.0, 1e5, 1e14, math.nan],
             "broken",

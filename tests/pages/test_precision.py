@@ -18,7 +18,7 @@ HTML = {"Accept": "text/html"}
 
 
 def client_of(run: str = "one") -> TestClient:
-    """Return a client of a server with a run: some values of one of its layers are far larger than the others."""
+    """Return a client of a server with a run: some values of a layer are far larger, and step 2 has no histograms."""
     world = make_world()
     rng = np.random.default_rng(0)
     drawn = rng.normal(size=4096), np.where(np.arange(4096) < 16, 1e7, 1) * rng.normal(size=4096)
@@ -31,7 +31,9 @@ def client_of(run: str = "one") -> TestClient:
     )
     largest = stats_of_magnitudes([float(np.abs(each).max()) for each in drawn], "max", "rms")
     taps = Tap("narrow", "output"), Tap("wide", "output")
-    open_run(world.runs, run).store.append(frame(1, largest, sketches=block, new_taps=taps))
+    store = open_run(world.runs, run).store
+    store.append(frame(1, largest, sketches=block, new_taps=taps))
+    store.append(frame(2, largest))
     return world.client
 
 
@@ -69,6 +71,17 @@ def test_the_verdict_ranks_the_tensors_with_reasons_and_draws_the_worst_one_agai
     fine = client.get("/" + chosen[1].replace("&amp;", "&"), headers=HTML).text
     assert "narrow activation It fits into E4M3: " in verdict_of(fine)
     assert '<path class="inside-area" d="M0 80V' in fine
+
+
+def test_steps_without_a_histogram_have_no_verdict_and_the_page_says_why() -> None:
+    text = client_of().get("/runs/one/flow/precision?step=2", headers=HTML).text
+    assert "> No tensor to judge <" in verdict_of(text)
+    assert "No histogram was counted in step 2. A training may count them in fewer steps" in text
+    empty = make_world()
+    open_run(empty.runs, "new")
+    text = empty.client.get("/runs/new/flow/precision", headers=HTML).text
+    assert "> No tensor to judge <" in verdict_of(text)
+    assert "No values were captured." in text
 
 
 def verdict_of(text: str) -> str:
