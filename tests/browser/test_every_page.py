@@ -101,3 +101,36 @@ def test_on_a_phone_the_current_tab_is_in_sight_also_without_a_script(
             for row in ("nav.side", ".tabs"):
                 for current in tab.page.locator(f"{row} [aria-current]").all():
                     expect(current).to_be_in_viewport(ratio=0.95)
+
+
+def test_no_page_of_a_run_without_steps_names_a_step_or_judges_its_tensors(visit: Open, site: Site) -> None:
+    site.train("waiting", "--steps", "0")
+    run = site.run("waiting", 0, "ended")["id"]
+    with visit(size=(390, 844)) as tab:
+        tab.goto(f"runs/{run}")
+        expect(tab.page.locator("#course")).to_have_text("Unknown: no step has been captured.")
+        tab.goto(f"runs/{run}/flow")
+        tab.wait_until_started()
+        tab.wait_until_quiet()
+        assert tab.page.locator("#profile-step").inner_text() == ""
+        tab.goto(f"runs/{run}/flow/precision")
+        expect(tab.page.locator("#verdict")).to_have_text("No tensor to judge")
+    site.remove(run)
+
+
+def test_on_a_phone_a_long_name_of_a_tensor_wraps_and_no_words_of_the_summary_touch(visit: Open, paths: Paths) -> None:
+    with visit(size=(390, 844)) as tab:
+        tab.goto(paths("bad")["tensors"])
+        title = tab.page.locator("#viewer-title")
+        title.evaluate("(element) => { element.textContent = 'a_block_with_a_long_name_'.repeat(20) }")
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.goto(paths("ended")["overview"] + "?step=10")
+        expect(tab.page.locator("#findings.none")).to_contain_text("No incident touches step 10")
+        claim, link = tab.page.locator("#findings .claim"), tab.page.locator("#findings header a")
+        right = claim.evaluate(
+            "(element) => { const range = document.createRange(); range.selectNodeContents(element);"
+            " return range.getClientRects()[0].right }"
+        )
+        box = link.bounding_box()
+        assert box is not None
+        assert right + 8 <= box["x"]

@@ -105,7 +105,7 @@ export class Profile extends CanvasChart {
         ? `step ${count(held)}`
         : `Nothing was captured in step ${count(held)}`;
     if (range) return `newest values in ${stepWords(...range)}`;
-    return this.step === null ? "" : `step ${count(this.step)}`;
+    return this.step === null || !this.layers.length ? "" : `step ${count(this.step)}`;
   }
 
   /** The step that the bars are of. @returns {number | null} */
