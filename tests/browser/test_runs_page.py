@@ -413,3 +413,20 @@ def test_the_list_says_on_disk_uncut_and_the_chart_that_runs_are_read(browser: B
             route.continue_()
         expect(tab.page.locator("#overlay .plot-legend li").filter(has_text="saved")).to_have_count(1)
         expect(chart).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [390, 900, 1440])
+def test_the_menus_above_the_list_are_seen_before_the_pointer_is_there_and_open_inside_the_window(
+    visit: Open, paths: Paths, width: int
+) -> None:
+    with visit(size=(width, 844)) as tab:
+        tab.goto(paths("ended")["runs"])
+        tab.wait_until_started()
+        for menu in ("#columns", "#views"):
+            place = tab.page.locator(f".menu-place:has({menu})")
+            assert place.evaluate("(element) => getComputedStyle(element).opacity") == "1"
+            tab.page.locator(f"{menu} summary").click()
+            box = tab.page.locator(f"{menu} .choices").bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+            tab.page.keyboard.press("Escape")
