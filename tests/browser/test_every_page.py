@@ -134,3 +134,12 @@ def test_on_a_phone_a_long_name_of_a_tensor_wraps_and_no_words_of_the_summary_to
         box = link.bounding_box()
         assert box is not None
         assert right + 8 <= box["x"]
+
+
+def test_on_a_phone_the_title_of_a_key_figure_breaks_only_between_words(visit: Open, paths: Paths) -> None:
+    with visit(size=(390, 844)) as tab:
+        tab.goto(paths("ended")["overview"])
+        figure = tab.page.locator("#figure-smallest")
+        figure.locator(".number").evaluate("(element) => { element.textContent = '-1.108e-45' }")
+        lines = figure.locator(".name").evaluate("(element) => element.getBoundingClientRect().height")
+        assert lines < 50, "two lines at most"

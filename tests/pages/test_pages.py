@@ -724,6 +724,19 @@ def test_process_wide_hooks_of_optimizers_are_not_said_to_run_for_modules() -> N
     assert "process-wide" not in world.client.get("/runs/one/model/layers?module=layers.0").text
 
 
+def test_a_numbered_layer_of_a_key_figure_has_its_class_because_a_number_alone_looks_like_a_value(world: World) -> None:
+    run = _open(world, "numbered")
+    run.store.describe(
+        [ModuleRecord("", "Sequential", None), ModuleRecord("0", "Linear", ""), ModuleRecord("1", "Linear", "")]
+    )
+    build.append(run.store, 0, [3.0, 4.0], (Tap("0", "param_grad", "weight"), Tap("1", "param_grad", "weight")))
+    text = world.client.get("/runs/numbered").text
+    details = [
+        re.sub("<[^>]*>", "", each) for each in re.findall(r'<span class="quiet small detail"[^>]*>(.*?)</span>', text)
+    ]
+    assert {"0 Linear", "1 Linear"} <= set(details)
+
+
 def test_a_size_of_gradients_is_named_as_a_norm_or_an_rms(world: World) -> None:
     run = _open(world, "sized")
     taps = Tap("a", "param_grad", "weight"), Tap("b", "param_grad", "weight")

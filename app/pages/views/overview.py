@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
 import numpy as np
@@ -348,6 +348,7 @@ class Tile:
     tone: str = ""  # bad, nan: always with words
     help: str = ""
     is_words: bool = False
+    module: str | None = None  # whose number it is; its name comes before the detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,9 +416,8 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, 
     )
     if found is None or found.tap is None:
         return tile
-    address = layer_address(run, found.tap)
-    where = f"{found.tap.module or _root_of(run)}{_older(found, span)}"
-    return _number(Tile(which, tile.title, "", where, address, help=tile.help), found.value)
+    module, address = found.tap.module, layer_address(run, found.tap)
+    return _number(replace(tile, detail=_older(found, span), address=address, module=module), found.value)
 
 
 def _no_gradients(figures: KeyFigures, span: Span | None) -> str:
@@ -482,7 +482,7 @@ def cost_words(run: Run, span: Span | None) -> str:
 
 def _number(tile: Tile, value: float) -> Tile:
     tone = tile.tone if math.isfinite(value) else "nan"
-    return Tile(tile.key, tile.title, shown(value), tile.detail, tile.address, value, tone, tile.help)
+    return replace(tile, text=shown(value), value=value, tone=tone)
 
 
 def problem_address(run: Run, line: Line) -> str:
