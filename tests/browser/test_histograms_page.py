@@ -230,3 +230,26 @@ def test_without_javascript_every_layer_has_its_numbers(visit: Open, paths: Path
         assert tiles.count() == 3
         expect(tiles.nth(1)).to_contain_text("NaN/Inf")
         expect(tiles.first).to_contain_text("zeros")
+
+
+def test_each_page_that_would_show_a_histogram_of_a_step_without_one_says_why_there_is_none(
+    visit: Open, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOKCORE_SKETCHES", "7")
+    site.train("sparse", "--steps", "20")
+    run = site.run("sparse", 20, "ended")["id"]
+    why = re.compile(r"No histogram was counted in .*\. A training may count them in fewer steps than it captures")
+    with visit() as tab:
+        tab.goto(f"runs/{run}/flow/histograms?view=bars&step=10")
+        expect(tab.page.locator("#wall-none")).to_have_text(why)
+        tab.goto(f"runs/{run}/flow/histograms?view=bars&step=14")
+        drawn(tab.page)
+        expect(tab.page.locator("#wall-none")).to_be_hidden()
+        tab.goto(f"runs/{run}/flow/precision?step=10")
+        expect(tab.page.locator("#layers .empty")).to_have_text(why)
+        tab.goto(f"runs/{run}/flow?step=10")
+        tab.page.locator("#layers a").first.click()
+        expect(tab.page.locator("#drawer-histogram")).to_contain_text(why)
+        tab.goto(f"runs/{run}/flow/changes?step=10")
+        expect(tab.page.locator("main")).to_contain_text("No histogram was counted in these steps.")
+    site.remove(run)

@@ -1,13 +1,13 @@
 /** The tiles of the Histograms page, which the server lists and sorts. Only those in view have a canvas and are
  * requested, up to 50 at a time. */
 import { get } from "../api.js";
-import { h } from "../dom.js";
+import { byId, h, tell } from "../dom.js";
 import { MAX_HISTOGRAMS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { visit } from "../timeline/links.js";
 import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
-import { axisOf, barsOf, shapeOf } from "./shape.js";
+import { axisOf, barsOf, NO_HISTOGRAM, shapeOf } from "./shape.js";
 
 /** @import { Histograms } from "../answers.js"
  * @import { Page } from "../page.js"
@@ -149,6 +149,8 @@ export class Wall {
     this.span = this.#spanOf(histograms);
     this.#share();
     for (const tile of this.seen) this.#fill(tile);
+    const counted = this.#shown.some((histogram) => histogram.first_step.length);
+    tell(byId("wall-none"), counted || !this.#shown.length ? "" : NO_HISTOGRAM);
     if (this.#missing.length) this.refresh.soon();
   }
 
@@ -178,11 +180,14 @@ export class Wall {
     if (this.#answers.size > MAX_CACHED) this.#answers.delete(this.#answers.keys().next().value ?? null);
   }
 
+  /** The histograms of the tiles in view. */
+  get #shown() {
+    return this.seen.flatMap((tile) => this.#answers.get(tile.tap)?.answer ?? []);
+  }
+
   /** One axis for all tiles in view, if the reader wants it. */
   #share() {
-    const answer = this.seen
-      .flatMap((tile) => this.#answers.get(tile.tap)?.answer ?? [])
-      .filter((histogram) => histogram.edges.length > 1);
+    const answer = this.#shown.filter((histogram) => histogram.edges.length > 1);
     this.axis = this.page.state.get("range") === "shared" && answer.length ? axisOf(answer.map(shapeOf)) : null;
   }
 }
