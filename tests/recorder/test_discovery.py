@@ -190,6 +190,35 @@ def test_models_that_follow_one_another_continue_the_same_series() -> None:
         assert {path.partition("/")[0] for path in paths(watcher)} == {"Net"}
 
 
+def test_what_ran_before_a_model_was_built_around_it_is_a_part_of_that_model() -> None:
+    with watch() as watcher:
+        trunk = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+        width = trunk(noise(1, 6)).shape[1]  # with gradients, as many scripts do
+        model = nn.ModuleDict({"trunk": trunk, "head": nn.Linear(width, 2)})
+        model.forward = lambda x: model["head"](model["trunk"](x))  # type: ignore[method-assign]
+        for _ in range(2):
+            step_of(model, noise(5, 6))
+        assert watcher.flush()
+        mine = {"ModuleDict", "ModuleDict/trunk", "ModuleDict/trunk.0", "ModuleDict/trunk.1", "ModuleDict/head"}
+        found = read_step(watcher, 1)
+        assert {key[0] for key in found} == mine
+        assert ("ModuleDict/trunk.0", "param_grad", "weight", 0) in found
+        parts = {item.path: item.reason for item in watcher.coverage()}
+        assert parts["Sequential"].startswith("called ModuleDict/trunk since then")
+        assert watcher.errors == []
+
+
+def test_a_weight_with_a_spectral_norm_belongs_to_its_layer() -> None:
+    with watch() as watcher:
+        spectral_norm = nn.utils.parametrizations.spectral_norm
+        model = nn.Sequential(spectral_norm(nn.Linear(6, 4)), nn.ReLU(), nn.Linear(4, 1))  # it calls the new part
+        step_of(model, noise(5, 6))
+        step_of(model, noise(5, 6))
+        assert watcher.flush()
+        assert ("Sequential/0.parametrizations.weight", "param_grad", "original", 0) in read_step(watcher, 1)
+        assert {key[0].partition("/")[0] for key in read_step(watcher, 1)} == {"Sequential"}
+
+
 def test_patterns_apply_to_discovered_models() -> None:
     with watch(include="type:Linear", kinds={"output"}) as watcher:
         step_of(Net(), noise(5, 6))

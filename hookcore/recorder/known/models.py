@@ -342,6 +342,23 @@ class Models:
             self.refused[name] = str(error)  # the patterns were meant for another model
         else:
             self.refused.pop(name, None)  # of another model, which has an event
+            self._absorb(self.plans.roots[-1])
+
+    def _absorb(self, whole: Root) -> None:
+        """Count models that ran before this one was built around them as parts of it."""
+        top = whole.ref()
+        inside = set() if top is None else {id(module) for _, module in walk(top)}
+        parts = [root for root in self.plans.roots if root is not whole and id(root.ref()) in inside]
+        if not parts:
+            return
+        for plan in list(self.plans.by_id.values()):
+            if plan.root in parts:
+                plan.root, plan.is_model = whole, False
+                plan.choose(plan.kinds, plan.skipped_by)
+        self.plans.roots = [root for root in self.plans.roots if root not in parts]
+        self._follow(whole)
+        self.plans.changes += 1
+        self.send()
 
     # -- describing -------------------------------------------------------------------------------------------------
 
