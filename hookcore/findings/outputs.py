@@ -33,10 +33,28 @@ class Zeros:
 
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
+    """Return a finding for every dead output. It is a note if it may be meant to be zero.
+
+    That is one of several results, zero in the whole run, whose module returns values elsewhere: the bias of the
+    positions that T5 adds to no score of its cross-attention, or a loss that only other modules add.
+    """
     if not _any_zero(store, outputs, limits_of(store, "dead")["zero_fraction"]):
         return []  # most looks end here
-    places = zeros_of(store, outputs, "dead").places
-    return [_all_zeros(outputs, "dead", each, 0) for each in _since(store, outputs, places)]
+    zeros = zeros_of(store, outputs, "dead")
+    living = {outputs.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
+    found = []
+    for each in _since(store, outputs, zeros.places):
+        tap, about = outputs.taps[each[0]], _all_zeros(outputs, "dead", each, 0)
+        if tap.index and tap.module in living and _was_always_zero(store, outputs, each):
+            about = replace(about, severity="info").adding("; the module's other results aren't, so it may be meant")
+        found.append(about)
+    return found
+
+
+def _was_always_zero(store: Store, taps: TapList, about: Zero) -> bool:
+    place, _, _, _, zero = about
+    whole = store.rows(taps.numbers[[place]], "zero_fraction", store.steps().first or 0)
+    return bool((whole.low[whole.present > 0] >= zero).all())
 
 
 def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:

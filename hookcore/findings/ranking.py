@@ -268,7 +268,9 @@ def findings_of(
     dead = find_dead(store, outputs)
     found = dead + find_saturated(store, outputs, losses) + find_variance(store, taps, outputs)
     if not losses.are_solved:
-        found += find_no_gradient(store, gradients) + ([] if dead else find_zero_inputs(store, taps))
+        found += find_no_gradient(store, gradients) + (
+            [] if any(_is_problem(each) for each in dead) else find_zero_inputs(store, taps)
+        )
     found += find_clipped(store, taps, gradients) + find_equal(store, taps, losses)
     broken = find_loss(losses, taps)
     found += broken + find_rate(losses, taps, bool(broken))
@@ -283,6 +285,10 @@ def findings_of(
         found += find_updates(inputs.updates) + find_lost(store, taps)
     wanted = [with_unseen(store, each) for each in found if store.rules.get(each.rule) is not False]
     return _ranked(_with_cause(wanted))
+
+
+def _is_problem(finding: Finding) -> bool:
+    return finding.severity != "info"
 
 
 def _is_apart(tap: Tap) -> bool:
@@ -363,7 +369,7 @@ class FindingsCache:
 
     def dead(self) -> set[str]:
         """Return the paths of the modules that are dead now."""
-        return {each.module for each in self.current() if each.rule == "dead"}
+        return {each.module for each in self.current() if each.rule == "dead" and _is_problem(each)}
 
     def scope(self) -> Scope:
         """Return how much the findings are based on."""

@@ -318,6 +318,24 @@ def test_an_output_of_only_zeros_is_dead_since_its_last_value() -> None:
     assert (found.rule, found.number, found.since_step, found.value) == ("dead", 2, 20, 1.0)
 
 
+@pytest.mark.parametrize("steps", [STEPS, 3 * WINDOW])
+def test_one_of_several_results_that_was_never_anything_but_zero_is_a_note(steps: int) -> None:
+    taps = (Tap("attention", "output", "0"), Tap("attention", "output", "1"), *(Tap(each, "output") for each in "abc"))
+    zeros = np.zeros((steps, len(taps)))
+    zeros[:, 1] = 8  # the bias of the positions, of which a cross-attention has none
+    store = store_of(steady(steps, len(taps)), taps, zero=zeros)
+    (found,) = findings_of(store)
+    assert (found.rule, found.number, found.severity) == ("dead", 1, "info")
+    assert found.message.endswith("the module's other results aren't, so it may be meant")
+    assert FindingsCache(store).dead() == set()
+    zeros[:20, 1] = 0
+    (late,) = findings_of(store_of(steady(steps, len(taps)), taps, zero=zeros))
+    zeros[:, :2] = 8
+    both = findings_of(store_of(steady(steps, len(taps)), taps, zero=zeros))
+    assert {each.severity for each in (late, *both)} == {"warning"}
+    assert len(both) == 2
+
+
 UPDATES = tuple(Tap(f"layers.{number}", "update", "weight") for number in range(LAYERS))
 
 
