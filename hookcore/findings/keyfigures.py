@@ -229,7 +229,8 @@ class Course:
 def course_of(store: Store, found: Sequence[Finding]) -> Course:
     """Return the course of a training, given what the rules found in it."""
     losses = Losses(store)
-    main = main_losses(losses.series or losses.opposed)
+    own = main_losses(losses.series)
+    main = own or main_losses(losses.opposed)
     known = [_of(losses, each) for each in main]
     diverged = next((each for rule in _DIVERGED for each in found if each.rule == rule and _is_lasting(each)), None)
     worst = next((each for each in known if each.word == "broken"), None)
@@ -244,7 +245,7 @@ def course_of(store: Store, found: Sequence[Finding]) -> Course:
     if diverged is not None:
         numbers = diverged.usual, diverged.value, diverged.usual
         return Course("diverging", diverged.message, main[0].name if main else "", *numbers, diverged.since_step)
-    if not losses.series and losses.opposed:
+    if not own and losses.opposed:
         names = " and ".join(titled(each.name) for each in losses.opposed[:2])
         return Course("unknown", f"several optimizers have a loss of their own ({names}), which may oppose each other")
     if not known and store.steps().newest is None and not store.scalar_names():

@@ -280,6 +280,36 @@ def test_two_optimizers_have_separate_losses_of_which_no_course_is_expected() ->
     assert [each.name for each in figures.losses] == losses_among(watcher.store.scalar_names())
 
 
+def test_a_validation_loss_beside_them_leaves_their_course_unknown() -> None:
+    model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in model]
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for step in range(STEPS):
+            model[step % 2](torch.ones(4, 2)).square().mean().backward()
+            optimizers[step % 2].step()
+            optimizers[step % 2].zero_grad()
+            watcher.log(val_loss=1 / (1 + step))
+    assert course_of(watcher.store, ()).reason.startswith("several optimizers have a loss")
+
+
+def test_the_course_is_that_of_the_optimizer_that_took_over() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    phases = [torch.optim.Adam(parameters, lr=0.02) for parameters in (model[2].parameters(), model.parameters())]
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for optimizer in phases:
+            for _ in range(100):
+                inputs = torch.randn(32, 4)
+                functional.mse_loss(model(inputs), inputs[:, :1]).backward()
+                optimizer.step()
+                model.zero_grad()
+    first, second = losses_among(watcher.store.scalar_names())
+    assert max(found_in(watcher, first)) < min(found_in(watcher, second))
+    course = course_of(watcher.store, ())
+    assert course.word != "unknown"
+    assert course.loss == second
+
+
 def run_two(optimizers: list[Optimizer], loss_of: Callable[[], Tensor], turns: list[list[int]]) -> list[str]:
     with hookcore.watch(server=None, budget=None) as watcher:
         for turn in turns:
