@@ -190,6 +190,22 @@ def test_models_that_follow_one_another_continue_the_same_series() -> None:
         assert {path.partition("/")[0] for path in paths(watcher)} == {"Net"}
 
 
+def test_a_model_that_takes_the_place_of_another_is_found_although_its_steps_are_not_captured() -> None:
+    with watch(every=64) as watcher:
+        for trained in range(1, 11):  # more of them than there are searches
+            model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
+            optimizer = sgd(model.parameters())
+            for _ in range(7):
+                optimizer.zero_grad()
+                mean_square(model(noise(5, 6))).backward()
+                optimizer.step()
+            assert watcher.current_step == 7 * trained
+            del model, optimizer
+        assert watcher.flush()
+        assert not [event for event in watcher.store.events() if event.name == "no-model"]
+        assert ("Sequential/0", "param_grad", "weight", 0) in read_step(watcher, 64)
+
+
 def test_what_ran_before_a_model_was_built_around_it_is_a_part_of_that_model() -> None:
     with watch() as watcher:
         trunk = nn.Sequential(nn.Linear(6, 6), nn.ReLU())

@@ -321,15 +321,15 @@ class Models:
 
     def found_owner(self, parameters: Set[int]) -> bool:
         """Watch the models that own any of these parameters, given by id. Return whether there are any."""
-        before = len(self.plans.roots)
+        before = self.plans.roots  # a new one may take the place of one that is gone
         for module in self.registrations.having(parameters):
             self.found(module)
-        if len(self.plans.roots) == before and self._searches < _MAX_SEARCHES:
+        if self.plans.roots is before and self._searches < _MAX_SEARCHES:
             self._searches += 1
             with self._lock:
                 for module in _tops_having(parameters, self.plans.by_id.keys()):
                     self._discover(module)
-        return len(self.plans.roots) > before
+        return self.plans.roots is not before
 
     def _discover(self, top: nn.Module) -> None:
         """Watch a model that has started to run, except losses and metrics, which have no parameters."""
