@@ -33,28 +33,21 @@ class Zeros:
 
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
-    """Return a finding for every dead output. It is a note if it may be meant to be zero.
-
-    That is one of several results, zero in the whole run, whose module returns values elsewhere: the bias of the
-    positions that T5 adds to no score of its cross-attention, or a loss that only other modules add.
-    """
+    """Return a finding for every dead output. If others of its module live, and it was always zero, it is a note."""
     if not _any_zero(store, outputs, limits_of(store, "dead")["zero_fraction"]):
         return []  # most looks end here
-    zeros = zeros_of(store, outputs, "dead")
+    zeros, found = zeros_of(store, outputs, "dead"), list[Finding]()
     living = {outputs.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
-    found = []
     for each in _since(store, outputs, zeros.places):
         tap, about = outputs.taps[each[0]], _all_zeros(outputs, "dead", each, 0)
-        if tap.index and tap.module in living and _was_always_zero(store, outputs, each):
-            about = replace(about, severity="info").adding("; the module's other results aren't, so it may be meant")
+        if tap.index and tap.module in living:
+            whole = store.rows(outputs.numbers[[each[0]]], "zero_fraction", store.steps().first or 0)
+            if (whole.low[whole.present > 0] >= each[-1]).all():  # as T5's bias of positions in a cross-attention
+                about = replace(about, severity="info").adding(
+                    "; the module's other results aren't, so it may be meant"
+                )
         found.append(about)
     return found
-
-
-def _was_always_zero(store: Store, taps: TapList, about: Zero) -> bool:
-    place, _, _, _, zero = about
-    whole = store.rows(taps.numbers[[place]], "zero_fraction", store.steps().first or 0)
-    return bool((whole.low[whole.present > 0] >= zero).all())
 
 
 def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
