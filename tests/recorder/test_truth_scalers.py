@@ -27,12 +27,20 @@ def _skipped(watcher: hookcore.Watcher) -> list[int]:
     return [event.step for event in watcher.store.events() if event.name == "skipped-step"]
 
 
+def _scaler() -> Any:
+    return torch.amp.GradScaler("cpu", init_scale=65536.0)
+
+
 def _train(
-    model: nn.Module, skipped: Iterable[int], steps: int, micro_batches: int = 1, optimizer: Any = None
+    model: nn.Module,
+    skipped: Iterable[int],
+    steps: int,
+    micro_batches: int = 1,
+    optimizer: Any = None,
+    scaler: Any = None,
 ) -> list[list[Tensor]]:
     """Train with a scaler that skips some steps although the gradients of outputs are finite."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
-    optimizer, truth = optimizer or sgd(model.parameters()), []
+    scaler, optimizer, truth = scaler or _scaler(), optimizer or sgd(model.parameters()), []
     for step in range(steps):
         batches, twin = [noise(5, 4) for _ in range(micro_batches)], copy.deepcopy(model)
         truth.append([2 * twin(batch) / 5 for batch in batches])
@@ -67,6 +75,28 @@ def test_finite_gradients_of_a_skipped_step_are_divided_by_its_scale() -> None:
         truth = _train(model, (2, 3, 5), 7)
         _check(watcher, truth)
         assert _skipped(watcher) == [2, 3, 5]
+
+
+@pytest.mark.parametrize("many", [7, 90])
+@pytest.mark.parametrize("every", [1, 1000])
+def test_a_last_step_that_a_scaler_skips_is_a_step_and_one_that_has_only_begun_is_none(every: int, many: int) -> None:
+    for skipped in ((), (2, many - 1), (many - 2, many - 1)):
+        model = _net()
+        optimizer, scaler = sgd(model.parameters()), _scaler()
+        with watch(model, every=every) as watcher:
+            truth = _train(model, skipped, many, optimizer=optimizer, scaler=scaler)
+        assert watcher.current_step == many
+        assert _skipped(watcher) == list(skipped)
+        assert watcher.store.steps().count == many
+        if every == 1:
+            _check(watcher, truth)
+    model = _net()
+    optimizer, scaler = sgd(model.parameters()), _scaler()
+    with watch(model, every=every) as watcher:
+        _train(model, (), many, optimizer=optimizer, scaler=scaler)
+        scaler.scale(model(noise(5, 4)).sum()).backward()
+    assert watcher.current_step == many
+    assert _skipped(watcher) == []
 
 
 @pytest.mark.parametrize("many", [1, 2, 5])

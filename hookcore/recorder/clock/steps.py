@@ -76,6 +76,9 @@ class Steps:
     def end_early(self) -> None:
         """Ship the step so far, because the training ends."""
         self.steady.leave()
+        if self.clock.awaits_end and not (self.clock.undecided or self._current.running or self.clock.stepping):
+            with DisableTorchFunction():
+                self.clock.notice_end()  # if a scaler skipped the last step, no other one begins that would tell
         begun = self._current.captured and self._has_begun
         self._take_flow()
         self.release_parts(as_steps=False)
