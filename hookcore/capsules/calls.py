@@ -29,6 +29,7 @@ from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu
 from hookcore.observe.plain import device_generators, generators, state_from, unseen, why_empty
 from hookcore.recorder.known.roots import find_tensors
+from hookcore.records.vocabulary import KIND_WORDS
 
 # The gradient that arrives at an output of a kept call.
 
@@ -190,7 +191,7 @@ class Call:
         """Keep the gradient that arrived at an output."""
         self.gradients[place] = alias = gradient.detach()
         if not alias.is_inference():
-            self.versions[f"activation gradient {place}".rstrip()] = alias, alias._version
+            self.versions[f"{KIND_WORDS['output_grad']} {place}".rstrip()] = alias, alias._version
 
 
 def _copy_of(buffer: Tensor) -> Tensor:
@@ -399,7 +400,7 @@ class Held(cpu.HeldCall):  # type: ignore[misc]  # which is the extension's
         """Hold the gradient that arrived at an output."""
         self.gradients[place] = alias = gradient.detach()
         if not alias.is_inference():
-            self.versions.append(("activation gradient", place, alias, alias._version))
+            self.versions.append((KIND_WORDS["output_grad"], place, alias, alias._version))
 
     def as_call(self, model: nn.Module, is_updated: bool, moved: Callable[[Container[str]], list[str]]) -> Call:
         """Return the call with all that a capsule needs. Called at most a few times in a run.

@@ -16,6 +16,7 @@ from torch import Tensor
 from hookcore.capsules.content import MAX_ELEMENTS, bad_elements, facts_of, is_numeric, lines_of, running_lines
 from hookcore.hooks.internals import TorchDispatchMode, current_node, tree_iter
 from hookcore.reading.answers import SourceLine, TensorFacts
+from hookcore.records.vocabulary import KIND_WORDS
 
 # What an operator is given: its arguments, the memory behind them, and what it changes.
 
@@ -79,12 +80,14 @@ def bad_numbers(args: Any, kwargs: Any, above: float | None) -> list[float]:
 # *suspect*. The suspects behind each tensor are carried along, and those behind the step's results remain.
 
 Origin = Literal["operator", "given", "constant", "uninitialized"]
+GRADIENT: Final = KIND_WORDS["output_grad"]  # how names of what arrives at the model's output begin
 _MAX_INPUTS: Final = 8
 _MAX_CODE: Final = 160  # characters of a line in a sentence
-_SENTENCES: Final[dict[Origin, str]] = {
+_SENTENCES: Final = {
     "operator": "{} made the first {} value",
     "given": "The {} already had {} values when the model was called",
     "constant": "{} received a {} constant, perhaps a mask; no other origin was found",
+    "arrived": "The {} already had {} values when it arrived at the model: look at the loss, and after the model",
     "uninitialized": "{} left memory uninitialized, and it was read before it was written",
 }
 _OVERWRITING: Final = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"))
@@ -115,7 +118,10 @@ class Suspect:
     @property
     def sentence(self) -> str:
         """What the operator did, and in which line."""
-        sentence = _SENTENCES[self.origin].format(self.operator, "non-finite" if self.above is None else "too large")
+        has_arrived = self.origin == "given" and self.operator.startswith(GRADIENT)
+        sentence = _SENTENCES["arrived" if has_arrived else self.origin].format(
+            self.operator, "non-finite" if self.above is None else "too large"
+        )
         sentence += "" if self.above is None else f" (above {self.above:.3g})"
         where = f" in the {self.phase} pass" if self.phase else ""
         if self.line is None:
@@ -163,14 +169,14 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def give(self, name: str, tensor: Any) -> None:
         """Record the values of a tensor that no operator of the step has computed."""
-        self._given_phase = "backward" if name.startswith("gradient") else "forward"
+        self._given_phase = "backward" if name.startswith(GRADIENT) else "forward"
         if self._is_bad(tensor):
             self._give(name, tensor)
         self._given_phase = ""
 
     def _give(self, name: str, tensor: Any) -> None:
         described = self._described(name, tensor)
-        on_purpose = not name.startswith(("weight", "gradient")) and not described["output"].nan
+        on_purpose = not name.startswith(("weight", GRADIENT)) and not described["output"].nan
         suspect = Suspect("given", name, self.count, "", on_purpose=on_purpose, **described)
         self._behind[storage_of(tensor)] = frozenset((self._add(suspect),))
 

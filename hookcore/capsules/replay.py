@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hookcore import hooks
 from hookcore.capsules.calls import set_numbers, versions
 from hookcore.capsules.content import as_main, digest_of, needs_main, read_step
-from hookcore.capsules.operators import OperatorTracer, Suspect
+from hookcore.capsules.operators import GRADIENT, OperatorTracer, Suspect
 from hookcore.capsules.shares import Sharing
 from hookcore.delivery.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
@@ -281,7 +281,7 @@ class _Run:
             self._handles.append(hooks.on_gradient(tensor, _always(gradients[place])))
         with unseen():  # gradients arrived after the whole forward pass
             for place, gradient in gradients.items():
-                self._tracer.give(f"activation gradient {place}".rstrip(), gradient)
+                self._tracer.give(f"{GRADIENT} {place}".rstrip(), gradient)
         if reached:
             torch.autograd.backward([tensor for _, tensor in reached], [gradients[place] for place, _ in reached])
 

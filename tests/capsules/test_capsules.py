@@ -312,13 +312,17 @@ def test_bad_values_from_before_the_step_are_named(path: Path, name: str, place:
     assert found.culprit.elements == ((1, 2) if name == "argument" else (2, 1),)
 
 
-def test_a_loss_that_fails_outside_of_the_model_is_distinguished_from_the_model(path: Path) -> None:
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_a_loss_that_fails_outside_of_the_model_is_distinguished_from_the_model(bad: str, path: Path) -> None:
     model = Applied(torch.tanh)
+    losses = {"nan": lambda y: (y - y).square().sum().sqrt(), "inf": lambda y: y.sum() * float("inf")}
     with record(model, path):
-        train(model, torch.randn(3, 4), reduce=lambda y: (y - y).square().sum().sqrt())
+        train(model, torch.randn(3, 4), reduce=losses[bad])
     found = replay(path)
     assert found.culprit is not None
     assert (found.culprit.origin, found.culprit.operator) == ("given", "activation gradient")
+    assert not found.culprit.on_purpose
+    assert "look at the loss" in found.culprit.sentence
 
 
 def test_the_capsule_has_the_bad_micro_batch_of_an_accumulation(path: Path) -> None:
