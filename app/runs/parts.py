@@ -34,8 +34,8 @@ class OnDisk(Protocol):
     def given_up(self) -> str | None:
         """Why an ended run was not written in full; None if it was, or may still be."""
 
-    def has_room(self, record: Record) -> bool:
-        """Return whether a record can be taken, or whether the disk has to catch up first."""
+    def room_for(self, records: Sequence[Record]) -> int:
+        """Return how many of these records can be taken now, before the disk has to catch up."""
 
     def miss(self, count: int) -> None:
         """Count what an earlier server had acknowledged, and lost when it was killed."""
@@ -89,9 +89,9 @@ class Saved:
         """Why not all of the ended run is on disk; None if it is, or may still be."""
         return None if self.on_disk is None else self.on_disk.given_up
 
-    def has_room(self, record: Record) -> bool:
-        """Return whether a record can be taken, or whether the disk has to catch up first."""
-        return self.on_disk is None or self.on_disk.has_room(record)
+    def room_for(self, records: Sequence[Record]) -> int:
+        """Return how many of these records can be taken now, before the disk has to catch up."""
+        return len(records) if self.on_disk is None else self.on_disk.room_for(records)
 
     def remember(self, store: Store) -> None:
         """Note what has been read: it happened before this server, and isn't news."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from hookcore.findings import Choices, Finding, FindingsCache, changed, read_cho
 from hookcore.findings.ownrules import OwnRules
 from hookcore.reading import Mute, StoreReader
 from hookcore.reading.answers.runs import Outcome, State
-from hookcore.records import Command, Event, Severity, Snapshot, Tap
+from hookcore.records import Command, Event, Frame, Severity, Snapshot, Tap
 from hookcore.records.vocabulary import OWN_RULE_LABEL, PROBE_LABEL, TRAINED, functions_of
 from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, Receipt, RunInfo
 from hookcore.store import StepRange, Store
@@ -429,11 +430,16 @@ class Run:
             self.received.described = described.version
             if self.training is not None:
                 self.training.describe_of(self, described)
-        for item, record in zip(fresh, records, strict=True):
-            if not self.saved.has_room(record):
-                return  # the sender keeps the rest, and asks again
-            if item.number > self.received.acknowledged:
-                self.keep(record, item.number)
+        room = self.saved.room_for(records)  # the sender keeps the rest, and asks again
+        # A rule of the user, or the run of all ranks, takes each frame as it is stored.
+        is_alone = not self._own_rules and self.training is None
+        taken = zip(fresh[:room], records, strict=False)
+        for can_join, group in groupby(taken, lambda pair: is_alone and isinstance(pair[1], Frame)):
+            together = list(group)
+            if can_join:
+                self.store.extend([record for _, record in together if isinstance(record, Frame)])
+            for item, record in together:
+                self.keep(record, item.number, is_stored=can_join)
                 self.received.acknowledged = item.number
 
     def take_record(self, record: Record) -> None:
@@ -450,8 +456,8 @@ class Run:
             self.keep(record, number)
             self.received.acknowledged = number
 
-    def keep(self, record: Record, number: int = -1) -> None:
-        """Store a record of its trainer or of all ranks (the lock must be held)."""
+    def keep(self, record: Record, number: int = -1, *, is_stored: bool = False) -> None:
+        """Store and save a record of its trainer or of all ranks (the lock must be held)."""
         if isinstance(record, EndItem):
             self.end = End(record.step, record.failure)
             self.store.settle()
@@ -459,7 +465,7 @@ class Run:
                 self.store.add_event(event_of(record.failure))
         elif isinstance(record, Snapshot):
             self.store.add_snapshot(record)
-        else:
+        elif not is_stored:
             if self._own_rules:  # before it is stored, so that what they find is saved with the run
                 if len(self._taps) != self.store.taps_known:
                     self._taps = self.store.taps().taps

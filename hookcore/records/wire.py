@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -213,6 +214,8 @@ _COUNTS: Final = (slice(0, 4), slice(10, 12))  # the columns of STATS that count
 _OF_FRAMES: Final = ("events", "scalars", "micro_batches", "grad_scale", "labels", "elapsed_s", "flow")
 _OF_SNAPSHOTS: Final = ("tap", "step", "time_s", "dtype", "shape", "truncated", "names")
 _FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": "<u4"}
+_SKETCH_ARRAYS: Final = tuple(_FRAME_ARRAYS.items())[1:]
+_TAPS_KNOWN: Final = 16  # arrays of taps that frames have had lately: most frames of a run have the same
 # Those of a frame without rows, as many steps have one: packing and checking them would take most of its time.
 _NO_ROWS: Final[dict[str, Any]] = {"taps": b"", "stats": b"", "start": bytes(4), "bins": b"", "counts": b""}
 
@@ -242,14 +245,13 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     if not item.taps and item.owners is None and all(getattr(item, name) == data for name, data in _NO_ROWS.items()):
         _require_logged(item)
         return Frame(item.step, item.time_s, NO_TAPS, NO_STATS, NO_SKETCHES, new_taps, **_same(item, _OF_FRAMES))
-    taps, start, bins, counts = (_unpack(getattr(item, name), kind, name) for name, kind in _FRAME_ARRAYS.items())
+    taps = _taps_of(item.taps)
+    start, bins, counts = (_unpack(getattr(item, name), kind, name) for name, kind in _SKETCH_ARRAYS)
     stats = _unpack(item.stats, "<f8", "stats")
     rows = len(taps)
     _require(len(stats) == rows * len(STATS), f"{len(stats)} stats for {rows} taps of {len(STATS)}")
     stats = stats.reshape(rows, len(STATS))
     _require_counts(stats)
-    # A tap that occurs many times in one frame would cost its reader far more than its bytes.
-    _require(bool((taps[1:] > taps[:-1]).all()) or len(np.unique(taps)) == rows, "a tap twice in a frame")
     _require(len(start) == rows + 1, f"{len(start)} starts of sketches for {rows} taps")
     _require(len(bins) == len(counts) == int(start[-1]), f"{len(bins)} bins, {len(counts)} counts, {start[-1]} said")
     _require(start[0] == 0 and bool((start[1:] >= start[:-1]).all()), "starts of sketches that do not ascend")
@@ -262,6 +264,16 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     _require_logged(item)
     arrays = taps, stats, SketchBlock(start, bins, counts)
     return Frame(item.step, item.time_s, *arrays, new_taps, owners=owners, **_same(item, _OF_FRAMES))
+
+
+@lru_cache(_TAPS_KNOWN)
+def _taps_of(data: bytes) -> NDArray[np.uint32]:
+    """Return the numbers of taps: one array for all frames that have the same, by which the store knows them again."""
+    taps = _unpack(data, "<u4", "taps").astype(np.uint32)
+    # A tap that occurs many times in one frame would cost its reader far more than its bytes.
+    _require(bool((taps[1:] > taps[:-1]).all()) or len(np.unique(taps)) == len(taps), "a tap twice in a frame")
+    taps.setflags(write=False)
+    return taps
 
 
 def _require_logged(item: FrameItem) -> None:
@@ -419,7 +431,6 @@ def _head_of(data: bytes | bytearray, first: int, position: int) -> tuple[str, i
 
 MAX_DECODED_BYTES: Final = 384 * 2**20  # of a batch in memory, once decoded
 MAX_SETTINGS_BYTES: Final = 65_536
-WEIGHED_FROM_BYTES: Final = 256 * 2**10  # smaller messages can't take much memory
 
 
 class _RunSize(msgspec.Struct):
@@ -451,7 +462,7 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
 
     A batch that would take more than `most_bytes` of memory is refused before it is decoded.
     """
-    if len(data) > WEIGHED_FROM_BYTES:
+    if (len(data) + 1) * _ITEM > most_bytes:  # or it can't take so much, whatever it contains
         weigh(data, most_bytes)
     run = _decode(_sizes, data).run
     for name in run.__struct_fields__:

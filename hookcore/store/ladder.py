@@ -253,13 +253,14 @@ class Ladder:
         with self._lock:
             parts = [ExactRows(part.steps, part.values, part.used) for part in reversed(self._exact) if part.used]
             if parts:  # the newest row may still change, so it is copied
-                parts.insert(0, parts[0].pack(slice(parts[0].used - 1, parts[0].used)))
+                row = slice(parts[0].used - 1, parts[0].used)
+                parts.insert(0, ExactRows(parts[0].steps[row].copy(), parts[0].read(slice(None), row), 1))
                 parts[1].used -= 1
             old_steps, old_values = self._fallen_steps, self._fallen
         lanes = max([len(old_steps), *(part.lanes for part in parts)])
         steps, values = np.full(lanes, -1, np.int64), np.full((len(self.schema.columns), lanes), np.nan)
         for part in parts:
-            _note_latest(part.view(first, last), steps, values)
+            _note_latest(part.view(first, last), steps, values, np.flatnonzero(steps[: part.lanes] < 0))
             if (steps >= 0).all():
                 return steps, values
         fallen = np.flatnonzero((steps[: len(old_steps)] < 0) & (old_steps >= (0 if first is None else first)))
@@ -336,7 +337,7 @@ class Ladder:
         merged = condense(self.schema, taken, FACTOR)
         fallen = self._grow_fallen()
         for part in taken:
-            _note_latest(part, *fallen)
+            _note_latest(part, *fallen, np.arange(part.lanes))
         self._make_room(0, merged.nbytes)
         joined = self._join(0, merged)
         self.merged_rows += sum(part.used for part in taken) - merged.used
@@ -453,12 +454,13 @@ def _of_lanes(part: ExactRows, rows: slice, lanes: NDArray[np.intp]) -> Floats:
     return found
 
 
-def _note_latest(part: ExactRows, steps: Steps, values: Floats) -> None:
-    """Note the newest row of each lane in a segment, if it is newer than the known one."""
+def _note_latest(part: ExactRows, steps: Steps, values: Floats, lanes: NDArray[np.intp]) -> None:
+    """Note the newest row of some lanes in a segment, if it is newer than the known one."""
     if not part.used:
         return
-    present: NDArray[np.bool_] = ~np.isnan(part.values[0][: part.used])
+    present: NDArray[np.bool_] = ~np.isnan(part.values[0][: part.used, lanes])
     row = part.used - 1 - np.argmax(present[::-1], axis=0)
-    lanes = np.flatnonzero(present.any(axis=0) & (part.steps[row] > steps[: part.lanes]))
-    steps[lanes] = part.steps[row[lanes]]
-    values[:, lanes] = part.read(slice(None), row[lanes], lanes)
+    newer = present.any(axis=0) & (part.steps[row] > steps[lanes])
+    row, lanes = row[newer], lanes[newer]
+    steps[lanes] = part.steps[row]
+    values[:, lanes] = part.read(slice(None), row, lanes)

@@ -476,16 +476,16 @@ def test_a_writer_has_room_while_its_disk_keeps_up_or_takes_nothing_at_all(
 
     def fill() -> int:
         many = 0
-        while many < 100 and kept.writer.has_room(record := make_frame(next(steps))):
+        while many < 100 and kept.writer.room_for([record := make_frame(next(steps))]):
             kept.take(record)
             many += 1
         return many
 
     assert 2 < fill() < 20
-    assert kept.writer.has_room(EndItem(100, 100))
+    assert kept.writer.room_for([EndItem(100, 100)])
     kept.writer.write()
     a_huge = make_frame(next(steps), taps=1000)
-    assert kept.writer.has_room(a_huge)  # or it would never be taken
+    assert kept.writer.room_for([a_huge, a_huge]) == 1  # or it would never be taken
     with monkeypatch.context() as patch:
         patch.setattr(archive_files.os, "fsync", _no_space)
         kept.take(a_huge)

@@ -29,6 +29,7 @@ from hookcore.records import (
     SketchBlock,
     Snapshot,
     Tap,
+    is_shared,
 )
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import BINS
@@ -238,10 +239,19 @@ def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, dat
         pass
 
 
+def test_frames_of_the_same_taps_share_one_array_by_which_a_store_knows_them() -> None:
+    one, two, other = (frame_of(frame_item(0, frame(0, stats_of(many)))).taps for many in (2, 2, 3))
+    assert one is two
+    assert is_shared(one)
+    assert one.tolist() == [0, 1]
+    assert other.tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"taps": b"\0" * 8}, "stats for 2 taps"),
+        ({"taps": b"\0" * 8}, "a tap twice"),
+        ({"taps": np.array([0, 1], "<u4").tobytes()}, "stats for 2 taps"),
         ({"taps": b"\0" * 3}, "3 bytes of taps"),
         ({"stats": b""}, "0 stats"),
         ({"start": b"\0" * 4}, "1 starts"),

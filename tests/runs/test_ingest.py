@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.records import Event, Snapshot, Tap, wire
+from hookcore.store import Store
 from hookcore_app.runs import Run, parts
 from tests.build import make_info
 from tests.lanes import examples
@@ -650,3 +651,25 @@ def test_lost_data_is_shown_wherever_it_was_lost(world: World) -> None:
         assert re.search("sender queue-full:? *7", text), page
         assert "Nothing was lost" not in text
         assert "lack of memory" not in text
+
+
+def test_frames_of_a_batch_are_filed_together_as_if_each_had_come_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together, alone, many = make_world(), make_world(), list[int]()
+    extend = Store.extend
+    monkeypatch.setattr(Store, "extend", lambda store, frames: (many.append(len(frames)), extend(store, frames))[1])
+    together.take(make_batch(INFO, [0]))
+    together.take(make_batch(INFO, [1, 2, 3], first=False))
+    assert many == [1, 3]
+    for step in range(4):
+        alone.take(make_batch(INFO, [step], first=not step))
+    assert together.means() == alone.means() == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])
+
+
+def test_a_description_of_a_run_is_checked_whenever_it_is_another_one(world: World) -> None:
+    world.take(make_batch(INFO, [0]))
+    long = msgspec.structs.replace(INFO, group="x" * 1001)
+    _refused(world, make_batch(long, [1], first=False), 422, "a string of 1001 characters")
+    world.take(make_batch(INFO, [1], first=False))
+    assert world.means() == ([0, 1], [0.0, 1.0])

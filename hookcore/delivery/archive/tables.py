@@ -67,7 +67,10 @@ def _stats_table(frames: Sequence[Numbered], taps: TapList) -> pa.Table:
     columns: dict[str, Any] = {"frame": numbers, "step": steps, "tap": rows}
     columns |= {name: of_taps.take(pa.array(rows)) for name, of_taps in taps.fact(_columns_of).items()}
     columns |= {name: np.ascontiguousarray(stats[:, place]) for place, name in enumerate(STATS)}
-    columns["owner"] = pa.chunked_array([_owners(frame) for _, frame in frames], pa.int32())
+    if any(frame.owners is not None for _, frame in frames):
+        columns["owner"] = pa.chunked_array([_owners(frame) for _, frame in frames], pa.int32())
+    else:
+        columns["owner"] = pa.nulls(len(rows), pa.int32())
     return pa.table(columns, schema=schemas()["stats"])
 
 
@@ -102,12 +105,13 @@ def _sketches_table(frames: Sequence[Numbered]) -> pa.Table:
 
 
 def _scalars_table(frames: Sequence[Numbered]) -> pa.Table:
-    rows = [
-        {"frame": number, "step": frame.step, "name": name, "value": value}
-        for number, frame in frames
-        for name, value in frame.scalars.items()
-    ]
-    return pa.Table.from_pylist(rows, schema=schemas()["scalars"])
+    columns = {
+        "frame": [number for number, frame in frames for _ in frame.scalars],
+        "step": [frame.step for _, frame in frames for _ in frame.scalars],
+        "name": [name for _, frame in frames for name in frame.scalars],
+        "value": [value for _, frame in frames for value in frame.scalars.values()],
+    }
+    return pa.table(columns, schema=schemas()["scalars"])
 
 
 def _flows_table(frames: Sequence[Numbered]) -> pa.Table:

@@ -143,7 +143,7 @@ class Described(Protocol):
 class ArchiveWriter:
     """Saves a run to a folder in `parent`. Names, modules, and events are read from the run's store.
 
-    `take` never waits and never raises; a receiver asks `has_room` first, and lets its sender wait. A full disk, or the
+    `take` never waits and never raises; a receiver asks `room_for` first, and lets its sender wait. A full disk, or the
     limit, stops the writing, is reported once through `tell(name, message)`, and is retried after a while. Records that
     are lost in the meantime are counted and reported when the writing continues, or ends.
     """
@@ -211,15 +211,20 @@ class ArchiveWriter:
         """Save this description of the run from now on."""
         self.files.info = info
 
-    def has_room(self, record: Frame | Snapshot | EndItem) -> bool:
-        """Return whether a record can be taken although the disk has to catch up first.
+    def room_for(self, records: Sequence[Frame | Snapshot | EndItem]) -> int:
+        """Return how many of these records can be taken now, before the disk has to catch up.
 
         A disk that takes nothing is no reason to wait: the run is shown without being saved.
         """
         unsaved = self.queued_bytes + self._flying_bytes
-        if isinstance(record, EndItem) or not unsaved or self._stopped or self._hangs or self._ending:
-            return True
-        return unsaved + size_of(record) <= UNSAVED_BYTES
+        for many, record in enumerate(records):
+            if isinstance(record, EndItem) or self._stopped or self._hangs or self._ending:
+                continue
+            nbytes = size_of(record)
+            if unsaved and unsaved + nbytes > UNSAVED_BYTES:
+                return many
+            unsaved += nbytes
+        return len(records)
 
     def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         """Queue a record, with its number on the wire.
