@@ -107,14 +107,14 @@ class Gate:
         off = mean - self._level
         size = np.abs(off)
         far = (size > np.maximum(_FAR, _SPREADS * self._spread)) | (top - self._level > _SPIKE)
-        if any(map(np.count_nonzero, (far, self._away, np.isnan(off)))):
-            return self._follow_each(off, size, far)
-        self._level += _RATE * off
-        self._spread += _RATE * (size - self._spread)
+        present = ~np.isnan(off)
+        if np.count_nonzero(far) or np.count_nonzero(self._away):
+            return self._follow_each(off, size, far, present)
+        np.add(self._level, _RATE * off, out=self._level, where=present)
+        np.add(self._spread, _RATE * (size - self._spread), out=self._spread, where=present)
         return False
 
-    def _follow_each(self, off: Values, size: Values, far: Flags) -> bool:
-        present = ~np.isnan(off)
+    def _follow_each(self, off: Values, size: Values, far: Flags, present: Flags) -> bool:
         self._away = np.where(present, np.where(far, self._away + 1, 0), self._away).astype(np.int32)
         calm = present & ~far
         self._level[calm] += (_RATE * off)[calm]
