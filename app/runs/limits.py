@@ -54,10 +54,12 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def check(batch: Batch, has_new_run: bool = True) -> None:
     """Raise WireError if a part of a batch is larger than anything that hookcore sends.
 
-    `has_new_run` says whether its description of the run isn't that of an earlier batch.
+    `has_new_run` says whether its description of the run isn't that of an earlier batch, except for the settings.
     """
     if has_new_run:
         _check_run(batch.run)
+    else:
+        _check_settings(batch.run.settings)
     _check_counters(batch.counters)
     _require(-1 <= batch.commands_done < WHOLE // 2, f"commands done up to number {batch.commands_done}")
     _require(batch.taps_from >= 0, f"taps from number {batch.taps_from} on")

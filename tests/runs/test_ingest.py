@@ -669,7 +669,8 @@ def test_frames_of_a_batch_are_filed_together_as_if_each_had_come_alone(
 
 def test_a_description_of_a_run_is_checked_whenever_it_is_another_one(world: World) -> None:
     world.take(make_batch(INFO, [0]))
-    long = msgspec.structs.replace(INFO, group="x" * 1001)
+    long, odd = msgspec.structs.replace(INFO, group="x" * 1001), msgspec.structs.replace(INFO, settings={"every": "x"})
     _refused(world, make_batch(long, [1], first=False), 422, "a string of 1001 characters")
+    _refused(world, make_batch(odd, [1], first=False), 422, "every=x in its settings")
     world.take(make_batch(INFO, [1], first=False))
     assert world.means() == ([0, 1], [0.0, 1.0])
