@@ -47,14 +47,18 @@ class Losses:
     def opposed(self) -> tuple[Series, ...]:
         """The found losses of several optimizers, which may work against each other, so that no course is expected.
 
-        If each optimizer took over from the one before, as after a first phase with a part frozen, the newest has one.
+        If each optimizer took over from the one before, as after a first phase with a part frozen, the newest
+        has one when it has twice as many steps, because phases may also alternate.
         """
         names = [name for name in self.store.scalar_names() if is_found_loss(name)]
         found = [self.store.scalars(name, points=_POINTS) for name in names] if len(names) > 1 else []
         in_order = sorted((each for each in found if len(each.mean)), key=lambda each: int(each.first_step[0]))
         # The last steps of one and the first steps of the next may be merged.
-        took_over = all(one.first_step[-1] <= other.first_step[0] for one, other in pairwise(in_order))
-        going_on = in_order[-1:] if took_over else []
+        took_over = len(in_order) > 1 and all(
+            one.first_step[-1] <= other.first_step[0] for one, other in pairwise(in_order)
+        )
+        spans = [int(each.last_step[-1]) - int(each.first_step[0]) + 1 for each in in_order[-2:]]
+        going_on = in_order[-1:] if took_over and spans[1] >= 2 * spans[0] else []
         return tuple(each for each in found if all(each is not other for other in going_on))
 
     @cached_property

@@ -33,19 +33,18 @@ class Zeros:
 
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
-    """Return a finding for every dead output. If others of its module live, and it was always zero, it is a note."""
+    """Return a finding for every dead output: a note, if it was always zero, and is beside a living first result."""
     if not _any_zero(store, outputs, limits_of(store, "dead")["zero_fraction"]):
         return []  # most looks end here
     zeros, found = zeros_of(store, outputs, "dead"), list[Finding]()
-    living = {outputs.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
+    alive = (outputs.taps[place] for place in np.setdiff1d(zeros.judged, zeros.places).tolist())
+    living = {(tap.module, tap.phase) for tap in alive if tap.index.partition(".")[0] == "0"}
     for each in _since(store, outputs, zeros.places):
         tap, about = outputs.taps[each[0]], _all_zeros(outputs, "dead", each, 0)
-        if tap.index and tap.module in living:
+        if tap.index.partition(".")[0] not in ("", "0") and (tap.module, tap.phase) in living:
             whole = store.rows(outputs.numbers[[each[0]]], "zero_fraction", store.steps().first or 0)
             if (whole.low[whole.present > 0] >= each[-1]).all():  # as T5's bias of positions in a cross-attention
-                about = replace(about, severity="info").adding(
-                    "; the module's other results aren't, so it may be meant"
-                )
+                about = replace(about, severity="info").adding("; its module's first result isn't, so it may be meant")
         found.append(about)
     return found
 

@@ -70,7 +70,7 @@ class HostBuffers:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return room for the rows and histograms of so many places, all in buffers of one size."""
+        """Return room for the rows and histograms of this number of places. All buffers have one size."""
         with self.lock:
             found = self.free.pop() if self.free else None
         if found is None:
@@ -176,7 +176,7 @@ class DeviceArena:
     @property
     def nbytes(self) -> int:
         """The memory taken on the device."""
-        return sum(segment.rows.nbytes + segment.histograms.nbytes for segment in self._segments)
+        return sum(part.nbytes for segment in self._segments for part in segment)
 
     def begin_step(self, sketch_values: int | None) -> None:
         """Move the sampling stride to another place, or count no histograms (0)."""
@@ -256,8 +256,9 @@ class DeviceArena:
             if self._stream is None and self._is_cuda:
                 self._stream = torch.cuda.current_stream(self.device)
             segment = Segment.on(self.device, self.kernel.programs)
-            self.places += map(DeviceSlot.of, segment.rows.unbind(), segment.histograms.unbind())
-            self._segments.append(segment)
+            new = list(map(DeviceSlot.of, segment.rows.unbind(), segment.histograms.unbind()))
+            self._segments.append(segment)  # first: places without memory would lose what they are given
+            self.places += new
 
     def clear(self, slots: list[int]) -> None:
         """Drop what was added to these slots in this step."""
@@ -321,7 +322,12 @@ class DeviceArena:
         """Let all places leave for the host."""
         slots, self._taken = list(self._taken), {}
         self._gone.update(slots)
-        self._left += self.take(slots)
+        try:
+            self._left += self.take(slots)
+        except Exception as error:
+            raise RuntimeError(
+                f"the numbers of {len(slots)} tensors were lost on their way to the host: {error}"
+            ) from error
 
     def take(self, slots: list[int]) -> list[Transfer]:
         """Take out the numbers of these slots, which have the first places, and empty those, even if that fails."""
@@ -336,15 +342,16 @@ class DeviceArena:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        with unseen(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        on_it = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with unseen(), torch.inference_mode(False), on_it:  # tensors made in inference mode could never be written to
             yield
 
     def _start_copy(self, segment: Segment, slots: NDArray[np.int64]) -> Transfer:
         histograms = segment.histograms[: len(slots)]
-        rows = torch.empty((len(slots), layout.CELLS), dtype=segment.rows.dtype, device=self.device)
+        rows = segment.merged[: len(slots)]
         self.kernel.merge(segment.rows[: len(slots)], rows)
         if not self._is_cuda:
-            transfer = Transfer(slots, rows, histograms.clone(), None, self._buffers)
+            transfer = Transfer(slots, rows.clone(), histograms.clone(), None, self._buffers)
         else:
             host_rows, host_histograms = self._buffers.take(len(slots), rows.dtype)
             host_rows.copy_(rows, non_blocking=True)
@@ -361,11 +368,13 @@ class Segment(NamedTuple):
 
     rows: Tensor  # [places, programs, CELLS]
     histograms: Tensor  # int32 [places, BINS]
+    merged: Tensor  # [places, CELLS]: what leaves, because a device without memory must not refuse that
 
     @classmethod
     def on(cls, device: torch.device, programs: int) -> Segment:
         rows = torch.zeros((SEGMENT_PLACES, programs, layout.CELLS), dtype=reference.wide_type(device), device=device)
-        return cls(rows, torch.zeros((SEGMENT_PLACES, sketch.BINS), dtype=torch.int32, device=device))
+        histograms = torch.zeros((SEGMENT_PLACES, sketch.BINS), dtype=torch.int32, device=device)
+        return cls(rows, histograms, torch.zeros_like(rows[:, 0]))
 
 
 def add_by_operators(tensor: Tensor, slot: DeviceSlot, stride: int, offset: int) -> None:

@@ -171,7 +171,7 @@ def _is_used_elsewhere() -> bool:
     del frames[threading.get_ident()]  # else it would refer to itself
     for frame in frames.values():
         while frame is not None:
-            if frame.f_globals.get("__name__", "").startswith(_HOOKS):
+            if str(frame.f_globals.get("__name__")).startswith(_HOOKS):
                 return True
             frame = frame.f_back
     return False

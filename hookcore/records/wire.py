@@ -216,6 +216,7 @@ _OF_SNAPSHOTS: Final = ("tap", "step", "time_s", "dtype", "shape", "truncated", 
 _FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": "<u4"}
 _SKETCH_ARRAYS: Final = tuple(_FRAME_ARRAYS.items())[1:]
 _TAPS_KNOWN: Final = 16  # arrays of taps that frames have had lately: most frames of a run have the same
+_MAX_KNOWN: Final = 256 * 2**10  # bytes of such an array
 # Those of a frame without rows, as many steps have one: packing and checking them would take most of its time.
 _NO_ROWS: Final[dict[str, Any]] = {"taps": b"", "stats": b"", "start": bytes(4), "bins": b"", "counts": b""}
 
@@ -245,7 +246,9 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     if not item.taps and item.owners is None and all(getattr(item, name) == data for name, data in _NO_ROWS.items()):
         _require_logged(item)
         return Frame(item.step, item.time_s, NO_TAPS, NO_STATS, NO_SKETCHES, new_taps, **_same(item, _OF_FRAMES))
-    taps = _taps_of(item.taps)
+    # Taps are kept, but not large ones, or those of a frame that is refused.
+    is_usual = len(item.taps) <= _MAX_KNOWN and len(item.stats) == len(item.taps) // 4 * 8 * len(STATS)
+    taps = (_taps_of if is_usual else _taps_of.__wrapped__)(item.taps)
     start, bins, counts = (_unpack(getattr(item, name), kind, name) for name, kind in _SKETCH_ARRAYS)
     stats = _unpack(item.stats, "<f8", "stats")
     rows = len(taps)

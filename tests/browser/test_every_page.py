@@ -143,12 +143,3 @@ def test_on_a_phone_the_title_of_a_key_figure_breaks_only_between_words(visit: O
         figure.locator(".number").evaluate("(element) => { element.textContent = '-1.108e-45' }")
         lines = figure.locator(".name").evaluate("(element) => element.getBoundingClientRect().height")
         assert lines < 50, "two lines at most"
-
-
-def test_on_a_phone_the_tree_of_modules_has_room_for_usual_names(visit: Open, paths: Paths) -> None:
-    with visit(size=(390, 844)) as tab:
-        tab.goto(paths("ended")["layers"])
-        for name in ("self_attn", "dropout1", "out_proj"):
-            link = tab.page.locator("#modules th.path a", has_text=name).last
-            assert link.evaluate("(element) => element.getClientRects().length") == 1, name
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390

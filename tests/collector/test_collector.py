@@ -358,8 +358,8 @@ def test_two_collectors_do_not_share_a_spool(tmp_path: Path) -> None:
 class _Disk:
     durable, given_up = -1, ""
 
-    def has_room(self, _record: object) -> bool:
-        return True
+    def room_for(self, records: Sequence[object]) -> int:
+        return len(records)
 
     def miss(self, count: int) -> None:
         pass

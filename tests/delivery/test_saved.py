@@ -10,7 +10,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +202,8 @@ class Disk:
         self.durable, self.batches, self._saves_at = -1, 0, saves_at_batch
         self.given_up = ""
 
-    def has_room(self, _record: object) -> bool:
-        return True
+    def room_for(self, records: Sequence[object]) -> int:
+        return len(records)
 
     def miss(self, count: int) -> None:
         assert not count

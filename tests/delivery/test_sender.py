@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,11 +108,20 @@ def test_a_flush_hurries_the_sender_once(
     sink.start(Address(url))
     sink.send(a_frame(0, (TAP,)))
     wait_for(lambda: sink.counters.acknowledged == 1)
-    hurry, hurried, stored = sink.outbox.hurry, list[None](), receiver.handle
+    hurry, hurried, stored, looks = sink.outbox.hurry, list[None](), receiver.handle, threading.Semaphore(0)
 
     def handle(body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        time.sleep(0.1)  # of which flush looks many times
+        for _ in range(5):
+            assert looks.acquire(timeout=DEADLINE_S)
         return stored(body, headers)
+
+    kind: Any = type(sink.outbox)
+
+    def empty(outbox: Any) -> bool:
+        looks.release()
+        return bool(kind.empty.fget(outbox))
+
+    monkeypatch.setattr(sink.outbox, "__class__", type("Looked", (kind,), {"empty": property(empty)}))
 
     monkeypatch.setattr(receiver, "handle", handle)
     monkeypatch.setattr(sink.outbox, "hurry", lambda: hurried.append(hurry()))

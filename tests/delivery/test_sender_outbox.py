@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,8 +61,8 @@ class _Disk:
     durable, given_up = -1, ""
     frames = missing = missing_saved = 0
 
-    def has_room(self, _record: object) -> bool:
-        return True
+    def room_for(self, records: Sequence[object]) -> int:
+        return len(records)
 
     def miss(self, count: int) -> None:
         self.missing += count

@@ -329,9 +329,10 @@ def test_numbers_leave_a_gpu_on_its_stream_without_a_wait_and_are_read_after_the
     arena = DeviceArena(gpu, 1000, None)
     for step in range(2):
         seen.clear()
-        for slot in range(3):
-            assert arena.observe(torch.full((slot + 1,), float(slot + step)), slot) is None
-        transfers = arena.begin_transfers()
+        with torch.inference_mode(step == 0):  # in which host memory is allocated that later steps use, too
+            for slot in range(3):
+                assert arena.observe(torch.full((slot + 1,), float(slot + step)), slot) is None
+            transfers = arena.begin_transfers()
         assert seen == ["its stream", "record", "before"] * 2
         harvests = [transfer.finish() for transfer in transfers]
         assert seen[6:] == ["wait"] * 2
@@ -567,13 +568,13 @@ def test_an_observation_is_one_launch_and_few_calls_and_several_tensors_take_one
     by_name, calls = count(arena.begin_transfers)
     assert len(driver.launches) == 1
     assert calls <= 60
-    assert (by_name["empty"], by_name["clone"], by_name["zeros"]) == (1, 1, 0)
+    assert (by_name["empty"], by_name["clone"], by_name["zeros"]) == (0, 2, 0)
     arena.begin_step(65_536)
     driver.launches.clear()
     by_name, calls = count(lambda: [arena.observe(*each) for each in tensors])
     assert len(driver.launches) == len(tensors) + 4, "64 taps leave together, and need no more memory on the device"
     assert calls <= 13 * len(tensors)
-    assert (by_name["empty"], by_name["zeros"]) == (4, 0)
+    assert (by_name["empty"], by_name["zeros"]) == (0, 0)
     assert arena.nbytes <= 8192 * 400
 
 

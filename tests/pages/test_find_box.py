@@ -77,7 +77,7 @@ def test_the_palette_gets_the_first_modules_in_their_order_and_how_many_there_ar
 
 
 def test_dead_modules_are_the_findings_of_the_server(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = SimpleNamespace(rule="dead", module="layers.0")
+    dead = SimpleNamespace(rule="dead", module="layers.0", severity="warning")
     monkeypatch.setattr(FindingsCache, "current", lambda self: (dead,))
     assert matching(world, "is:dead") == ["layers.0"]
     assert [each["number"] for each in world.json("taps", match="is:dead")["taps"]] == [1]

@@ -378,3 +378,12 @@ def test_another_schema_is_named() -> None:
 def test_anything_but_a_message_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         decode_batch(data)
+
+
+def test_frames_share_their_taps_unless_these_are_many() -> None:
+    for many, same in ((3, True), (100_000, False)):
+        stats = np.zeros((many, len(STATS)))
+        item = frame_item(0, frame(0, stats))
+        first, second = (frame_of(msgspec.structs.replace(item, step=step)).taps for step in (0, 1))
+        assert (first is second) is same
+        np.testing.assert_array_equal(first, np.arange(many))

@@ -94,7 +94,8 @@ class Cadence:
         self._reported = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._plain: deque[float] = deque(maxlen=WINDOW)
-        self._lean, self._whole = Pairs(), Pairs()  # of steps captured without histograms, and with them
+        # Of steps captured without histograms, and with them: these are rare if only some have them by the settings.
+        self._lean, self._whole = Pairs(LEAST_PAIRS), Pairs(LEAST_PAIRS if sketches in (None, 1) else 1)
         self._finders: dict[str, JumpFinder] = {}  # by name of a scalar
         # Hookcore's time in steps that weren't captured: those that went the short way, in means, and the others.
         self._short: deque[float] = deque(maxlen=WINDOW)
@@ -457,7 +458,8 @@ class Pairs:
     A machine becomes slower and faster. Of two windows, one with a step in 64 would be older than the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int) -> None:
+        self._least = least
         self.before: deque[float] = deque(maxlen=1)  # seconds of uncaptured steps that have no partner yet
         self._times: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
@@ -473,7 +475,7 @@ class Pairs:
     @property
     def are_enough(self) -> bool:
         """Whether there are enough to compare."""
-        return len(self._times) >= LEAST_PAIRS
+        return len(self._times) >= self._least
 
     @property
     def excess(self) -> float:

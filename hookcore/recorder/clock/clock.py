@@ -86,7 +86,7 @@ def _step_frames(all_of_them: bool) -> list[int]:
 class Reach:
     """Compares the witnesses before and after each pass, unless a single optimizer is known to be alone.
 
-    Gradients are read only while a single thread has ever run a pass. Torch sets and frees `.grad` without the
+    It reads gradients only while a single thread has ever run a pass. Torch sets and frees `.grad` without the
     interpreter lock, so reading one that another thread trains with can crash the process. Each thread's passes then
     belong to the optimizer that steps in it.
     """

@@ -23,8 +23,8 @@ SHARED: Final = (
     "step's data is complete before the last of them has stepped"
 )
 CONTESTED: Final = (
-    "several threads train its model at the same time: gradients of weights are left out, because reading one that "
-    "another thread is setting can crash the process"
+    "several threads have called its model, or another one that its optimizer steps, before one step: from then on, "
+    "gradients of these weights are left out, because reading one that another thread is setting can crash the process"
 )
 LOOK_EVERY_S: Final = 1.0  # between two looks at the forms of the parameters
 MAX_MEASURED: Final = 2**28  # bytes of weights whose updates are measured in one step without being requested
@@ -419,12 +419,12 @@ class Parameters:
 
     def may_read(self, owned: list[Parameter]) -> bool:
         """Return whether no other of several threads trains the models of these, which this one is about to step."""
-        shared = {root for root in {each.plan.root for each in owned} if root.meets_others()}
-        contested = [each.plan for each in owned if each.plan.root in shared]
-        for plan in contested:
-            plan.note_reason(CONTESTED)
-        self.read = self.read or bool(contested)  # as far as they may be
-        return not contested
+        if not any([root.meets_others() for root in {each.plan.root for each in owned}]):
+            return True
+        for each in owned:
+            each.plan.note_reason(CONTESTED)
+        self.read = True  # as far as they may be
+        return False
 
     def before_step(self, owned: list[Parameter], with_gradients: bool, step: int) -> Copies:
         """Read weights, and gradients unless the step computes them, as the optimizer is about to use them.
