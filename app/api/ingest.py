@@ -135,10 +135,8 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
             most = min(wire.MAX_DECODED_BYTES, 2 * state.settings.max_body + state.settings.memory // 8)
             batch = wire.decode_batch(data, most)
             known = state.runs.get(batch.run.id) if hasattr(state, "runs") else None  # a collector has none
-            if (
-                is_new := known is None
-                or msgspec.structs.replace(batch.run, settings=known.info.settings) != known.info
-            ):
+            is_new = known is None or msgspec.structs.replace(batch.run, settings=known.info.settings) != known.info
+            if is_new:
                 batch = msgspec.structs.replace(batch, run=limits.shortened(batch.run))
             limits.check(batch, is_new)
     except OverflowError as error:
